@@ -1,0 +1,63 @@
+# Every target first makes sure that .venv exists and is up to date; nothing else has to be installed by hand.
+# Needed: Python 3.11 or newer with pip and venv, make, a C compiler.
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.torchglb-installed
+INSTALLING := $(VENV)/.torchglb-installing
+
+# The interpreter that creates .venv; override with `make PYTHON=python3.12 test`.
+PYTHON ?= $(shell if python3.11 -c '' >/dev/null 2>&1; then echo python3.11; else echo python3; fi)
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow bench format clean
+
+help:
+	@echo "make demo       a demonstration of about a minute; writes results/demo.png"
+	@echo "make test       lint, format check, types, tests"
+	@echo "make test-slow  the tests marked slow"
+	@echo "make bench      the benchmarks, quick mode"
+	@echo "make format     format the code, fix what lint can fix"
+	@echo "make clean      remove caches and build leftovers"
+
+demo: $(STAMP)
+	$(RUN) experiments/demo.py
+
+test: $(STAMP)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest
+
+test-slow: $(STAMP)
+	$(RUN) -m pytest -m slow
+
+bench: $(STAMP)
+	$(RUN) experiments/bench.py all --quick
+
+format: $(STAMP)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find torchglb tests experiments -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so an interrupted installation is repeated. An environment without a working
+# pip, with too old a Python, or whose installation was killed half-way (INSTALLING is still there: files of a
+# package may be missing although pip believes it installed) is created anew.
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -e $(INSTALLING) ] || ! $(RUN) -m pip --version >/dev/null 2>&1 \
+	    || ! $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "torchglb needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }; \
+	  echo "Creating $(VENV) with $$($(PYTHON) --version)"; \
+	  $(PYTHON) -m venv --clear $(VENV); \
+	fi
+	@echo "Installing torchglb and its development tools into $(VENV) (the first time takes some minutes)"
+	@trap 'exit 130' INT TERM; touch $(INSTALLING); \
+	  $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[dev]"; \
+	  status=$$?; rm -f $(INSTALLING); \
+	  [ $$status -eq 0 ] || echo "For the details: $(RUN) -m pip install -c constraints.txt -e '.[dev]'" >&2; \
+	  exit $$status
+	@touch $@

@@ -1,0 +1,10 @@
+import pytest
+import torch
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A seeded CPU generator: tests draw their random numbers from it and from nothing else."""
+    return torch.Generator().manual_seed(20240607)

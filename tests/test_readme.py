@@ -1,0 +1,89 @@
+"""Every python block of README.md runs, each in a namespace of its own."""
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)$")
+
+
+def python_blocks(text: str) -> list[tuple[int, str]]:
+    """Returns (line of the opening fence, code) of each python block.
+
+    Raises:
+        ValueError: a fence says python with anything added to it (such as "no-run"), is indented,
+            or is never closed. There is no way to leave an example untested.
+    """
+    blocks: list[tuple[int, str]] = []
+    opened: tuple[int, str] | None = None
+    code: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = FENCE.match(line)
+        if fence is None:
+            code.append(line)
+        elif opened is None:
+            info = fence["info"].strip()
+            if re.match(r"\{?\.?(py|python|pycon)\b", info, re.IGNORECASE) and (
+                info != "python" or fence["indent"]
+            ):
+                raise ValueError(f"line {number}: open it with exactly ```python, not {line!r}")
+            opened, code = (number, info), []
+        else:
+            if opened[1] == "python":
+                blocks.append((opened[0], "\n".join(code)))
+            opened = None
+    if opened is not None:
+        raise ValueError(f"line {opened[0]}: the block is never closed")
+    return blocks
+
+
+BLOCKS = python_blocks(README.read_text(encoding="utf-8"))
+
+
+def run(line: int, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("readme_example")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses and pickle look here
+    # The empty lines make a traceback show the line number of README.md itself.
+    exec(compile("\n" * line + code, str(README), "exec"), module.__dict__)
+
+
+def test_readme_has_examples():
+    assert BLOCKS, "README.md has no python block"
+
+
+@pytest.mark.parametrize(("line", "code"), BLOCKS, ids=[f"line{line}" for line, _ in BLOCKS])
+def test_example_runs(line, code, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run(line, code, monkeypatch)
+
+
+def test_readme_opens_with_the_two_commands():
+    first_block = README.read_text(encoding="utf-8").split("```")[1]
+    assert first_block.split("\n")[1:] == ["make demo", "make test", ""]
+
+
+def test_blocks_are_found_and_their_errors_seen(monkeypatch):
+    text = "a\n```python\nx = 1\n```\nb\n```\nnot python\n```\n```python\nassert x == 1\n```\n"
+    blocks = python_blocks(text)
+    assert blocks == [(2, "x = 1"), (9, "assert x == 1")]
+    run(*blocks[0], monkeypatch)
+    with pytest.raises(NameError) as failure:  # nothing leaks from one block into the next
+        run(*blocks[1], monkeypatch)
+    assert failure.traceback[-1].lineno + 1 == 10
+
+
+@pytest.mark.parametrize(
+    "fence", ["```python no-run", "```py", "```Python", "  ```python", "```{python}", "```pycon"]
+)
+def test_no_block_can_opt_out(fence):
+    with pytest.raises(ValueError, match="exactly"):
+        python_blocks(f"{fence}\nx = 1\n```\n")
+
+
+def test_unclosed_block():
+    with pytest.raises(ValueError, match="never closed"):
+        python_blocks("```python\nx = 1\n")

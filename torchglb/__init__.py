@@ -1,0 +1,39 @@
+"""torchglb: generalized linear models under adaptive data, in PyTorch."""
+
+from torchglb.domain import Ball
+from torchglb.errors import InputError, SolverError
+from torchglb.families import (
+    Bernoulli,
+    Binomial,
+    CustomFamily,
+    Gaussian,
+    GLMFamily,
+    Poisson,
+    QuasiBounded,
+)
+from torchglb.history import History, Rows
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.mle import MLEResult, constrained_mle
+from torchglb.optim import SolveResult, Status
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Ball",
+    "Bernoulli",
+    "Binomial",
+    "CustomFamily",
+    "GLMFamily",
+    "Gaussian",
+    "History",
+    "InputError",
+    "MLEResult",
+    "NegativeLogLikelihood",
+    "Poisson",
+    "QuasiBounded",
+    "Rows",
+    "SolveResult",
+    "SolverError",
+    "Status",
+    "constrained_mle",
+]

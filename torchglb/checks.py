@@ -1,0 +1,127 @@
+"""Checks used at every public door: each names the argument, what was expected and what came.
+
+Checks of shape, dtype and device never look at values. Checks of values are gathered in a
+:class:`ValueChecks` and settled together, with a single host synchronisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchglb.errors import InputError
+
+FLOATS = (torch.float32, torch.float64)
+
+
+def refuse(name: str, expected: str, got: object) -> InputError:
+    """The one sentence in which every refusal is written."""
+    return InputError(f"{name}: expected {expected}, got {got}")
+
+
+def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of exactly this dtype and device; Python numbers and lists are converted.
+
+    Tensors are never converted silently: another dtype or device is refused.
+    """
+    if isinstance(value, Tensor):
+        if value.dtype != dtype:
+            raise refuse(name, f"dtype {dtype}", f"{value.dtype}")
+        if value.device != device:
+            raise refuse(name, f"a tensor on device {device}", f"device {value.device}")
+        return value
+    try:
+        return torch.as_tensor(value, dtype=dtype, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise refuse(name, "a tensor or numbers", f"{type(value).__name__} ({error})") from None
+
+
+def check_float(name: str, value: Tensor) -> None:
+    """Refuses anything but a float32 or float64 tensor."""
+    if not isinstance(value, Tensor):
+        raise refuse(name, "a tensor", type(value).__name__)
+    if value.dtype not in FLOATS:
+        raise refuse(name, "dtype float32 or float64", value.dtype)
+
+
+def check_shape(name: str, value: Tensor, shape: Sequence[int | str]) -> None:
+    """Refuses a shape that differs; a string entry stands for a free axis and gives its name."""
+    actual = tuple(value.shape)
+    fits = len(actual) == len(shape) and all(
+        isinstance(want, str) or want == have for want, have in zip(shape, actual, strict=True)
+    )
+    if not fits:
+        wanted = "(" + ", ".join(str(s) for s in shape) + ("," if len(shape) == 1 else "") + ")"
+        raise refuse(name, f"shape {wanted}", f"shape {actual}")
+
+
+def check_same(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Refuses a tensor whose dtype or device differs from another argument's."""
+    if value.dtype != other.dtype:
+        raise refuse(name, f"the dtype of {other_name} ({other.dtype})", value.dtype)
+    if value.device != other.device:
+        raise refuse(name, f"the device of {other_name} ({other.device})", value.device)
+
+
+def check_positive(name: str, value: float) -> float:
+    """A finite number above zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refuse(name, "a positive number", repr(value))
+    if not 0.0 < float(value) < float("inf"):
+        raise refuse(name, "a positive finite number", value)
+    return float(value)
+
+
+def check_probability(name: str, value: float) -> float:
+    """A number strictly between 0 and 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refuse(name, "a number in (0, 1)", repr(value))
+    if not 0.0 < float(value) < 1.0:
+        raise refuse(name, "a number in (0, 1)", value)
+    return float(value)
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
+    """One of the listed words."""
+    if value not in choices:
+        raise refuse(name, "one of " + ", ".join(map(repr, choices)), repr(value))
+    return value
+
+
+class ValueChecks:
+    """Collects conditions on values and settles them with one host synchronisation.
+
+    Example:
+        >>> x = torch.ones(3)
+        >>> checks = ValueChecks()
+        >>> checks.finite("x", x)
+        >>> checks.settle()
+    """
+
+    def __init__(self) -> None:
+        self._holds: list[Tensor] = []
+        self._explain: list[Callable[[], InputError]] = []
+
+    def require(self, name: str, holds: Tensor, expected: str, value: Tensor) -> None:
+        """Asks that ``holds`` is true everywhere; on failure shows the first offending entry."""
+
+        def explain() -> InputError:
+            where = torch.nonzero(~holds)[0].tolist()
+            offender = value.expand(holds.shape)[tuple(where)]
+            place = f" at index {tuple(where)}" if where else ""
+            return refuse(name, expected, f"{offender.tolist()}{place}")
+
+        self._holds.append(holds.all())
+        self._explain.append(explain)
+
+    def finite(self, name: str, value: Tensor) -> None:
+        """Asks for no NaN and no infinity."""
+        self.require(name, torch.isfinite(value), "finite values", value)
+
+    def settle(self) -> None:
+        """Raises the first refused condition, if any."""
+        if self._holds and not (flags := torch.stack(self._holds)).all():
+            raise self._explain[flags.tolist().index(False)]()

@@ -1,0 +1,88 @@
+"""The parameter domain: the centred Euclidean ball of radius S."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_float, check_positive, check_shape, refuse
+
+
+@dataclass(frozen=True)
+class Ball:
+    """The ball ``{theta in R^d : |theta| <= S}``.
+
+    Args:
+        dim: d, at least 1.
+        radius: S > 0; a number, or a tensor that broadcasts with the batch shape ``*B``
+            (one radius per problem).
+
+    Example:
+        >>> ball = Ball(2, 4.0)
+        >>> ball.project(torch.tensor([3.0, 4.0]))
+        tensor([2.4000, 3.2000])
+    """
+
+    dim: int
+    radius: float | Tensor
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 1:
+            raise refuse("dim", "an integer of at least 1", repr(self.dim))
+        if isinstance(self.radius, Tensor):
+            check_float("radius", self.radius)
+            if not bool((torch.isfinite(self.radius) & (self.radius > 0)).all()):
+                raise refuse("radius", "positive finite numbers", self.radius.tolist())
+        else:
+            object.__setattr__(self, "radius", check_positive("radius", self.radius))
+
+    def radius_like(self, other: Tensor) -> Tensor:
+        """S with the dtype and device of ``other``; broadcasts with the batch shape."""
+        if isinstance(self.radius, Tensor):
+            return self.radius.to(dtype=other.dtype, device=other.device)
+        return torch.full((), self.radius, dtype=other.dtype, device=other.device)
+
+    @property
+    def max_radius(self) -> float:
+        """The largest S of the batch, as a number."""
+        if isinstance(self.radius, Tensor):
+            return float(self.radius.max())
+        return self.radius
+
+    def project(self, theta: Tensor) -> Tensor:
+        """The nearest point of the ball; ``theta`` is ``(*B, d)``."""
+        self._check("theta", theta)
+        radius = self.radius_like(theta)
+        norm = torch.linalg.vector_norm(theta, dim=-1)
+        # norm is 0 only where no scaling is needed, so the division is never by zero there
+        scale = torch.where(norm > radius, radius / norm.clamp_min(1e-300), torch.ones_like(norm))
+        return theta * scale[..., None]
+
+    def contains(self, theta: Tensor, tolerance: float | None = None) -> Tensor:
+        """Whether ``|theta| <= S``, up to a relative tolerance (default: a few roundings)."""
+        self._check("theta", theta)
+        if tolerance is None:
+            tolerance = 8 * torch.finfo(theta.dtype).eps
+        norm = torch.linalg.vector_norm(theta, dim=-1)
+        return norm <= self.radius_like(theta) * (1 + tolerance)
+
+    def support(self, x: Tensor) -> Tensor:
+        """``max <x, theta>`` over the ball, which is ``S |x|``; ``x`` is ``(*B, d)``."""
+        self._check("x", x)
+        return self.radius_like(x) * torch.linalg.vector_norm(x, dim=-1)
+
+    def log_volume(self) -> float | Tensor:
+        """``log vol B(S) = (d/2) log pi - log Gamma(d/2 + 1) + d log S``."""
+        half = 0.5 * self.dim
+        unit = half * math.log(math.pi) - math.lgamma(half + 1)
+        if isinstance(self.radius, Tensor):
+            return unit + self.dim * torch.log(self.radius)
+        return unit + self.dim * math.log(self.radius)
+
+    def _check(self, name: str, value: Tensor) -> None:
+        check_float(name, value)
+        if value.ndim == 0 or value.shape[-1] != self.dim:
+            check_shape(name, value, (*value.shape[:-1], self.dim))

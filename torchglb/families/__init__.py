@@ -1,0 +1,19 @@
+"""GLM families: Bernoulli, binomial, Gaussian, Poisson, bounded quasi-likelihoods, custom ones."""
+
+from torchglb.families.base import GLMFamily, LossTerms
+from torchglb.families.bernoulli import Bernoulli, Binomial
+from torchglb.families.bounded import QuasiBounded
+from torchglb.families.custom import CustomFamily
+from torchglb.families.gaussian import Gaussian
+from torchglb.families.poisson import Poisson
+
+__all__ = [
+    "Bernoulli",
+    "Binomial",
+    "CustomFamily",
+    "GLMFamily",
+    "Gaussian",
+    "LossTerms",
+    "Poisson",
+    "QuasiBounded",
+]

@@ -1,0 +1,158 @@
+"""The exponential families behind a GLM, as torch modules.
+
+A reward ``r`` given a feature ``x`` has density ``exp((r z - m(z)) / g + h(r))`` with
+``z = <x, theta>``, log-partition ``m`` and dispersion ``g``. Only ``m`` must be written; mean,
+variance and higher derivatives follow by differentiation. Closed forms override the defaults.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchglb.checks import ValueChecks, check_float, check_positive, refuse
+
+
+class LossTerms(NamedTuple):
+    """The loss of one observation and its first two derivatives in z, each including 1/g."""
+
+    loss: Tensor
+    slope: Tensor
+    curvature: Tensor
+
+
+class GLMFamily(nn.Module):
+    """A one-parameter exponential family in canonical form; only ``log_partition`` is required.
+
+    Subclasses may override the derivatives by stable closed forms and declare the constants on
+    which confidence sets rest: ``dispersion`` (g), ``reward_range``, ``self_concordance`` (R_s),
+    ``max_variance`` (R_mudot), ``min_variance`` (1/kappa) and ``derivative_ratio``.
+    """
+
+    #: whether rewards are almost surely within ``reward_range`` and that range is finite
+    reward_range: tuple[float, float] = (-float("inf"), float("inf"))
+    #: whether rewards must be whole numbers
+    integer_rewards: bool = False
+
+    @property
+    def dispersion(self) -> float:
+        """The dispersion g; the variance of a reward is ``g * variance(z)``."""
+        return 1.0
+
+    # ---- the log-partition and its derivatives -------------------------------------------
+
+    def log_partition(self, z: Tensor) -> Tensor:
+        """``m(z)``, elementwise, convex and three times differentiable."""
+        raise NotImplementedError(f"{type(self).__name__} must define log_partition(z)")
+
+    def derivative(self, z: Tensor, order: int) -> Tensor:
+        """The derivative of ``m`` of the given order at ``z`` (order 0 is ``m`` itself)."""
+        closed = {0: self.log_partition, 1: self.mean, 2: self.variance, 3: self.third_derivative}
+        if order in closed:
+            return closed[order](z)
+        return _differentiate(lambda u: self.derivative(u, order - 1), z)
+
+    def mean(self, z: Tensor) -> Tensor:
+        """``mu(z) = m'(z)``, the mean reward."""
+        return _differentiate(self.log_partition, z)
+
+    def variance(self, z: Tensor) -> Tensor:
+        """``mu-dot(z) = m''(z) >= 0``; the variance of a reward is g times this."""
+        return _differentiate(self.mean, z)
+
+    def third_derivative(self, z: Tensor) -> Tensor:
+        """``m'''(z)``."""
+        return _differentiate(self.variance, z)
+
+    # ---- the loss of an observation ------------------------------------------------------
+
+    def nll(self, z: Tensor, r: Tensor) -> Tensor:
+        """``(m(z) - r z) / g``: the negative log-likelihood without the terms free of z."""
+        return (self.log_partition(z) - r * z) / self.dispersion
+
+    def forward(self, z: Tensor, r: Tensor) -> Tensor:
+        """The same as :meth:`nll`."""
+        return self.nll(z, r)
+
+    def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:
+        """Loss, slope ``(mu(z) - r)/g`` and curvature ``m''(z)/g``; families share work here."""
+        g = self.dispersion
+        return LossTerms(self.nll(z, r), (self.mean(z) - r) / g, self.variance(z) / g)
+
+    # ---- rewards -------------------------------------------------------------------------
+
+    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Rewards drawn at ``z``, of the shape of ``z``."""
+        raise NotImplementedError(f"{type(self).__name__} does not define sample(z, generator)")
+
+    def require_rewards(self, checks: ValueChecks, r: Tensor, name: str = "r") -> None:
+        """Adds to ``checks`` that ``r`` lies in the support."""
+        checks.finite(name, r)
+        low, high = self.reward_range
+        label = f"rewards of {type(self).__name__} in [{low:g}, {high:g}]"
+        if low > -float("inf") or high < float("inf"):
+            checks.require(name, (r >= low) & (r <= high), label, r)
+        if self.integer_rewards:
+            label = f"whole-number rewards of {type(self).__name__}"
+            checks.require(name, r == torch.round(r), label, r)
+
+    def check_rewards(self, r: Tensor) -> None:
+        """Raises :class:`InputError` unless every reward lies in the support."""
+        check_float("r", r)
+        checks = ValueChecks()
+        self.require_rewards(checks, r)
+        checks.settle()
+
+    # ---- the constants of the theory -----------------------------------------------------
+
+    def self_concordance(self, radius: float) -> float:
+        """R_s: the least R with ``|m'''| <= R m''`` on ``[-radius, radius]``.
+
+        The default searches a grid and adds the largest step between neighbours; declare the
+        exact constant where a proof must rest on it.
+        """
+        z = self._grid(radius)
+        variance = self.variance(z)
+        # where m'' underflows the ratio says nothing
+        visible = variance > torch.finfo(z.dtype).tiny
+        ratio = torch.where(visible, self.third_derivative(z).abs() / variance, torch.zeros_like(z))
+        return _inflated_max(ratio)
+
+    def max_variance(self, radius: float) -> float:
+        """R_mudot: the maximum of ``m''`` on ``[-radius, radius]`` (default: grid, inflated)."""
+        return _inflated_max(self.variance(self._grid(radius)))
+
+    def min_variance(self, radius: float) -> float:
+        """``1/kappa``: the minimum of ``m''`` on ``[-radius, radius]`` (default: grid, deflated)."""
+        return max(0.0, -_inflated_max(-self.variance(self._grid(radius))))
+
+    def derivative_ratio(self, order: int, radius: float) -> float | None:
+        """A bound on ``|m^(order)| / m''`` over ``[-radius, radius]``, or None where unknown.
+
+        Order 3 is the self-concordance constant. Higher orders let solvers carry Taylor models
+        of the loss forward with a certified remainder.
+        """
+        if order == 3:
+            return self.self_concordance(radius)
+        return None
+
+    @staticmethod
+    def _grid(radius: float) -> Tensor:
+        check_positive("radius", radius)
+        return torch.linspace(-radius, radius, 4097, dtype=torch.float64)
+
+
+def _differentiate(function: object, z: Tensor) -> Tensor:
+    """The elementwise derivative of ``function`` at ``z``, itself differentiable."""
+    if not callable(function):
+        raise refuse("function", "a callable", type(function).__name__)
+    if not z.is_floating_point():
+        raise refuse("z", "a floating-point tensor", z.dtype)
+    return torch.func.grad(lambda u: function(u).sum())(z)
+
+
+def _inflated_max(values: Tensor) -> float:
+    step = (values[1:] - values[:-1]).abs().max()
+    return float(values.max() + step)

@@ -1,0 +1,139 @@
+"""Bernoulli and binomial rewards: the logistic model."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchglb.checks import refuse
+from torchglb.families.base import GLMFamily, LossTerms
+
+
+class Binomial(GLMFamily):
+    """Successes in ``trials`` independent trials: ``m(z) = N log(1 + e^z)``, g = 1.
+
+    Rewards may be anything in [0, N]: the loss stays valid for every reward in that range whose
+    mean is ``N sigma(z)`` (MATH 1.2).
+
+    Example:
+        >>> Binomial(trials=10).mean(torch.tensor(0.0))
+        tensor(5.)
+    """
+
+    def __init__(self, trials: int) -> None:
+        super().__init__()
+        if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+            raise refuse("trials", "an integer of at least 1", repr(trials))
+        self.trials = trials
+        self.reward_range = (0.0, float(trials))
+
+    def log_partition(self, z: Tensor) -> Tensor:  # noqa: D102
+        # torch's softplus switches to the identity above its threshold: 40 loses nothing
+        return self.trials * F.softplus(z, threshold=40.0)
+
+    def mean(self, z: Tensor) -> Tensor:  # noqa: D102
+        return self.trials * torch.sigmoid(z)
+
+    def variance(self, z: Tensor) -> Tensor:  # noqa: D102
+        return self.trials * torch.sigmoid(z) * torch.sigmoid(-z)
+
+    def third_derivative(self, z: Tensor) -> Tensor:  # noqa: D102
+        return -self.variance(z) * torch.tanh(0.5 * z)
+
+    def derivative(self, z: Tensor, order: int) -> Tensor:
+        """``m^(k)``, as a polynomial in the mean ``p``: each derivative maps q(p) to q'(p) p(1-p)."""
+        if order <= 3:
+            return super().derivative(z, order)
+        coefficients = _logistic_polynomial(order)
+        # evaluated at min(p, 1-p) with the parity of the derivative, so that tails keep precision
+        tail = torch.sigmoid(-z.abs())
+        value = torch.zeros_like(z)
+        for coefficient in reversed(coefficients):
+            value = value * tail + coefficient
+        # m' - 1/2 is odd, so m^(k) is even for even k and odd for odd k
+        sign = torch.ones_like(z) if order % 2 == 0 else torch.where(z > 0, -1.0, 1.0).to(z.dtype)
+        return self.trials * sign * value
+
+    def nll(self, z: Tensor, r: Tensor) -> Tensor:
+        """``N log(1 + e^z) - r z`` without cancellation: a success at z = 700 costs e^-700."""
+        bend = self.trials * torch.log1p(torch.exp(-z.abs()))
+        return bend + torch.where(z > 0, (self.trials - r) * z, -r * z)
+
+    def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:  # noqa: D102
+        decay = torch.exp(-z.abs())  # the one exponential behind loss, mean and variance
+        big = 1.0 / (1.0 + decay)  # sigmoid(|z|)
+        small = decay * big  # sigmoid(-|z|)
+        positive = z > 0
+        failures = self.trials - r
+        loss = self.trials * torch.log1p(decay) + torch.where(positive, failures, -r) * z
+        # mu - r = (N - r) sigma(z) - r sigma(-z): exact in both tails
+        up = torch.where(positive, big, small)
+        down = torch.where(positive, small, big)
+        return LossTerms(loss, failures * up - r * down, self.trials * big * small)
+
+    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+        p = torch.sigmoid(z)
+        draws = torch.rand(
+            (self.trials, *z.shape), generator=generator, dtype=z.dtype, device=z.device
+        )
+        return (draws < p).to(z.dtype).sum(0)
+
+    def self_concordance(self, radius: float) -> float:
+        """``tanh(S/2)``: the exact constant on the ball (1 in the limit)."""
+        return math.tanh(0.5 * radius)
+
+    def max_variance(self, radius: float) -> float:  # noqa: D102
+        return 0.25 * self.trials
+
+    def min_variance(self, radius: float) -> float:  # noqa: D102
+        return self.trials / (2.0 + math.exp(radius) + math.exp(-radius))
+
+    def derivative_ratio(self, order: int, radius: float) -> float | None:
+        """The maximum of ``|q_k(p)| / (p (1 - p))`` over p in [0, 1], for orders 3 to 8."""
+        if order == 3:
+            return 1.0
+        return _LOGISTIC_RATIOS.get(order)
+
+
+class Bernoulli(Binomial):
+    """Rewards 0 or 1, or anything in [0, 1] with mean ``sigma(z)``: the logistic model.
+
+    Example:
+        >>> Bernoulli().nll(torch.tensor(0.0), torch.tensor(1.0))
+        tensor(0.6931)
+    """
+
+    def __init__(self) -> None:
+        super().__init__(trials=1)
+
+
+def _logistic_polynomial(order: int) -> list[float]:
+    """Coefficients in p, ascending, of the derivative of that order of ``log(1 + e^z)``."""
+    coefficients = [0.0, 1.0]  # order 1: p
+    for _ in range(order - 1):
+        slope = [k * c for k, c in enumerate(coefficients)][1:]
+        product = [0.0] * (len(slope) + 2)
+        for k, c in enumerate(slope):
+            product[k + 1] += c  # times p
+            product[k + 2] -= c  # times -p^2
+        coefficients = product
+    return coefficients
+
+
+def _logistic_ratio(order: int) -> float:
+    """max |q_k(p)| / (p(1-p)), from the critical points of the quotient, rounded up."""
+    import numpy as np
+
+    q = np.polynomial.Polynomial(_logistic_polynomial(order))
+    ratio, remainder = divmod(q, np.polynomial.Polynomial([0.0, 1.0, -1.0]))
+    assert np.allclose(remainder.coef, 0.0)
+    critical = ratio.deriv().roots()
+    real = critical.real[np.abs(critical.imag) < 1e-9]
+    points = np.concatenate([[0.0, 1.0], real[(real > 0) & (real < 1)]])
+    return float(np.abs(ratio(points)).max() * (1 + 1e-9))
+
+
+_LOGISTIC_RATIOS = {order: _logistic_ratio(order) for order in range(3, 9)}

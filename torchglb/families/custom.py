@@ -1,0 +1,86 @@
+"""A family from a function: give m, get the rest by differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_positive, refuse
+from torchglb.families.base import GLMFamily
+
+
+class CustomFamily(GLMFamily):
+    """A GLM family given by its log-partition function.
+
+    Args:
+        log_partition: a differentiable elementwise function of a tensor.
+        dispersion: g > 0.
+        reward_range: the smallest and largest possible reward.
+        self_concordance: R_s, as a number or a function of the radius S; without it the constant
+            is searched on a grid.
+        max_variance: R_mudot, likewise.
+        min_variance: 1/kappa, likewise.
+        sampler: draws rewards from ``(z, generator)``.
+
+    Example:
+        >>> logistic = CustomFamily(torch.nn.functional.softplus, reward_range=(0.0, 1.0))
+        >>> logistic.mean(torch.tensor(0.0))
+        tensor(0.5000)
+    """
+
+    def __init__(
+        self,
+        log_partition: Callable[[Tensor], Tensor],
+        *,
+        dispersion: float = 1.0,
+        reward_range: tuple[float, float] = (-float("inf"), float("inf")),
+        self_concordance: float | Callable[[float], float] | None = None,
+        max_variance: float | Callable[[float], float] | None = None,
+        min_variance: float | Callable[[float], float] | None = None,
+        sampler: Callable[[Tensor, torch.Generator | None], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if not callable(log_partition):
+            raise refuse("log_partition", "a callable", type(log_partition).__name__)
+        low, high = reward_range
+        if not low < high:
+            raise refuse("reward_range", "a pair (low, high) with low < high", reward_range)
+        self._log_partition = log_partition
+        self._dispersion = check_positive("dispersion", dispersion)
+        self.reward_range = (float(low), float(high))
+        self._constants = {
+            "self_concordance": self_concordance,
+            "max_variance": max_variance,
+            "min_variance": min_variance,
+        }
+        self._sampler = sampler
+
+    @property
+    def dispersion(self) -> float:  # noqa: D102
+        return self._dispersion
+
+    def log_partition(self, z: Tensor) -> Tensor:  # noqa: D102
+        return self._log_partition(z)
+
+    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+        if self._sampler is None:
+            raise refuse("sampler", "a sampler given to CustomFamily", None)
+        return self._sampler(z, generator)
+
+    def self_concordance(self, radius: float) -> float:  # noqa: D102
+        declared = self._declared("self_concordance", radius)
+        return super().self_concordance(radius) if declared is None else declared
+
+    def max_variance(self, radius: float) -> float:  # noqa: D102
+        declared = self._declared("max_variance", radius)
+        return super().max_variance(radius) if declared is None else declared
+
+    def min_variance(self, radius: float) -> float:  # noqa: D102
+        declared = self._declared("min_variance", radius)
+        return super().min_variance(radius) if declared is None else declared
+
+    def _declared(self, name: str, radius: float) -> float | None:
+        constant = self._constants[name]
+        return constant(radius) if callable(constant) else constant

@@ -1,0 +1,64 @@
+"""Gaussian rewards: the linear model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_positive
+from torchglb.families.base import GLMFamily, LossTerms
+
+
+class Gaussian(GLMFamily):
+    """Rewards with mean z and noise of standard deviation ``sigma``: ``m(z) = z^2/2``, g = sigma^2.
+
+    The loss is also valid for any noise whose moment generating function is dominated by that of
+    N(0, sigma^2) (MATH 1.2).
+
+    Example:
+        >>> Gaussian(sigma=0.5).dispersion
+        0.25
+    """
+
+    def __init__(self, sigma: float = 1.0) -> None:
+        super().__init__()
+        self.sigma = check_positive("sigma", sigma)
+
+    @property
+    def dispersion(self) -> float:  # noqa: D102
+        return self.sigma**2
+
+    def log_partition(self, z: Tensor) -> Tensor:  # noqa: D102
+        return 0.5 * z * z
+
+    def mean(self, z: Tensor) -> Tensor:  # noqa: D102
+        return z
+
+    def variance(self, z: Tensor) -> Tensor:  # noqa: D102
+        return torch.ones_like(z)
+
+    def third_derivative(self, z: Tensor) -> Tensor:  # noqa: D102
+        return torch.zeros_like(z)
+
+    def derivative(self, z: Tensor, order: int) -> Tensor:  # noqa: D102
+        return super().derivative(z, min(order, 3))
+
+    def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:  # noqa: D102
+        g = self.dispersion
+        return LossTerms((0.5 * z - r) * z / g, (z - r) / g, torch.full_like(z, 1.0 / g))
+
+    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+        noise = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+        return z + self.sigma * noise
+
+    def self_concordance(self, radius: float) -> float:  # noqa: D102
+        return 0.0
+
+    def max_variance(self, radius: float) -> float:  # noqa: D102
+        return 1.0
+
+    def min_variance(self, radius: float) -> float:  # noqa: D102
+        return 1.0
+
+    def derivative_ratio(self, order: int, radius: float) -> float | None:  # noqa: D102
+        return 0.0

@@ -1,0 +1,60 @@
+"""Poisson rewards: counts with log-linear mean."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchglb.families.base import GLMFamily, LossTerms
+
+
+class Poisson(GLMFamily):
+    """Counts with mean ``e^z``: ``m(z) = e^z``, g = 1.
+
+    The loss is also valid for non-negative rewards whose moment generating function is dominated
+    by that of a Poisson law (MATH 1.2), so rewards need not be whole numbers.
+    Beyond the largest finite exponent of the dtype (709.7 in float64, 88.7 in float32) values
+    saturate at the largest finite number instead of overflowing.
+
+    Example:
+        >>> Poisson().mean(torch.tensor(0.0))
+        tensor(1.)
+    """
+
+    reward_range = (0.0, float("inf"))
+
+    def log_partition(self, z: Tensor) -> Tensor:  # noqa: D102
+        return torch.exp(z.clamp_max(math.log(torch.finfo(z.dtype).max) * (1 - 1e-7)))
+
+    def mean(self, z: Tensor) -> Tensor:  # noqa: D102
+        return self.log_partition(z)
+
+    def variance(self, z: Tensor) -> Tensor:  # noqa: D102
+        return self.log_partition(z)
+
+    def third_derivative(self, z: Tensor) -> Tensor:  # noqa: D102
+        return self.log_partition(z)
+
+    def derivative(self, z: Tensor, order: int) -> Tensor:  # noqa: D102
+        return self.log_partition(z)
+
+    def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:  # noqa: D102
+        rate = self.log_partition(z)
+        return LossTerms(rate - r * z, rate - r, rate)
+
+    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+        return torch.poisson(self.mean(z), generator=generator)
+
+    def self_concordance(self, radius: float) -> float:  # noqa: D102
+        return 1.0
+
+    def max_variance(self, radius: float) -> float:  # noqa: D102
+        return math.exp(radius)
+
+    def min_variance(self, radius: float) -> float:  # noqa: D102
+        return math.exp(-radius)
+
+    def derivative_ratio(self, order: int, radius: float) -> float | None:  # noqa: D102
+        return 1.0

@@ -1,0 +1,279 @@
+"""The observations seen so far: weighted rows in growing buffers, or merged by distinct arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import FLOATS, ValueChecks, as_tensor, check_shape, refuse
+from torchglb.errors import InputError
+from torchglb.families import GLMFamily
+
+
+class Rows(NamedTuple):
+    """Observations as tensors: features ``(*B, n, d)``, rewards and weights ``(*B, n)``."""
+
+    X: Tensor
+    r: Tensor
+    w: Tensor
+
+
+class History:
+    """Weighted observations of a batch of problems that advance together.
+
+    All problems of the batch append the same number of rows; a row that one problem should not
+    see gets weight 0. Appending is amortised O(1) per row. Rows that require grad keep their
+    graph (appending then copies, O(n)).
+
+    Args:
+        dim: d, the number of features.
+        batch_shape: ``*B``.
+        aggregate: merge repeated feature vectors into one row with the summed weight and the
+            weighted mean reward, so that a fixed arm set costs O(distinct arms) whatever t is.
+        family: if given, rewards are checked against its support on arrival.
+        max_norm: features longer than this are refused (None allows any).
+        validate: look at values at all; one host synchronisation per call.
+        dtype: float64 or float32.
+        device: where the rows live.
+
+    Example:
+        >>> history = History(dim=2)
+        >>> history.append([0.6, 0.8], 1.0)
+        >>> history.X.shape, len(history)
+        (torch.Size([1, 2]), 1)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        batch_shape: tuple[int, ...] = (),
+        aggregate: bool = False,
+        *,
+        family: GLMFamily | None = None,
+        max_norm: float | None = 1.0,
+        validate: bool = True,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            raise refuse("dim", "an integer of at least 1", repr(dim))
+        if dtype not in FLOATS:
+            raise refuse("dtype", "torch.float32 or torch.float64", dtype)
+        self.dim = dim
+        self.batch_shape = torch.Size(batch_shape)
+        self.aggregate = bool(aggregate)
+        self.family = family
+        self.max_norm = max_norm
+        self.validate = validate
+        self._X = torch.zeros((*self.batch_shape, 0, dim), dtype=dtype, device=device)
+        # _y holds weight times reward: sums of it merge, means do not
+        self._w = torch.zeros((*self.batch_shape, 0), dtype=dtype, device=self._X.device)
+        self._y = torch.zeros_like(self._w)
+        self._used = 0  # rows in use; with aggregation an upper bound on them
+        self._distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=self._X.device)
+        self._observations = 0
+
+    # ---- reading -------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """The number of observations appended, per problem."""
+        return self._observations
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the rows."""
+        return self._X.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the rows."""
+        return self._X.device
+
+    @property
+    def X(self) -> Tensor:
+        """Features ``(*B, n, d)``; with aggregation n counts distinct rows."""
+        self._tighten()
+        return self._X[..., : self._used, :]
+
+    @property
+    def r(self) -> Tensor:
+        """Rewards ``(*B, n)``; with aggregation the weighted mean reward of each row."""
+        self._tighten()
+        return self._rewards()
+
+    @property
+    def w(self) -> Tensor:
+        """Weights ``(*B, n)``; with aggregation the summed weight of each row."""
+        self._tighten()
+        return self._w[..., : self._used]
+
+    def rows(self) -> Rows:
+        """A snapshot that later appends do not change.
+
+        With aggregation it may end in unused rows of weight 0: asking how many are in use would
+        be a host synchronisation.
+        """
+        X, w = self._X[..., : self._used, :], self._w[..., : self._used]
+        if self.aggregate:
+            return Rows(X.clone(), self._rewards(), w.clone())
+        # appending writes behind these rows only, so a view is a snapshot; .data gives it a
+        # version counter of its own, or autograd would take every append for a modification
+        if not X.requires_grad and not torch._C._functorch.is_functorch_wrapped_tensor(X):
+            X, w = X.data, (w if w.requires_grad else w.data)
+        return Rows(X, self._rewards(), w)
+
+    def _rewards(self) -> Tensor:
+        w, y = self._w[..., : self._used], self._y[..., : self._used]
+        return torch.where(w > 0, y / torch.where(w > 0, w, torch.ones_like(w)), torch.zeros_like(y))
+
+    # ---- writing -------------------------------------------------------------------------
+
+    def append(self, x: Any, r: Any, weight: Any = None) -> None:
+        """Adds one row, ``x (*B, d)`` with ``r (*B)``, or many, ``x (*B, k, d)`` with ``r (*B, k)``.
+
+        Args:
+            x: features.
+            r: rewards.
+            weight: non-negative weights, shaped like ``r``; 1 if left out.
+
+        Raises:
+            InputError: on any argument that does not fit; the history is then unchanged.
+        """
+        x = as_tensor("x", x, dtype=self.dtype, device=self.device)
+        r = as_tensor("r", r, dtype=self.dtype, device=self.device)
+        batch = tuple(self.batch_shape)
+        if x.ndim == len(batch) + 1:
+            check_shape("x", x, (*batch, self.dim))
+            check_shape("r", r, batch)
+            x, r = x[..., None, :], r[..., None]
+            one = True
+        else:
+            check_shape("x", x, (*batch, "k", self.dim))
+            check_shape("r", r, (*batch, x.shape[-2]))
+            one = False
+        if weight is None:
+            w = torch.ones_like(r, requires_grad=False)
+        else:
+            w = as_tensor("weight", weight, dtype=self.dtype, device=self.device)
+            if w.ndim == 0 and batch:
+                w = w.expand(batch) if one else w.expand((*batch, x.shape[-2]))
+            check_shape("weight", w, batch if one else (*batch, x.shape[-2]))
+            w = w[..., None] if one else w
+        if self.validate:
+            self._check_values(x, r, w)
+        keeps_graph = any(t.requires_grad for t in (x, r, w, self._X, self._w, self._y))
+        if self.aggregate:
+            if keeps_graph:
+                raise InputError("x, r, weight: expected no requires_grad with aggregate=True")
+            for start in range(0, x.shape[-2], 256):  # bounds the memory of the comparison
+                part = slice(start, start + 256)
+                self._merge(x[..., part, :], r[..., part], w[..., part])
+        else:
+            self._extend(x, w, w * r, copy=keeps_graph)
+        self._observations += x.shape[-2]
+
+    def _check_values(self, x: Tensor, r: Tensor, w: Tensor) -> None:
+        checks = ValueChecks()
+        checks.finite("x", x)
+        if self.max_norm is not None:
+            norm = torch.linalg.vector_norm(x, dim=-1)
+            slack = 64 * torch.finfo(self.dtype).eps
+            limit = self.max_norm * (1 + slack)
+            checks.require("x", norm <= limit, f"rows of norm at most {self.max_norm:g}", norm)
+        checks.finite("r", r)
+        if self.family is not None:
+            self.family.require_rewards(checks, r)
+        checks.finite("weight", w)
+        checks.require("weight", w >= 0, "non-negative weights", w)
+        checks.settle()
+
+    def _extend(self, x: Tensor, w: Tensor, y: Tensor, *, copy: bool) -> None:
+        end = self._used + x.shape[-2]
+        if copy:  # a fresh tensor keeps every graph intact
+            old = slice(0, self._used)
+            self._X = torch.cat([self._X[..., old, :], x], dim=-2)
+            self._w = torch.cat([self._w[..., old], w], dim=-1)
+            self._y = torch.cat([self._y[..., old], y], dim=-1)
+        else:
+            self._reserve(end)
+            self._X[..., self._used : end, :] = x
+            self._w[..., self._used : end] = w
+            self._y[..., self._used : end] = y
+        self._used = end
+
+    def _reserve(self, rows: int) -> None:
+        capacity = self._X.shape[-2]
+        if rows <= capacity:
+            return
+        extra = max(rows, 2 * capacity, 64) - capacity
+
+        def grow(old: Tensor, dim: int) -> Tensor:
+            shape = list(old.shape)
+            shape[dim] = extra
+            return torch.cat([old, old.new_zeros(shape)], dim=dim)
+
+        self._X, self._w, self._y = grow(self._X, -2), grow(self._w, -1), grow(self._y, -1)
+
+    # ---- aggregation ---------------------------------------------------------------------
+
+    def _merge(self, x: Tensor, r: Tensor, w: Tensor) -> None:
+        """Adds each row to the earlier equal one, of the history or of ``x`` itself."""
+        k = x.shape[-2]
+        if self._used + k > self._X.shape[-2]:
+            self._tighten()
+        self._reserve(self._used + k)
+        m = self._used
+        rows = torch.cat([self._X[..., :m, :], x], dim=-2)
+        equal = (x[..., :, None, :] == rows[..., None, :, :]).all(-1)  # (*B, k, m + k)
+        place = torch.arange(m + k, device=x.device)
+        known = (place >= m) | (place < self._distinct[..., None])
+        first = torch.where(equal & known[..., None, :], place, m + k).amin(-1)  # (*B, k)
+        new = first == m + torch.arange(k, device=x.device)
+        rank = self._distinct[..., None] + new.long().cumsum(-1) - 1
+        slot = torch.where(first < m, first, rank.gather(-1, (first - m).clamp_min(0)))
+        self._X.scatter_(-2, slot[..., None].expand_as(x), x)
+        self._w.scatter_add_(-1, slot, w)
+        self._y.scatter_add_(-1, slot, w * r)
+        self._distinct += new.sum(-1)
+        self._used = m + k
+
+    def _tighten(self) -> None:
+        """Lowers the bound on the rows in use to their number (a host synchronisation)."""
+        if self.aggregate:
+            self._used = int(self._distinct.max()) if self._distinct.numel() else 0
+
+    # ---- saving --------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue, as plain tensors and numbers."""
+        self._tighten()
+        return {
+            "X": self._X[..., : self._used, :].detach().clone(),
+            "w": self._w[..., : self._used].detach().clone(),
+            "y": self._y[..., : self._used].detach().clone(),
+            "distinct": self._distinct.clone(),
+            "observations": self._observations,
+            "aggregate": self.aggregate,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state; refuses one of another shape, dtype or kind."""
+        missing = {"X", "w", "y", "distinct", "observations", "aggregate"} - set(state)
+        if missing:
+            raise refuse("state", "the entries of History.state_dict", f"none of {sorted(missing)}")
+        if bool(state["aggregate"]) != self.aggregate:
+            raise refuse("state", f"aggregate={self.aggregate}", f"aggregate={state['aggregate']}")
+        X, w, y = state["X"], state["w"], state["y"]
+        batch = tuple(self.batch_shape)
+        check_shape("state['X']", X, (*batch, "n", self.dim))
+        check_shape("state['w']", w, (*batch, X.shape[-2]))
+        check_shape("state['y']", y, (*batch, X.shape[-2]))
+        if X.dtype != self.dtype:
+            raise refuse("state['X']", f"dtype {self.dtype}", X.dtype)
+        self._X, self._w, self._y = (t.to(self.device).clone() for t in (X, w, y))
+        self._distinct = state["distinct"].to(self.device).clone()
+        self._used = X.shape[-2]
+        self._observations = int(state["observations"])

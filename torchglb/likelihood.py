@@ -1,0 +1,186 @@
+"""The negative log-likelihood of a history, as a torch module of theta.
+
+``L(theta) = sum_s w_s (m(<x_s, theta>) - r_s <x_s, theta>) / g + (lambda/2)|theta|^2 - <tilt, theta>``
+
+One evaluation of loss, gradient and Hessian is one *pass* over the history: O(n d^2) per point.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchglb.checks import ValueChecks, check_float, check_same, check_shape, refuse
+from torchglb.families import GLMFamily
+from torchglb.history import History, Rows
+
+
+class Expansion(NamedTuple):
+    """The loss at a point, with its first two derivatives: ``(*B)``, ``(*B, d)``, ``(*B, d, d)``."""
+
+    loss: Tensor
+    gradient: Tensor
+    hessian: Tensor
+
+
+class NegativeLogLikelihood(nn.Module):
+    """The weighted GLM loss of fixed rows, evaluated at parameters ``theta``.
+
+    Args:
+        family: the GLM family.
+        X: features ``(*B, n, d)``.
+        r: rewards ``(*B, n)``.
+        w: row weights ``(*B, n)``; 1 if left out.
+        regularization: lambda >= 0 of the ridge term ``(lambda/2)|theta|^2``; a number or ``(*B)``.
+        tilt: a vector ``(*B, d)`` subtracted as ``<tilt, theta>`` (perturbed losses), or None.
+
+    Example:
+        >>> from torchglb.families import Bernoulli
+        >>> X, r = torch.eye(2), torch.tensor([1.0, 0.0])
+        >>> NegativeLogLikelihood(Bernoulli(), X, r)(torch.zeros(2))
+        tensor(1.3863)
+    """
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        X: Tensor,
+        r: Tensor,
+        w: Tensor | None = None,
+        *,
+        regularization: float | Tensor = 0.0,
+        tilt: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        check_float("X", X)
+        if X.ndim < 2:
+            check_shape("X", X, ("*B", "n", "d"))
+        check_same("r", r, "X", X)
+        check_shape("r", r, X.shape[:-1])
+        if w is not None:
+            check_same("w", w, "X", X)
+            check_shape("w", w, X.shape[:-1])
+        if isinstance(regularization, Tensor):
+            check_same("regularization", regularization, "X", X)
+        elif not 0.0 <= regularization < float("inf"):
+            raise refuse("regularization", "a non-negative number", regularization)
+        if tilt is not None:
+            check_same("tilt", tilt, "X", X)
+            check_shape("tilt", tilt, (*X.shape[:-2], X.shape[-1]))
+        self.family = family
+        self.X, self.r, self.w = X, r, w
+        self.regularization, self.tilt = regularization, tilt
+
+    @classmethod
+    def of(
+        cls,
+        family: GLMFamily,
+        history: History | Rows,
+        *,
+        regularization: float | Tensor = 0.0,
+        tilt: Tensor | None = None,
+    ) -> NegativeLogLikelihood:
+        """The loss of a history as it stands now."""
+        rows = history.rows() if isinstance(history, History) else history
+        return cls(family, *rows, regularization=regularization, tilt=tilt)
+
+    @property
+    def dim(self) -> int:
+        """d."""
+        return self.X.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """``*B``."""
+        return self.X.shape[:-2]
+
+    @property
+    def is_ridged(self) -> bool:
+        """Whether a ridge term is present."""
+        return isinstance(self.regularization, Tensor) or self.regularization > 0
+
+    def check_values(self) -> None:
+        """Raises :class:`InputError` unless the rows are finite, in support, with weights >= 0."""
+        checks = ValueChecks()
+        checks.finite("X", self.X)
+        self.family.require_rewards(checks, self.r)
+        if self.w is not None:
+            checks.finite("w", self.w)
+            checks.require("w", self.w >= 0, "non-negative weights", self.w)
+        checks.settle()
+
+    # ---- evaluation: theta is (*B, d), or (*B, P, d) for P points of each problem -----------
+
+    def forward(self, theta: Tensor) -> Tensor:
+        """L(theta), of shape ``theta.shape[:-1]``."""
+        return self.value(theta)
+
+    def value(self, theta: Tensor) -> Tensor:
+        """L(theta)."""
+        points, single = self._points(theta)
+        z = points @ self.X.mT  # (*B, P, n)
+        loss = self._weighted(self.family.nll(z, self.r[..., None, :])).sum(-1)
+        loss = loss + self._extra_loss(points)
+        return loss[..., 0] if single else loss
+
+    def value_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """L(theta) and its gradient: O(n d) per point."""
+        points, single = self._points(theta)
+        terms = self.family.loss_terms(points @ self.X.mT, self.r[..., None, :])
+        loss = self._weighted(terms.loss).sum(-1) + self._extra_loss(points)
+        gradient = self._weighted(terms.slope) @ self.X + self._extra_gradient(points)
+        return (loss[..., 0], gradient[..., 0, :]) if single else (loss, gradient)
+
+    def expand(self, theta: Tensor) -> Expansion:
+        """L(theta), its gradient and its Hessian: one pass, O(n d^2) per point."""
+        points, single = self._points(theta)
+        terms = self.family.loss_terms(points @ self.X.mT, self.r[..., None, :])
+        loss = self._weighted(terms.loss).sum(-1) + self._extra_loss(points)
+        gradient = self._weighted(terms.slope) @ self.X + self._extra_gradient(points)
+        hessian = self._gram(self._weighted(terms.curvature))
+        if self.is_ridged:
+            eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
+            hessian = hessian + self._ridge()[..., None, None] * eye
+        if single:
+            return Expansion(loss[..., 0], gradient[..., 0, :], hessian[..., 0, :, :])
+        return Expansion(loss, gradient, hessian)
+
+    def _gram(self, c: Tensor) -> Tensor:
+        """``sum_s c_s x_s x_s'`` for weights ``c (*B, P, n)``."""
+        d, X = self.dim, self.X
+        if c.shape[-2] > 1 and d <= 4:
+            # few features: the products of features serve all points in one matrix product
+            products = (X[..., :, None] * X[..., None, :]).flatten(-2)
+            return (c @ products).unflatten(-1, (d, d))
+        return (X.mT[..., None, :, :] * c[..., None, :]) @ X[..., None, :, :]
+
+    def _points(self, theta: Tensor) -> tuple[Tensor, bool]:
+        single = theta.ndim == self.X.ndim - 1
+        return (theta[..., None, :] if single else theta), single
+
+    def _weighted(self, terms: Tensor) -> Tensor:
+        return terms if self.w is None else terms * self.w[..., None, :]
+
+    def _ridge(self) -> Tensor:
+        """lambda with an axis for the points: ``(*B, 1)`` or ``(1,)``."""
+        if isinstance(self.regularization, Tensor):
+            return self.regularization[..., None]
+        return self.X.new_full((1,), self.regularization)
+
+    def _extra_loss(self, points: Tensor) -> Tensor:
+        extra = points.new_zeros(points.shape[:-1])
+        if self.is_ridged:
+            extra = extra + 0.5 * self._ridge() * points.square().sum(-1)
+        if self.tilt is not None:
+            extra = extra - (points * self.tilt[..., None, :]).sum(-1)
+        return extra
+
+    def _extra_gradient(self, points: Tensor) -> Tensor:
+        extra = torch.zeros_like(points)
+        if self.is_ridged:
+            extra = extra + self._ridge()[..., None] * points
+        if self.tilt is not None:
+            extra = extra - self.tilt[..., None, :]
+        return extra

@@ -1,0 +1,84 @@
+"""Small batched linear algebra: quadratics on balls, cuts of balls."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def idle(mask: Tensor) -> bool:
+    """Whether a masked computation may be skipped because no element needs it.
+
+    Only a CPU is asked: there the answer is free, elsewhere it would be a host synchronisation and
+    computing what nobody needs is cheaper.
+    """
+    return mask.device.type == "cpu" and not bool(mask.any())
+
+
+def minimize_on_ball(
+    eigenvalues: Tensor, coefficients: Tensor, radius: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The minimiser of ``u' diag(e) u / 2 - b'u`` over ``|u| <= S``, by its secular equation.
+
+    With a multiplier ``nu >= 0``, ``u = b / (e + nu)``; either nu = 0 and u is inside, or
+    ``|u| = S``. ``1/|u(nu)|`` is concave and increasing, so Newton's iteration from the left never
+    overshoots and converges quadratically.
+
+    Args:
+        eigenvalues: e >= 0, ``(*B, d)``.
+        coefficients: b, ``(*B, d)``.
+        radius: S, broadcasts with ``*B``.
+
+    Returns:
+        u ``(*B, d)`` and nu ``(*B)``. Directions with e = b = 0 get u = 0.
+    """
+    tiny = torch.finfo(eigenvalues.dtype).tiny
+    radius = radius.expand(eigenvalues.shape[:-1])
+
+    def solve(nu: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shifted = (eigenvalues + nu[..., None]).clamp_min(tiny)
+        u = coefficients / shifted
+        return u, torch.linalg.vector_norm(u, dim=-1), shifted
+
+    u, norm, _ = solve(torch.zeros_like(radius))
+    outside = ~(norm <= radius)
+    nu = torch.zeros_like(radius)
+    if idle(outside):
+        return u, nu
+    # one term alone already reaches the sphere here, so the root lies to the right
+    nearest = (coefficients.abs() / radius[..., None] - eigenvalues).amax(-1).clamp_min(0.0)
+    nu = torch.where(outside, nearest, nu)
+    for _ in range(30):
+        u, norm, shifted = solve(nu)
+        slope = (u * u / shifted).sum(-1)
+        step = (norm * norm / slope.clamp_min(tiny)) * (norm / radius - 1.0)
+        step = torch.where(outside, step.clamp_min(0.0), torch.zeros_like(step))
+        nu = nu + step
+        if idle(step > 1e-15 * nu):
+            break
+    u, norm, _ = solve(nu)
+    # land on the sphere exactly, up to rounding
+    shrink = torch.where(norm > radius, radius / norm.clamp_min(tiny), torch.ones_like(norm))
+    return u * shrink[..., None], nu
+
+
+def cut_support(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:
+    """``max <x, theta>`` over ``|theta| <= S`` and ``<normal, theta> <= offset``, in closed form.
+
+    By duality it is ``min over alpha >= 0 of alpha offset + S |x - alpha normal|``: the value is an
+    upper bound over every subset of ball and half-space. All arguments broadcast; the last axis of
+    ``x`` and ``normal`` is d. An empty intersection gives ``-inf``.
+    """
+    tiny = torch.finfo(x.dtype).tiny
+    length = torch.linalg.vector_norm(normal, dim=-1)
+    unit = normal / length.clamp_min(tiny)[..., None]
+    # a half-space with no normal either holds everything or nothing
+    reach = torch.where(
+        length > tiny, offset / length.clamp_min(tiny), torch.where(offset >= 0, 1.0, -1.0) * 1e300
+    )
+    along = (x * unit).sum(-1)
+    across = torch.linalg.vector_norm(x - along[..., None] * unit, dim=-1)
+    whole = torch.linalg.vector_norm(x, dim=-1)
+    chord = (radius * radius - reach * reach).clamp_min(0.0).sqrt()
+    value = torch.where(radius * along <= reach * whole, radius * whole, reach * along + chord * across)
+    return torch.where(reach < -radius, -torch.inf, value)

@@ -1,0 +1,101 @@
+"""Implicit differentiation of a solution, to any order that is asked for in practice.
+
+A solver's answer is treated as a constant ``y0`` with ``F(y0, p) = 0``. One Newton step
+``y0 - J(y0, p)^-1 F(y0, p)``, written in differentiable operations of the data p, has the value y0
+and the exact first derivative of the solution map; because Newton's error is quadratic, k steps have
+exactly ``2^k - 1`` correct derivatives. Two steps serve first, second and third derivatives, and
+forward and reverse mode alike, with no derivative formula to write down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchglb.errors import SolverError
+
+
+def is_transformed(*tensors: Tensor) -> bool:
+    """Whether a torch.func transform (vmap, grad, jvp) is looking at one of the tensors."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
+
+
+def wants_gradient(*tensors: Tensor) -> bool:
+    """Whether a derivative with respect to one of the tensors may be asked for."""
+    if is_transformed(*tensors):
+        return True
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+class _Opaque(torch.autograd.Function):
+    """A batched solve that derivatives pass by, and that vmap runs with one more batch axis."""
+
+    @staticmethod
+    def forward(solve: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return solve(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+        ctx.outputs = output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        raise AssertionError("no derivative passes through an opaque solve")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        return tuple(
+            torch.zeros_like(o) if o.is_floating_point() else None for o in ctx.outputs
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], solve: Any, *tensors: Tensor) -> Any:
+        moved = [
+            t.movedim(dim, 0) if dim is not None else t.expand(info.batch_size, *t.shape)
+            for t, dim in zip(tensors, in_dims[1:], strict=True)
+        ]
+        outputs = _Opaque.apply(solve, *moved)
+        return outputs, tuple(0 for _ in outputs)
+
+
+def opaque(solve: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Runs ``solve(*tensors)`` as a constant of differentiation; works under every transform.
+
+    Args:
+        solve: takes the tensors with any leading batch axes and returns tensors with the same ones.
+        tensors: all tensors the solve depends on, each with the full batch shape.
+    """
+    if not is_transformed(*tensors):
+        with torch.no_grad():
+            return solve(*(t.detach() for t in tensors))
+    return tuple(_Opaque.apply(solve, *tensors))
+
+
+def newton_polish(
+    system: Callable[[Tensor], tuple[Tensor, Tensor]], solution: Tensor, steps: int, what: str
+) -> Tensor:
+    """Makes a solution differentiable by Newton steps on the equations that define it.
+
+    Args:
+        system: maps ``y (*B, q)`` to the residual ``F (*B, q)`` and Jacobian ``(*B, q, q)``.
+        solution: y0, a solution to high accuracy, taken as a constant.
+        steps: k; derivatives up to order ``2^k - 1`` are exact.
+        what: named in the error when the Jacobian is singular.
+    """
+    y = solution
+    for _ in range(steps):
+        residual, jacobian = system(y)
+        step, info = torch.linalg.solve_ex(jacobian, residual[..., None])
+        if not is_transformed(info, step) and bool((info != 0).any()):
+            where = [tuple(i) for i in torch.nonzero(info).tolist()]
+            raise SolverError(
+                f"{what} is not a differentiable function of the data: singular optimality system"
+                f" at batch elements {where}; a ridge term (regularization > 0) makes it regular"
+            )
+        y = y - step[..., 0]
+    return y

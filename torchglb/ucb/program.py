@@ -1,0 +1,67 @@
+"""The optimistic program, stated once for all of its solvers.
+
+``h(x) = max <x, theta>  subject to  |theta| <= S  and  L(theta) <= B``
+
+``L`` may be weighted (EMK) or regularised (OFULog-r); ``B`` is the level of a likelihood-ratio set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchglb.checks import ValueChecks, check_same, check_shape, refuse
+from torchglb.domain import Ball
+from torchglb.likelihood import NegativeLogLikelihood
+
+
+@dataclass(frozen=True)
+class SupportResult:
+    """What a solve of the program returns, for every arm; each is ``(*B, K)`` but ``theta``.
+
+    Attributes:
+        upper: a certified upper bound on ``h(x)``; this is the value to be optimistic with.
+        lower: ``<x, theta>``, a certified lower bound.
+        theta: ``(*B, K, d)``, a feasible point that attains ``lower``.
+        multiplier: the multiplier of the loss constraint, ``dh/dB``.
+        gap: ``upper - lower``.
+        status: of :class:`torchglb.optim.Status`.
+    """
+
+    upper: Tensor
+    lower: Tensor
+    theta: Tensor
+    multiplier: Tensor
+    gap: Tensor
+    status: Tensor
+
+
+@dataclass(frozen=True)
+class SublevelProgram:
+    """The feasible set ``{theta : |theta| <= S, L(theta) <= B}`` of a batch of programs.
+
+    Args:
+        likelihood: the loss L, over rows of batch shape ``*B``.
+        domain: the ball of radius S.
+        level: B, of shape ``*B``.
+    """
+
+    likelihood: NegativeLogLikelihood
+    domain: Ball
+    level: Tensor
+
+    def __post_init__(self) -> None:
+        if self.domain.dim != self.likelihood.dim:
+            raise refuse("domain", f"dim {self.likelihood.dim}", f"dim {self.domain.dim}")
+        check_same("level", self.level, "likelihood.X", self.likelihood.X)
+        check_shape("level", self.level, self.likelihood.batch_shape)
+
+    def check_arms(self, arms: Tensor, *, values: bool = True) -> None:
+        """Refuses arms that are not finite and of shape ``(*B, K, d)``."""
+        check_same("arms", arms, "likelihood.X", self.likelihood.X)
+        check_shape("arms", arms, (*self.likelihood.batch_shape, "K", self.likelihood.dim))
+        if values:
+            checks = ValueChecks()
+            checks.finite("arms", arms)
+            checks.settle()
