@@ -13,7 +13,7 @@ PYTHON ?= $(shell if python3.11 -c '' >/dev/null 2>&1; then echo python3.11; els
 .PHONY: help demo test test-slow bench format clean
 
 help:
-	@echo "make demo       a demonstration of about a minute; writes results/demo.png"
+	@echo "make demo       a demonstration of some seconds; writes results/demo.png"
 	@echo "make test       lint, format check, types, tests"
 	@echo "make test-slow  the tests marked slow"
 	@echo "make bench      the benchmarks, quick mode"

@@ -15,6 +15,7 @@ from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, constrained_mle
 from torchglb.optim import SolveResult, Status
+from torchglb.ucb import SublevelProgram, SupportResult, support
 
 __version__ = "0.1.0"
 
@@ -35,5 +36,8 @@ __all__ = [
     "SolveResult",
     "SolverError",
     "Status",
+    "SublevelProgram",
+    "SupportResult",
     "constrained_mle",
+    "support",
 ]

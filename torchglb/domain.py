@@ -45,6 +45,13 @@ class Ball:
             return self.radius.to(dtype=other.dtype, device=other.device)
         return torch.full((), self.radius, dtype=other.dtype, device=other.device)
 
+    def resized(self, radius: Tensor) -> Ball:
+        """The ball of another radius, taken as it is (it may be under a transform)."""
+        ball = object.__new__(Ball)
+        object.__setattr__(ball, "dim", self.dim)
+        object.__setattr__(ball, "radius", radius)
+        return ball
+
     @property
     def max_radius(self) -> float:
         """The largest S of the batch, as a number."""
@@ -58,7 +65,7 @@ class Ball:
         radius = self.radius_like(theta)
         norm = torch.linalg.vector_norm(theta, dim=-1)
         # norm is 0 only where no scaling is needed, so the division is never by zero there
-        scale = torch.where(norm > radius, radius / norm.clamp_min(1e-300), torch.ones_like(norm))
+        scale = torch.where(norm > radius, radius / norm.clamp_min(torch.finfo(norm.dtype).tiny), torch.ones_like(norm))
         return theta * scale[..., None]
 
     def contains(self, theta: Tensor, tolerance: float | None = None) -> Tensor:

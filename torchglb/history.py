@@ -14,11 +14,11 @@ from torchglb.families import GLMFamily
 
 
 class Rows(NamedTuple):
-    """Observations as tensors: features ``(*B, n, d)``, rewards and weights ``(*B, n)``."""
+    """Observations: features ``(*B, n, d)``, rewards and weights ``(*B, n)``; None weights are 1."""
 
     X: Tensor
     r: Tensor
-    w: Tensor
+    w: Tensor | None = None
 
 
 class History:
@@ -75,6 +75,7 @@ class History:
         self._used = 0  # rows in use; with aggregation an upper bound on them
         self._distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=self._X.device)
         self._observations = 0
+        self._unit_weights = not self.aggregate  # every weight so far is 1
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -121,12 +122,13 @@ class History:
             return Rows(X.clone(), self._rewards(), w.clone())
         # appending writes behind these rows only, so a view is a snapshot; .data gives it a
         # version counter of its own, or autograd would take every append for a modification
-        if not X.requires_grad and not torch._C._functorch.is_functorch_wrapped_tensor(X):
-            X, w = X.data, (w if w.requires_grad else w.data)
-        return Rows(X, self._rewards(), w)
+        X, r, w = (t if t.requires_grad else t.data for t in (X, self._rewards(), w))
+        return Rows(X, r, None if self._unit_weights else w)
 
     def _rewards(self) -> Tensor:
         w, y = self._w[..., : self._used], self._y[..., : self._used]
+        if self._unit_weights:
+            return y
         return torch.where(w > 0, y / torch.where(w > 0, w, torch.ones_like(w)), torch.zeros_like(y))
 
     # ---- writing -------------------------------------------------------------------------
@@ -174,6 +176,7 @@ class History:
         else:
             self._extend(x, w, w * r, copy=keeps_graph)
         self._observations += x.shape[-2]
+        self._unit_weights = self._unit_weights and weight is None
 
     def _check_values(self, x: Tensor, r: Tensor, w: Tensor) -> None:
         checks = ValueChecks()
@@ -257,13 +260,14 @@ class History:
             "distinct": self._distinct.clone(),
             "observations": self._observations,
             "aggregate": self.aggregate,
+            "unit_weights": self._unit_weights,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses one of another shape, dtype or kind."""
-        missing = {"X", "w", "y", "distinct", "observations", "aggregate"} - set(state)
+        missing = set(self.state_dict()) - set(state)
         if missing:
-            raise refuse("state", "the entries of History.state_dict", f"none of {sorted(missing)}")
+            raise refuse("state", "the entries of History.state_dict", f"no {sorted(missing)}")
         if bool(state["aggregate"]) != self.aggregate:
             raise refuse("state", f"aggregate={self.aggregate}", f"aggregate={state['aggregate']}")
         X, w, y = state["X"], state["w"], state["y"]
@@ -277,3 +281,4 @@ class History:
         self._distinct = state["distinct"].to(self.device).clone()
         self._used = X.shape[-2]
         self._observations = int(state["observations"])
+        self._unit_weights = bool(state["unit_weights"])

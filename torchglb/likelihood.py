@@ -7,6 +7,7 @@ One evaluation of loss, gradient and Hessian is one *pass* over the history: O(n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -101,6 +102,21 @@ class NegativeLogLikelihood(nn.Module):
         """Whether a ridge term is present."""
         return isinstance(self.regularization, Tensor) or self.regularization > 0
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that were given, each with the full batch shape; see :meth:`rebuild`."""
+        ridge = self.regularization
+        ridge = ridge.expand(self.batch_shape) if isinstance(ridge, Tensor) else None
+        return tuple(t for t in (self.X, self.r, self.w, ridge, self.tilt) if t is not None)
+
+    def rebuild(self, tensors: Sequence[Tensor]) -> NegativeLogLikelihood:
+        """The same loss over other tensors, in the order of :meth:`tensors`."""
+        left = list(tensors)
+        X, r = left.pop(0), left.pop(0)
+        w = None if self.w is None else left.pop(0)
+        ridge = left.pop(0) if isinstance(self.regularization, Tensor) else self.regularization
+        tilt = None if self.tilt is None else left.pop(0)
+        return NegativeLogLikelihood(self.family, X, r, w, regularization=ridge, tilt=tilt)
+
     def check_values(self) -> None:
         """Raises :class:`InputError` unless the rows are finite, in support, with weights >= 0."""
         checks = ValueChecks()
@@ -122,23 +138,23 @@ class NegativeLogLikelihood(nn.Module):
         points, single = self._points(theta)
         z = points @ self.X.mT  # (*B, P, n)
         loss = self._weighted(self.family.nll(z, self.r[..., None, :])).sum(-1)
-        loss = loss + self._extra_loss(points)
+        loss = self._add_loss(loss, points)
         return loss[..., 0] if single else loss
 
     def value_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """L(theta) and its gradient: O(n d) per point."""
         points, single = self._points(theta)
         terms = self.family.loss_terms(points @ self.X.mT, self.r[..., None, :])
-        loss = self._weighted(terms.loss).sum(-1) + self._extra_loss(points)
-        gradient = self._weighted(terms.slope) @ self.X + self._extra_gradient(points)
+        loss = self._add_loss(self._weighted(terms.loss).sum(-1), points)
+        gradient = self._add_gradient(self._weighted(terms.slope) @ self.X, points)
         return (loss[..., 0], gradient[..., 0, :]) if single else (loss, gradient)
 
     def expand(self, theta: Tensor) -> Expansion:
         """L(theta), its gradient and its Hessian: one pass, O(n d^2) per point."""
         points, single = self._points(theta)
         terms = self.family.loss_terms(points @ self.X.mT, self.r[..., None, :])
-        loss = self._weighted(terms.loss).sum(-1) + self._extra_loss(points)
-        gradient = self._weighted(terms.slope) @ self.X + self._extra_gradient(points)
+        loss = self._add_loss(self._weighted(terms.loss).sum(-1), points)
+        gradient = self._add_gradient(self._weighted(terms.slope) @ self.X, points)
         hessian = self._gram(self._weighted(terms.curvature))
         if self.is_ridged:
             eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
@@ -150,7 +166,9 @@ class NegativeLogLikelihood(nn.Module):
     def _gram(self, c: Tensor) -> Tensor:
         """``sum_s c_s x_s x_s'`` for weights ``c (*B, P, n)``."""
         d, X = self.dim, self.X
-        if c.shape[-2] > 1 and d <= 4:
+        if c.shape[-2] == 1:
+            return ((X.mT * c) @ X)[..., None, :, :]
+        if d <= 4:
             # few features: the products of features serve all points in one matrix product
             products = (X[..., :, None] * X[..., None, :]).flatten(-2)
             return (c @ products).unflatten(-1, (d, d))
@@ -169,18 +187,16 @@ class NegativeLogLikelihood(nn.Module):
             return self.regularization[..., None]
         return self.X.new_full((1,), self.regularization)
 
-    def _extra_loss(self, points: Tensor) -> Tensor:
-        extra = points.new_zeros(points.shape[:-1])
+    def _add_loss(self, loss: Tensor, points: Tensor) -> Tensor:
         if self.is_ridged:
-            extra = extra + 0.5 * self._ridge() * points.square().sum(-1)
+            loss = loss + 0.5 * self._ridge() * points.square().sum(-1)
         if self.tilt is not None:
-            extra = extra - (points * self.tilt[..., None, :]).sum(-1)
-        return extra
+            loss = loss - (points * self.tilt[..., None, :]).sum(-1)
+        return loss
 
-    def _extra_gradient(self, points: Tensor) -> Tensor:
-        extra = torch.zeros_like(points)
+    def _add_gradient(self, gradient: Tensor, points: Tensor) -> Tensor:
         if self.is_ridged:
-            extra = extra + self._ridge()[..., None] * points
+            gradient = gradient + self._ridge()[..., None] * points
         if self.tilt is not None:
-            extra = extra - self.tilt[..., None, :]
-        return extra
+            gradient = gradient - self.tilt[..., None, :]
+        return gradient

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -62,23 +64,40 @@ def minimize_on_ball(
     return u * shrink[..., None], nu
 
 
-def cut_support(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:
+class Cut(NamedTuple):
+    """What a half-space leaves of the ball, seen from x: value and multiplier, batched."""
+
+    value: Tensor
+    multiplier: Tensor
+
+
+def cut_ball(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Cut:
     """``max <x, theta>`` over ``|theta| <= S`` and ``<normal, theta> <= offset``, in closed form.
 
-    By duality it is ``min over alpha >= 0 of alpha offset + S |x - alpha normal|``: the value is an
-    upper bound over every subset of ball and half-space. All arguments broadcast; the last axis of
-    ``x`` and ``normal`` is d. An empty intersection gives ``-inf``.
+    By duality it is ``min over alpha >= 0 of alpha offset + S |x - alpha normal|``, so the value is
+    an upper bound over every subset of ball and half-space; the minimising alpha is the multiplier,
+    its derivative in ``offset``. All arguments broadcast; the last axis of ``x`` and ``normal`` is
+    d. An empty intersection has the value ``-inf``.
     """
     tiny = torch.finfo(x.dtype).tiny
     length = torch.linalg.vector_norm(normal, dim=-1)
     unit = normal / length.clamp_min(tiny)[..., None]
-    # a half-space with no normal either holds everything or nothing
-    reach = torch.where(
-        length > tiny, offset / length.clamp_min(tiny), torch.where(offset >= 0, 1.0, -1.0) * 1e300
-    )
+    # a half-space without a normal holds everything or nothing
+    reach = torch.where(length > tiny, offset / length.clamp_min(tiny), offset.sign() * torch.inf)
     along = (x * unit).sum(-1)
     across = torch.linalg.vector_norm(x - along[..., None] * unit, dim=-1)
     whole = torch.linalg.vector_norm(x, dim=-1)
-    chord = (radius * radius - reach * reach).clamp_min(0.0).sqrt()
-    value = torch.where(radius * along <= reach * whole, radius * whole, reach * along + chord * across)
-    return torch.where(reach < -radius, -torch.inf, value)
+    inactive = (reach >= radius) | (radius * along <= reach * whole)
+    near = torch.minimum(torch.maximum(reach, -radius), radius)
+    chord = ((radius - near) * (radius + near)).sqrt()
+    value = torch.where(inactive, radius * whole, near * along + chord * across)
+    multiplier = (along - near * across / chord.clamp_min(tiny)) / length.clamp_min(tiny)
+    return Cut(
+        torch.where(reach < -radius, -torch.inf, value),
+        torch.where(inactive, 0.0, multiplier.clamp_min(0.0)),
+    )
+
+
+def cut_support(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:
+    """The value of :func:`cut_ball` alone."""
+    return cut_ball(x, normal, offset, radius).value

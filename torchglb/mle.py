@@ -11,9 +11,8 @@ from torchglb.checks import check_choice, check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
-from torchglb.likelihood import Expansion, NegativeLogLikelihood
-from torchglb.optim import Evaluation, lbfgs, newton, raise_unless_converged
-from torchglb.optim.ball import frank_wolfe_gap
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.optim import lbfgs, newton, raise_unless_converged
 from torchglb.optim.implicit import is_transformed, newton_polish, opaque, wants_gradient
 
 #: above this many features a Hessian costs more than the steps it saves
@@ -88,7 +87,7 @@ def constrained_mle(
     """
     likelihood = NegativeLogLikelihood.of(family, history, regularization=regularization)
     checked = isinstance(history, History) and history.validate and history.family is family
-    if validate and not checked and not is_transformed(*_data(likelihood, domain)):
+    if validate and not checked and not is_transformed(*likelihood.tensors()):
         likelihood.check_values()
     return minimize_likelihood(
         likelihood, domain, solver=solver, start=start, tol=tol, max_steps=max_steps, throw=throw
@@ -125,29 +124,31 @@ def minimize_likelihood(
         start = X.new_zeros((*batch, likelihood.dim))
     radius = domain.radius_like(X).expand(batch)
 
-    def solve(start: Tensor, *data: Tensor) -> tuple[Tensor, ...]:
-        loss, radius = _rebuild(likelihood, data)
+    def minimize(
+        loss: NegativeLogLikelihood, start: Tensor, radius: Tensor
+    ) -> tuple[Tensor, ...]:
         if solver == "newton":
-            result, there = newton(
-                lambda theta: Evaluation(*loss.expand(theta)),
-                start,
-                radius,
-                tol=tol,
-                max_steps=max_steps,
-            )
-            expansion = Expansion(*there)
+            result, there = newton(loss.expand, start, radius, tol=tol, max_steps=max_steps)
         else:
             result, _ = lbfgs(loss.value_and_gradient, start, radius, tol=tol, max_steps=max_steps)
-            expansion = loss.expand(result.point)
-        return (result.point, *expansion, result.gap, result.status, result.num_steps)
+            there = loss.expand(result.point)
+        return (result.point, *there, result.gap, result.status, result.num_steps)
 
-    data = (*_data(likelihood, domain)[:-1], radius)
-    theta, loss, gradient, hessian, gap, status, num_steps = opaque(solve, start, *data)
-    if throw and not is_transformed(status):
-        raise_unless_converged(status, "constrained_mle")
-    if wants_gradient(*data):
+    def solve(start: Tensor, radius: Tensor, *data: Tensor) -> tuple[Tensor, ...]:
+        return minimize(likelihood.rebuild(data), start, radius)
+
+    data = likelihood.tensors()
+    if wants_gradient(radius, *data):
+        theta, loss, gradient, hessian, gap, status, num_steps = opaque(solve, start, radius, *data)
         theta = _differentiable(likelihood, radius, theta, gradient)
         loss, gradient, hessian = likelihood.expand(theta)
+    else:
+        with torch.no_grad():
+            theta, loss, gradient, hessian, gap, status, num_steps = minimize(
+                likelihood, start, radius
+            )
+    if throw and not is_transformed(status):
+        raise_unless_converged(status, "constrained_mle")
     return MLEResult(theta, loss, gradient, hessian, gap, status, num_steps)
 
 
@@ -176,31 +177,3 @@ def _differentiable(
 
     y = newton_polish(system, torch.cat([theta, nu[..., None]], dim=-1), 2, "theta")
     return y[..., :d]
-
-
-def _data(likelihood: NegativeLogLikelihood, domain: Ball) -> tuple[Tensor, ...]:
-    """Every tensor that the minimiser depends on."""
-    X, batch = likelihood.X, likelihood.batch_shape
-    w = torch.ones_like(likelihood.r) if likelihood.w is None else likelihood.w
-    ridge = likelihood.regularization
-    if not isinstance(ridge, Tensor):
-        ridge = X.new_full((), ridge)
-    tilt = X.new_zeros((*batch, X.shape[-1])) if likelihood.tilt is None else likelihood.tilt
-    radius = domain.radius_like(X).expand(batch)
-    return X, likelihood.r, w, ridge.expand(batch), tilt, radius
-
-
-def _rebuild(
-    like: NegativeLogLikelihood, data: tuple[Tensor, ...]
-) -> tuple[NegativeLogLikelihood, Tensor]:
-    """The loss over the given tensors, leaving out what the original left out."""
-    X, r, w, ridge, tilt, radius = data
-    loss = NegativeLogLikelihood(
-        like.family,
-        X,
-        r,
-        None if like.w is None else w,
-        regularization=ridge if like.is_ridged else 0.0,
-        tilt=None if like.tilt is None else tilt,
-    )
-    return loss, radius

@@ -63,16 +63,11 @@ class Binomial(GLMFamily):
         return bend + torch.where(z > 0, (self.trials - r) * z, -r * z)
 
     def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:  # noqa: D102
-        decay = torch.exp(-z.abs())  # the one exponential behind loss, mean and variance
-        big = 1.0 / (1.0 + decay)  # sigmoid(|z|)
-        small = decay * big  # sigmoid(-|z|)
-        positive = z > 0
+        up, down = torch.sigmoid(z), torch.sigmoid(-z)
         failures = self.trials - r
-        loss = self.trials * torch.log1p(decay) + torch.where(positive, failures, -r) * z
-        # mu - r = (N - r) sigma(z) - r sigma(-z): exact in both tails
-        up = torch.where(positive, big, small)
-        down = torch.where(positive, small, big)
-        return LossTerms(loss, failures * up - r * down, self.trials * big * small)
+        # N log(1 + e^z) - r z, and mu - r = (N - r) sigma(z) - r sigma(-z), exact in both tails
+        loss = failures * z - self.trials * F.logsigmoid(z)
+        return LossTerms(loss, failures * up - r * down, self.trials * up * down)
 
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         p = torch.sigmoid(z)

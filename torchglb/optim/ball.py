@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchglb.linalg import minimize_on_ball
-from torchglb.optim.loop import Progress, iterate
+from torchglb.optim.loop import Progress, iterate, select
+from torchglb.optim.numbers import Numbers, numbers, surely, tensor
 from torchglb.optim.result import SolveResult
 
 #: sufficient decrease, as a share of the decrease that the slope predicts
@@ -29,12 +31,16 @@ def frank_wolfe_gap(theta: Tensor, gradient: Tensor, radius: Tensor) -> Tensor:
 
     With ``v = -S grad/|grad|`` it equals ``|grad| ((S^2 - |theta|^2) + |theta - v|^2) / (2 S)``.
     """
+    return tensor(_gap(theta, gradient, numbers(radius)))
+
+
+def _gap(theta: Tensor, gradient: Tensor, radius: Numbers) -> Numbers:
     length = torch.linalg.vector_norm(gradient, dim=-1)
-    norm = torch.linalg.vector_norm(theta, dim=-1)
-    unit = gradient / length.clamp_min(torch.finfo(gradient.dtype).tiny)[..., None]
-    away = (theta + radius[..., None] * unit).square().sum(-1)
-    inside = ((radius - norm) * (radius + norm)).clamp_min(0.0)
-    return length * (inside + away) / (2.0 * radius)
+    reach = tensor(radius) / length.clamp_min(torch.finfo(length.dtype).tiny ** 0.5)
+    away = torch.addcmul(theta, gradient, reach[..., None])  # theta - v
+    distance, norm = (numbers(torch.linalg.vector_norm(v, dim=-1)) for v in (away, theta))
+    inside = (radius - norm) * (radius + norm)
+    return numbers(length) * ((inside > 0) * inside + distance * distance) / (2.0 * radius)
 
 
 class Evaluation(NamedTuple):
@@ -47,112 +53,104 @@ class Evaluation(NamedTuple):
 
 class _Point(NamedTuple):
     theta: Tensor
-    value: Tensor
     gradient: Tensor
     hessian: Tensor  # of the model; (*B, 0) where there is none
     memory: Tensor  # L-BFGS pairs (*B, d, 2m); (*B, 0) for Newton
-    direction: Tensor
-    slope: Tensor
-    length: Tensor  # of the segment still to try, as a share of the direction
-    gap: Tensor
-    stalled: Tensor
+    value: Numbers
+    gap: Numbers
+    length: Numbers  # of the segment to try next, as a share of the full step
+    stalled: Numbers
 
 
-Model = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Model = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Remember = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+@torch.no_grad()
 def descend(
     evaluate: Callable[[Tensor], Evaluation],
     model: Model,
-    remember: Remember,
+    remember: Remember | None,
     memory: Tensor,
     start: Tensor,
     radius: Tensor,
     tol: float,
     max_steps: int,
+    patience: int,
 ) -> tuple[SolveResult, Evaluation]:
     """The loop shared by Newton and L-BFGS; one evaluation per step.
 
     Args:
         evaluate: the objective with derivatives at ``theta (*B, d)``.
-        model: ``(theta, gradient, hessian, memory, radius) -> `` minimiser of the model on the ball.
-        remember: ``(memory, s, y) -> memory`` after an accepted step.
+        model: ``(theta, gradient, hessian, memory) -> `` minimiser of the model on the ball.
+        remember: ``(memory, s, y) -> memory`` after an accepted step; None keeps none.
         memory: the first memory.
         start: a point of the ball, ``(*B, d)``.
         radius: S, ``(*B)``.
         tol: stop when ``gap <= tol (1 + |value|)``.
         max_steps: limit on evaluations after the first.
+        patience: how many steps without visible effect count as stuck.
     """
     eps = torch.finfo(start.dtype).eps
-
-    def aim(theta: Tensor, gradient: Tensor, hessian: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        direction = model(theta, gradient, hessian, memory, radius) - theta
-        return direction, (gradient * direction).sum(-1)
+    S = numbers(radius)
 
     def report(point: _Point) -> Progress:
-        scale = 1.0 + point.value.abs()
-        converged = point.gap <= tol * scale
-        stuck = (point.stalled >= 3) | (point.length < SHORTEST)
-        finite = torch.isfinite(point.gap) & torch.isfinite(point.value)
-        return Progress(converged, stuck, finite)
+        converged = point.gap <= tol * (1.0 + abs(point.value))
+        stuck = (point.stalled >= patience) | (point.length < SHORTEST)
+        # an infinite value or a NaN anywhere makes this sum not finite
+        return Progress(converged, stuck, abs(point.gap + point.value) < torch.inf)
 
     def step(point: _Point) -> tuple[_Point, Progress]:
-        theta = point.theta + point.length[..., None] * point.direction
+        target = model(point.theta, point.gradient, point.hessian, point.memory)
+        direction = target - point.theta
+        slope = numbers(torch.linalg.vecdot(point.gradient, direction)) * point.length
+        if surely(point.length == 1.0):
+            theta = target
+        else:
+            theta = torch.lerp(point.theta, target, tensor(point.length)[..., None])
         value, gradient, hessian = evaluate(theta)
-        noise = 8 * eps * (1.0 + point.value.abs())
-        accept = value <= point.value + ARMIJO * point.length * point.slope + noise
-        gap = frank_wolfe_gap(theta, gradient, radius)
-        # at the limit of the arithmetic a step neither lowers the value nor the gap
-        idle = (point.length * point.slope.abs() <= noise) & (gap > 0.5 * point.gap)
-
-        # after a refusal: the minimum of the parabola through what is known, kept within [.1, .5]
-        excess = value - point.value - point.length * point.slope
-        parabola = -0.5 * point.slope * point.length / excess.clamp_min(eps * eps)
-        shrink = torch.where(torch.isfinite(parabola), parabola, 0.1).clamp(0.1, 0.5)
-
-        yes = accept[..., None]
-        memory = remember(point.memory, theta - point.theta, gradient - point.gradient)
-        kept = _Point(
-            theta=torch.where(yes, theta, point.theta),
-            value=torch.where(accept, value, point.value),
-            gradient=torch.where(yes, gradient, point.gradient),
-            hessian=_where(accept, hessian, point.hessian),
-            memory=_where(accept, memory, point.memory),
-            direction=point.direction,
-            slope=point.slope,
-            length=torch.where(accept, torch.ones_like(value), point.length * shrink),
-            gap=torch.where(accept, gap, point.gap),
-            stalled=torch.where(accept & idle, point.stalled + 1, point.stalled),
+        value = numbers(value)
+        noise = 8 * eps * (1.0 + abs(point.value))
+        accept = value <= point.value + ARMIJO * slope + noise
+        gap = _gap(theta, gradient, S)
+        # at the limit of the arithmetic a step lowers neither the value nor the gap
+        idled = (abs(slope) <= noise) & (gap > 0.5 * point.gap)
+        new = _Point(
+            theta=theta,
+            gradient=gradient,
+            hessian=hessian,
+            memory=remember(point.memory, theta - point.theta, gradient - point.gradient)
+            if remember
+            else memory,
+            value=value,
+            gap=gap,
+            length=full,
+            stalled=point.stalled + idled,
         )
-        direction, slope = aim(kept.theta, kept.gradient, kept.hessian, kept.memory)
-        kept = kept._replace(direction=direction, slope=slope)
-        return kept, report(kept)
+        if not surely(accept):
+            # after a refusal: the minimum of the parabola through what is known, within [.1, .5]
+            parabola = tensor(-0.5 * slope / (value - point.value - slope))
+            shrink = numbers(parabola.nan_to_num(0.1).clamp(0.1, 0.5))
+            new = select(accept, new, point._replace(length=point.length * shrink))
+        return new, report(new)
 
-    value, gradient, hessian = evaluate(start)
-    direction, slope = aim(start, gradient, hessian, memory)
-    point = _Point(
-        theta=start,
-        value=value,
-        gradient=gradient,
-        hessian=hessian,
-        memory=memory,
-        direction=direction,
-        slope=slope,
-        length=torch.ones_like(value),
-        gap=frank_wolfe_gap(start, gradient, radius),
-        stalled=torch.zeros_like(value),
-    )
-    point, status, num_steps = iterate(step, point, report(point), max_steps)
-    result = SolveResult(point.theta, point.value, point.gap, status, num_steps)
-    return result, Evaluation(point.value, point.gradient, point.hessian)
-
-
-def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """``torch.where`` with the mask's trailing axes filled in; empty tensors pass through."""
-    if a.numel() == 0:
-        return a
-    return torch.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)
+    with np.errstate(all="ignore"):  # NaN and infinity are found by report
+        value, gradient, hessian = evaluate(start)
+        full = numbers(torch.ones_like(value))
+        point = _Point(
+            theta=start,
+            gradient=gradient,
+            hessian=hessian,
+            memory=memory,
+            value=numbers(value),
+            gap=_gap(start, gradient, S),
+            length=full,
+            stalled=0.0 * full,
+        )
+        point, status, num_steps = iterate(step, point, report(point), max_steps)
+    value = tensor(point.value)
+    result = SolveResult(point.theta, value, tensor(point.gap), status, num_steps)
+    return result, Evaluation(value, point.gradient, point.hessian)
 
 
 def minimize_model(

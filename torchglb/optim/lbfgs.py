@@ -10,12 +10,14 @@ eigendecomposition, O(d m^2), and nothing of size d x d.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.ball import Evaluation, descend
+from torchglb.optim.numbers import numbers, pick, surely
 from torchglb.optim.result import SolveResult
 
 
@@ -43,51 +45,91 @@ def lbfgs(
     """
     nothing = start.new_zeros((*start.shape[:-1], 0))
     memory = start.new_zeros((*start.shape, 2 * history_size))
+    S = numbers(radius)
 
     def with_empty_hessian(theta: Tensor) -> Evaluation:
         value, gradient = evaluate(theta)
         return Evaluation(value, gradient, nothing)
 
-    def model(theta: Tensor, gradient: Tensor, hessian: Tensor, memory: Tensor, radius: Tensor) -> Tensor:
+    def model(theta: Tensor, gradient: Tensor, hessian: Tensor, memory: Tensor) -> Tensor:
         del hessian
-        return _minimize_compact(theta, gradient, memory, radius)
+        pairs = _Pairs.of(memory, gradient, radius)
+        # most steps end inside the ball, where the inverse of the model is all that is needed
+        free = theta - _inverse_times(pairs, gradient)
+        inside = numbers(torch.linalg.vector_norm(free, dim=-1)) <= S
+        if surely(inside):
+            return free
+        return pick(inside, free, _minimize_compact(pairs, theta, gradient, radius))
 
     return descend(
-        with_empty_hessian, model, _remember, memory, start, radius, tol, max_steps
+        with_empty_hessian,
+        model,
+        _remember,
+        memory,
+        start,
+        radius,
+        tol,
+        max_steps,
+        patience=40,  # without second derivatives the last digits of the gap come slowly
     )
+
+
+class _Pairs(NamedTuple):
+    S: Tensor  # (*B, d, m), oldest first; zero columns where there is none yet
+    Y: Tensor
+    inner: Tensor  # S'Y, with 1 on the diagonal of missing pairs
+    used: Tensor  # (*B, m)
+    gamma: Tensor  # (*B), the curvature outside the span of the pairs
+
+    @classmethod
+    def of(cls, memory: Tensor, gradient: Tensor, radius: Tensor) -> _Pairs:
+        S, Y = memory.chunk(2, dim=-1)
+        inner = S.mT @ Y
+        diagonal = torch.diagonal(inner, dim1=-2, dim2=-1)
+        used = diagonal > 0
+        newest = Y[..., -1]
+        tiny = torch.finfo(memory.dtype).tiny
+        gamma = torch.linalg.vecdot(newest, newest) / diagonal[..., -1].clamp_min(tiny)
+        # before the first pair: a gradient step of length min(S, 1)
+        first = torch.linalg.vector_norm(gradient, dim=-1) / radius.clamp_max(1.0)
+        gamma = torch.where(used[..., -1], gamma, first).clamp_min(tiny)
+        return cls(S, Y, inner + torch.diag_embed((~used).to(inner.dtype)), used, gamma)
 
 
 def _remember(memory: Tensor, s: Tensor, y: Tensor) -> Tensor:
     """Drops the oldest pair for the newest; a pair without positive curvature is not taken."""
     S, Y = memory.chunk(2, dim=-1)
-    curvature = (s * y).sum(-1)
     size = torch.linalg.vector_norm(s, dim=-1) * torch.linalg.vector_norm(y, dim=-1)
-    good = curvature > 1e-10 * size
+    good = numbers(torch.linalg.vecdot(s, y)) > 1e-10 * numbers(size)
     shifted = torch.cat([S[..., 1:], s[..., None], Y[..., 1:], y[..., None]], dim=-1)
-    return torch.where(good[..., None, None], shifted, memory)
+    return shifted if surely(good) else pick(good, shifted, memory)
 
 
-def _minimize_compact(theta: Tensor, gradient: Tensor, memory: Tensor, radius: Tensor) -> Tensor:
+def _inverse_times(pairs: _Pairs, gradient: Tensor) -> Tensor:
+    """``B^-1 g``, in the compact form of the inverse.
+
+    With R the upper triangle of S'Y: ``a = R^-1 S'g``, ``v = g - Y a``, and
+    ``B^-1 g = v/gamma + S R^-T (D a - Y'v/gamma)``.
+    """
+    S, Y, R = pairs.S, pairs.Y, pairs.inner
+    diagonal = torch.diagonal(R, dim1=-2, dim2=-1)[..., None]
+    # only the triangle that is named is read
+    a = torch.linalg.solve_triangular(R, S.mT @ gradient[..., None], upper=True)
+    scaled = (gradient[..., None] - Y @ a) / pairs.gamma[..., None, None]
+    b = torch.linalg.solve_triangular(R.mT, diagonal * a - Y.mT @ scaled, upper=False)
+    return (scaled + S @ b)[..., 0]
+
+
+def _minimize_compact(pairs: _Pairs, theta: Tensor, gradient: Tensor, radius: Tensor) -> Tensor:
     tiny = torch.finfo(theta.dtype).tiny
-    S, Y = memory.chunk(2, dim=-1)
+    gamma = pairs.gamma[..., None, None]
+    # scaling the pairs to unit curvature keeps the middle matrix well conditioned: D = I
+    unit = torch.diagonal(pairs.inner, dim1=-2, dim2=-1).rsqrt()
+    S, Y = pairs.S * unit[..., None, :], pairs.Y * unit[..., None, :]
     m = S.shape[-1]
-    inner = S.mT @ Y
-    diagonal = torch.diagonal(inner, dim1=-2, dim2=-1)
-    used = diagonal > 0  # columns of pairs that exist
-    newest = diagonal[..., -1]
-    length = torch.linalg.vector_norm(gradient, dim=-1)
-    # before the first pair: a gradient step of length min(S, 1)
-    first = length / radius.clamp_max(1.0)
-    gamma = torch.where(newest > 0, Y[..., -1].square().sum(-1) / newest.clamp_min(tiny), first)
-    gamma = gamma.clamp_min(tiny)[..., None, None]
-
-    # scaling the pairs to unit curvature keeps the middle matrix well conditioned
-    unit = torch.where(used, diagonal.clamp_min(tiny).rsqrt(), torch.ones_like(diagonal))
-    S, Y = S * unit[..., None, :], Y * unit[..., None, :]
-    inner = S.mT @ Y
-    missing = torch.diag_embed((~used).to(theta.dtype))
-    lower = torch.tril(inner, diagonal=-1)
-    D = torch.diag_embed(torch.diagonal(inner, dim1=-2, dim2=-1)) + missing
+    lower = torch.tril(S.mT @ Y, diagonal=-1)
+    missing = torch.diag_embed((~pairs.used).to(theta.dtype))
+    D = torch.eye(m, dtype=theta.dtype, device=theta.device).expand_as(lower)
     middle = torch.cat(
         [
             torch.cat([gamma * (S.mT @ S) + missing, lower], dim=-1),

@@ -8,15 +8,16 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from torchglb.optim.numbers import Numbers, numbers, pick, surely, tensor
 from torchglb.optim.result import Status
 
 
 class Progress(NamedTuple):
     """What a step reports of every element: whether it is done, stuck, and finite; ``(*B)`` each."""
 
-    converged: Tensor
-    stuck: Tensor
-    finite: Tensor
+    converged: Tensor | Numbers
+    stuck: Tensor | Numbers
+    finite: Tensor | Numbers
 
 
 State = TypeVar("State", bound=tuple)  # type: ignore[type-arg]
@@ -34,7 +35,7 @@ def iterate(
     later steps leave it untouched. The stopping test is the only host synchronisation.
 
     Args:
-        step: maps a state (a named tuple of tensors that start with ``*B``) to the next one.
+        step: maps a state (a named tuple of arrays that start with ``*B``) to the next one.
         state: the first state.
         progress: of the first state.
         max_steps: the step limit.
@@ -42,29 +43,36 @@ def iterate(
     Returns:
         The last state of every element, its status ``(*B)`` and its number of steps ``(*B)``.
     """
-    status = _verdict(torch.full_like(progress.converged, -1, dtype=torch.int64), progress)
-    num_steps = torch.zeros_like(status)
+    status = _verdict(progress)
+    num_steps = 0 * status
     for _ in range(max_steps):
         active = status < 0
-        if not bool(active.any()):
+        if not any_active(active):
             break
         proposed, progress = step(state)
-        frozen = not (state[0].device.type == "cpu" and bool(active.all()))
-        state = _select(active, proposed, state) if frozen else proposed
         num_steps = num_steps + active
-        status = torch.where(active, _verdict(status, progress), status)
-    return state, torch.where(status < 0, int(Status.MAX_STEPS), status), num_steps
+        if surely(active):
+            state, status = proposed, _verdict(progress)
+        else:
+            state = select(active, proposed, state)
+            status = pick(active, _verdict(progress), status)
+    status = tensor(pick(status < 0, int(Status.MAX_STEPS), status))
+    return state, status, tensor(num_steps).to(status.dtype)
 
 
-def _verdict(status: Tensor, progress: Progress) -> Tensor:
-    """The status of running elements (-1) after a step."""
-    status = torch.where(progress.stuck, int(Status.INACCURATE), torch.full_like(status, -1))
-    status = torch.where(progress.converged, int(Status.CONVERGED), status)
-    return torch.where(progress.finite, status, int(Status.NONFINITE))
+def any_active(active: Numbers) -> bool:
+    """The stopping test, and the one host synchronisation of a step."""
+    return bool(active.any())
 
 
-def _select(active: Tensor, new: State, old: State) -> State:
-    def pick(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(active.reshape(active.shape + (1,) * (a.ndim - active.ndim)), a, b)
+def _verdict(progress: Progress) -> Numbers:
+    """The status of an element after a step; -1 while it runs."""
+    converged, stuck, finite = (numbers(mask) for mask in progress)
+    status = pick(stuck, int(Status.INACCURATE), -1)
+    status = pick(converged, int(Status.CONVERGED), status)
+    return pick(finite, status, int(Status.NONFINITE))
 
-    return type(new)(*(pick(a, b) for a, b in zip(new, old, strict=True)))
+
+def select(mask: Numbers, new: State, old: State) -> State:
+    """The state that is new where the mask says so."""
+    return type(new)(*(pick(mask, a, b) for a, b in zip(new, old, strict=True)))

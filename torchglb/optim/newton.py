@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchglb.optim.ball import Evaluation, descend, minimize_model
+from torchglb.optim.numbers import numbers, pick, surely
 from torchglb.optim.result import SolveResult
 
 
@@ -31,12 +32,23 @@ def newton(
     Returns:
         The result, and the evaluation at its point.
     """
+    S = numbers(radius)
 
-    def model(theta: Tensor, gradient: Tensor, hessian: Tensor, memory: Tensor, radius: Tensor) -> Tensor:
+    def model(theta: Tensor, gradient: Tensor, hessian: Tensor, memory: Tensor) -> Tensor:
+        # most steps end inside the ball, where a Cholesky factor is all that is needed
+        factor, info = torch.linalg.cholesky_ex(hessian)
+        free = theta - torch.cholesky_solve(gradient[..., None], factor)[..., 0]
+        inside = (numbers(info) == 0) & (numbers(torch.linalg.vector_norm(free, dim=-1)) <= S)
+        if surely(inside):
+            return free
         # a NaN would make eigh raise for the whole batch; its element is stopped by its status
-        clean = torch.nan_to_num(hessian, nan=0.0, posinf=1e300, neginf=-1e300)
+        largest = torch.finfo(hessian.dtype).max ** 0.5
+        clean = torch.nan_to_num(hessian, nan=0.0).clamp(-largest, largest)
         eigenvalues, basis = torch.linalg.eigh(clean)
-        return minimize_model(eigenvalues.clamp_min(0.0), basis, theta, gradient, radius)
+        on_ball = minimize_model(eigenvalues.clamp_min(0.0), basis, theta, gradient, radius)
+        return pick(inside, free, on_ball)
 
     nothing = start.new_zeros((*start.shape[:-1], 0))
-    return descend(evaluate, model, lambda m, s, y: m, nothing, start, radius, tol, max_steps)
+    return descend(
+        evaluate, model, None, nothing, start, radius, tol, max_steps, patience=3
+    )

@@ -57,6 +57,16 @@ class SublevelProgram:
         check_same("level", self.level, "likelihood.X", self.likelihood.X)
         check_shape("level", self.level, self.likelihood.batch_shape)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor that defines the program, with the full batch shape."""
+        radius = self.domain.radius_like(self.level).expand(self.level.shape)
+        return (*self.likelihood.tensors(), radius, self.level)
+
+    def rebuild(self, tensors: tuple[Tensor, ...]) -> SublevelProgram:
+        """The same program over other tensors, in the order of :meth:`tensors`."""
+        *data, radius, level = tensors
+        return SublevelProgram(self.likelihood.rebuild(data), self.domain.resized(radius), level)
+
     def check_arms(self, arms: Tensor, *, values: bool = True) -> None:
         """Refuses arms that are not finite and of shape ``(*B, K, d)``."""
         check_same("arms", arms, "likelihood.X", self.likelihood.X)

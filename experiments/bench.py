@@ -1,0 +1,42 @@
+"""Benchmarks: ``python experiments/bench.py NAME... [--quick]``, or ``all``.
+
+Every module of ``experiments/benchmarks`` is one benchmark, called by its name; it defines
+``run(quick: bool) -> None``, which prints what it measured and whether its bar is met.
+"""
+
+import argparse
+import importlib
+import pkgutil
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def benchmarks() -> list[str]:
+    """The names of the modules in ``benchmarks``; those with an underscore are helpers."""
+    found = pkgutil.iter_modules([str(HERE / "benchmarks")])
+    return sorted(module.name for module in found if not module.name.startswith("_"))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    known = benchmarks()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="+", metavar="NAME", help="all, or " + ", ".join(known))
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
+    options = parser.parse_args(arguments)
+    names = known if "all" in options.names else options.names
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        parser.error(f"no benchmark named {', '.join(unknown)}; there are: all, {', '.join(known)}")
+    for name in names:
+        began = time.perf_counter()
+        print(f"== {name} {'(quick)' if options.quick else ''}".rstrip())
+        importlib.import_module(f"benchmarks.{name}").run(options.quick)
+        print(f"== {name}: {time.perf_counter() - began:.0f} s\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""The constrained maximum-likelihood estimate against what people use today.
+
+Logistic problems whose optimum lies inside the ball, so that unconstrained peers solve the same
+problem. Every peer gets the loosest of its tolerances with which it reaches the gap that we ask of
+ourselves, ``gap <= 1e-9 (1 + |loss|)``, or else its most accurate one. Gaps are Frank-Wolfe gaps, computed
+for all in the same way. One thread for everybody. The peers take the problems of a batch one by
+one; ours take them together.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.optimize
+import scipy.special
+import statsmodels.api
+import torch
+from benchmarks._timing import race
+from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
+
+import torchglb as glb
+from torchglb.optim import frank_wolfe_gap
+
+RADIUS = 10.0
+TOL = 1e-9
+OURS = ("our L-BFGS", "our Newton")
+
+Array = np.ndarray
+Peer = Callable[["Problem", float], Array]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One logistic problem in NumPy, with the loss that every peer is given."""
+
+    X: Array
+    r: Array
+
+    def loss(self, theta: Array) -> tuple[float, Array]:
+        z = self.X @ theta
+        value = np.logaddexp(0.0, z).sum() - self.r @ z
+        return float(value), self.X.T @ (scipy.special.expit(z) - self.r)
+
+
+def draw(count: int, n: int, d: int, seed: int) -> glb.Rows:
+    """``count`` problems with ``|theta*| = 2`` and unit features.
+
+    Rewards are 0 or 1; with fewer than ten rows per feature, where such data would often be
+    separable and have no optimum, they are means of five such draws.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def unit(*shape: int) -> torch.Tensor:
+        x = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return torch.nn.functional.normalize(x, dim=-1)
+
+    X = unit(count, n, d)
+    p = torch.sigmoid(2.0 * (X @ unit(count, d, 1))[..., 0])
+    draws = 1 if n >= 10 * d else 5
+    r = torch.bernoulli(p.expand(draws, *p.shape), generator=generator).mean(0)
+    return glb.Rows(X, r)
+
+
+# ---- the peers: each takes a problem and a tolerance of its own ----------------------------------
+
+
+def slsqp(problem: Problem, tol: float) -> Array:
+    inside = {
+        "type": "ineq",
+        "fun": lambda theta: RADIUS**2 - theta @ theta,
+        "jac": lambda theta: -2.0 * theta,
+    }
+    found = scipy.optimize.minimize(
+        problem.loss,
+        np.zeros(problem.X.shape[1]),
+        jac=True,
+        method="SLSQP",
+        constraints=[inside],
+        options={"ftol": tol, "maxiter": 1000},
+    )
+    return np.asarray(found.x)
+
+
+def scipy_lbfgs(problem: Problem, tol: float) -> Array:
+    found = scipy.optimize.minimize(
+        problem.loss,
+        np.zeros(problem.X.shape[1]),
+        jac=True,
+        method="L-BFGS-B",
+        options={"ftol": 0.0, "gtol": tol, "maxiter": 1000},
+    )
+    return np.asarray(found.x)
+
+
+def sklearn_lbfgs(problem: Problem, tol: float) -> Array:
+    X, labels, weights = problem.X, problem.r, None
+    mixed = (labels > 0) & (labels < 1)
+    if mixed.any():  # a mean reward is two weighted rows to scikit-learn
+        X = np.concatenate([X, X[mixed]])
+        weights = np.concatenate([np.where(mixed, labels, 1.0), 1.0 - labels[mixed]])
+        labels = np.concatenate([np.where(mixed, 1.0, labels), np.zeros(mixed.sum())])
+    model = LogisticRegression(C=np.inf, fit_intercept=False, tol=tol, max_iter=10000)
+    return np.asarray(model.fit(X, labels, weights).coef_[0])
+
+
+def statsmodels_logit(problem: Problem, tol: float) -> Array:
+    model = statsmodels.api.Logit(problem.r, problem.X)
+    return np.asarray(model.fit(disp=0, tol=tol, maxiter=1000).params)
+
+
+def statsmodels_glm(problem: Problem, tol: float) -> Array:
+    family = statsmodels.api.families.Binomial()
+    model = statsmodels.api.GLM(problem.r, problem.X, family=family)
+    return np.asarray(model.fit(tol=tol, maxiter=1000).params)
+
+
+PEERS: dict[str, tuple[Peer, tuple[float, ...]]] = {
+    "SciPy SLSQP": (slsqp, (1e-6, 1e-8, 1e-10, 1e-12, 1e-14, 1e-16)),
+    "SciPy L-BFGS": (scipy_lbfgs, (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)),
+    "scikit-learn L-BFGS": (sklearn_lbfgs, (1e-4, 1e-6, 1e-8, 1e-9, 1e-10, 1e-11, 1e-12)),
+    "statsmodels Logit": (statsmodels_logit, (1e-6, 1e-8, 1e-10, 1e-12)),
+    "statsmodels GLM": (statsmodels_glm, (1e-6, 1e-8, 1e-10, 1e-12, 1e-14)),
+}
+
+
+def gaps(rows: glb.Rows, theta: torch.Tensor) -> torch.Tensor:
+    """The Frank-Wolfe gap of each problem relative to ``1 + |loss|``."""
+    loss, gradient = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows).value_and_gradient(theta)
+    radius = theta.new_full(loss.shape, RADIUS)
+    return frank_wolfe_gap(theta, gradient, radius) / (1.0 + loss.abs())
+
+
+# ---- one size --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one method needed: seconds per problem and its largest relative gap in the batch."""
+
+    seconds: float
+    gap: float
+
+
+def measure(count: int, n: int, d: int, seconds: float) -> dict[str, Line]:
+    rows = draw(count, n, d, seed=1000 * n + d)
+    problems = [Problem(X.numpy(), r.numpy()) for X, r in zip(rows.X, rows.r, strict=True)]
+    single = count == 1
+    given = glb.Rows(rows.X[0], rows.r[0]) if single else rows
+    family, ball = glb.Bernoulli(), glb.Ball(d, RADIUS)
+    contestants: dict[str, Callable[[], object]] = {}
+    gap: dict[str, float] = {}
+
+    for name, (peer, ladder) in PEERS.items():
+        tried = []
+        for tol in ladder:
+            found = torch.from_numpy(np.stack([peer(p, tol) for p in problems]))
+            tried.append((float(gaps(rows, found).nan_to_num(math.inf).max()), tol))
+            if tried[-1][0] <= TOL:
+                break
+        gap[name], chosen = tried[-1] if tried[-1][0] <= TOL else min(tried)
+        contestants[name] = lambda peer=peer, tol=chosen: [peer(p, tol) for p in problems]
+
+    for name, solver in zip(OURS, ("lbfgs", "newton"), strict=True):
+
+        def fit(solver: str = solver) -> glb.MLEResult:
+            return glb.constrained_mle(family, given, ball, solver=solver, tol=TOL)
+
+        theta = fit().theta
+        assert float(torch.linalg.vector_norm(theta, dim=-1).max()) < 0.99 * RADIUS, "not interior"
+        gap[name] = float(gaps(given, theta).max())
+        contestants[name] = fit
+
+    likelihood = glb.NegativeLogLikelihood(family, *given)
+    zero = given.X.new_zeros(given.X.shape[:-2] + given.X.shape[-1:])
+    contestants["one pass"] = lambda: likelihood.expand(zero)
+    gap["one pass"] = math.nan
+    taken = race(contestants, seconds=seconds)
+    return {name: Line(taken[name] / count, gap[name]) for name in contestants}
+
+
+def show(lines: dict[str, Line]) -> None:
+    slowest, bare = lines["SciPy SLSQP"].seconds, lines["one pass"].seconds
+    best = min(lines[name].seconds for name in PEERS)
+    print(f"  {'':20} {'ms/problem':>10} {'x SLSQP':>9} {'x best':>8} {'passes':>8} {'gap':>9}")
+    for name, line in lines.items():
+        print(
+            f"  {name:20} {1e3 * line.seconds:10.3f} {slowest / line.seconds:9.2f}"
+            f" {best / line.seconds:8.2f} {line.seconds / bare:8.1f} {line.gap:9.1e}"
+        )
+
+
+def run(quick: bool) -> None:
+    sizes = [(n, d) for n in (100, 1000, 10000) for d in (2, 10, 50)]
+    counts = [1, 40]
+    if quick:
+        sizes, counts = [(100, 2), (1000, 10)], [1, 40]
+    seconds = 1.0 if quick else 6.0
+    print("times: least of interleaved repeats; x: how many times faster than SLSQP, than the best peer;")
+    print("passes: multiples of one evaluation of loss, gradient and Hessian; gap: relative to 1 + |loss|")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    table: dict[tuple[int, int, int], dict[str, Line]] = {}
+    try:
+        with threadpool_limits(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # peers complain about tolerances they cannot reach
+            for n, d in sizes:
+                for count in counts:
+                    print(f"n = {n}, d = {d}, batch {count}")
+                    table[n, d, count] = measure(count, n, d, seconds)
+                    show(table[n, d, count])
+    finally:
+        torch.set_num_threads(threads)
+    verdict(table)
+
+
+def verdict(table: dict[tuple[int, int, int], dict[str, Line]]) -> None:
+    lines = table[1000, 10, 40]
+    ours, theirs = lines["our Newton"], lines["SciPy SLSQP"]
+    ratio = theirs.seconds / ours.seconds
+    met = ratio >= 20 and ours.gap <= theirs.gap
+    print(
+        f"bar: batch 40, n = 1000, d = 10: {ratio:.1f} times faster than SLSQP (20 asked), gap"
+        f" {ours.gap:.1e} against {theirs.gap:.1e}: {'met' if met else 'NOT met'}"
+    )
+    ratios = {}
+    for (n, d, count), lines in table.items():
+        if count == 1:
+            best = min(lines[name].seconds for name in PEERS)
+            ratios[n, d] = best / min(lines[name].seconds for name in OURS)
+    listed = ", ".join(f"n={n} d={d}: {ratio:.2f}" for (n, d), ratio in ratios.items())
+    met = all(ratio >= 1 for ratio in ratios.values())
+    print(f"bar: single problem, speed relative to the best peer (1 asked): {listed}:", end=" ")
+    print("met" if met else "NOT met")

@@ -1,0 +1,97 @@
+"""Confidence radii: one theorem, one function; and objects that carry their sums along.
+
+With probability 1 - delta, for all t at once, theta* lies in ``{theta : L_t(theta) <= level_t}``, and
+``beta_t^2 = level_t - L_t(theta_hat)`` is the radius.
+"""
+
+from __future__ import annotations
+
+from torchglb.checks import check_choice
+from torchglb.radii.base import Evaluation, Radius, State, require_weights
+from torchglb.radii.covering import covering
+from torchglb.radii.gaussian_prior import gaussian_prior_level
+from torchglb.radii.lipschitz import (
+    LipschitzBound,
+    data_lipschitz,
+    gaussian_lipschitz,
+    poisson_martingale,
+    table1_bernoulli,
+    table1_bounded,
+    table1_poisson,
+    table1_subgaussian,
+)
+from torchglb.radii.mean_loss import mean_loss_radius
+from torchglb.radii.mixture import mixture_level
+from torchglb.radii.pac_bayes import pac_bayes_level
+from torchglb.radii.posterior_radii import GaussianPrior, Mixture, PACBayes
+from torchglb.radii.problem import Problem, self_concordance_of
+from torchglb.radii.simple_radii import Covering, Lipschitz, MeanLoss
+from torchglb.radii.statistics import RowStatistics, empty_statistics, update_statistics
+from torchglb.radii.theorem31 import LipschitzRadius, shrinkage_infimum, theorem31
+from torchglb.radii.theorem32 import (
+    regularization_for,
+    theorem32,
+    theorem32_fixed_point,
+    theorem32_outside,
+)
+
+#: What the names stand for; ``"lipschitz"`` and ``"covering"`` are the paper's, with Table 1.
+NAMED: dict[str, Radius] = {
+    "lipschitz": Lipschitz(constant="table1", inf="exact"),
+    "mean-loss": MeanLoss(),
+    "pac-bayes": PACBayes(),
+    "gaussian-prior": GaussianPrior(),
+    "mixture": Mixture(),
+    "covering": Covering(constant="table1"),
+}
+
+
+def by_name(name: str) -> Radius:
+    """The radius that a name stands for.
+
+    Example:
+        >>> by_name("lipschitz")
+        Lipschitz(constant='table1', inf='exact')
+    """
+    return NAMED[check_choice("radius", name, tuple(NAMED))]
+
+
+__all__ = [
+    "NAMED",
+    "Covering",
+    "Evaluation",
+    "GaussianPrior",
+    "Lipschitz",
+    "LipschitzBound",
+    "LipschitzRadius",
+    "MeanLoss",
+    "Mixture",
+    "PACBayes",
+    "Problem",
+    "Radius",
+    "RowStatistics",
+    "State",
+    "by_name",
+    "covering",
+    "data_lipschitz",
+    "empty_statistics",
+    "gaussian_lipschitz",
+    "gaussian_prior_level",
+    "mean_loss_radius",
+    "mixture_level",
+    "pac_bayes_level",
+    "poisson_martingale",
+    "regularization_for",
+    "require_weights",
+    "self_concordance_of",
+    "shrinkage_infimum",
+    "table1_bernoulli",
+    "table1_bounded",
+    "table1_poisson",
+    "table1_subgaussian",
+    "theorem31",
+    "theorem32",
+    "theorem32_fixed_point",
+    "theorem32_outside",
+    "update_statistics",
+]

@@ -1,0 +1,165 @@
+"""The protocol of a radius: settings, the problem's constants and the carried state are apart.
+
+A radius object holds settings only. :class:`Problem` holds what follows from family, ball and
+delta. The state is a flat dictionary of tensors, made by ``init``, advanced by ``update`` and
+``evaluate``, never changed in place: it can be saved and loaded as it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import ValueChecks, refuse
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.radii.problem import Problem
+from torchglb.radii.statistics import RowStatistics, empty_statistics, update_statistics
+
+State = dict[str, Tensor]
+
+
+class Evaluation(NamedTuple):
+    """A radius at one time.
+
+    Attributes:
+        level: ``(*B)``; the confidence set is ``{theta : L(theta) <= level}``. This is what is valid.
+        radius: ``(*B)``, ``beta^2 = level - loss_hat``. Negative only if theta_hat itself is
+            outside the set, which a minimiser over the ball never is for radii with ``confined``.
+        delta_likelihood: the share of delta spent on the likelihood ratio.
+        delta_lipschitz: the share spent on a Lipschitz constant that may fail; mostly 0.
+        passes: how many passes over the history were needed.
+        state: to be carried on.
+    """
+
+    level: Tensor
+    radius: Tensor
+    delta_likelihood: float
+    delta_lipschitz: float
+    passes: int
+    state: State
+
+
+class Radius(ABC):
+    """Settings of a confidence radius.
+
+    Rows have norm at most 1 and weights in [0, 1], each fixed before its reward is seen; check them
+    at the door (:func:`require_weights`), since ``update`` never looks at values.
+
+    Attributes:
+        confined: whether the statement assumes ``|theta*| <= S``, so that the set may be
+            intersected with the ball.
+    """
+
+    confined: bool = True
+
+    @abstractmethod
+    def init(self, problem: Problem) -> State:
+        """The state before the first row. Raises InputError for a family that does not fit."""
+
+    @abstractmethod
+    def update(
+        self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
+    ) -> State:
+        """The state with k more rows, ``x (*B, k, d)``, ``r`` and ``w (*B, k)``; O(d^2) per row."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        problem: Problem,
+        state: State,
+        likelihood: NegativeLogLikelihood,
+        theta_hat: Tensor,
+        loss_hat: Tensor | None = None,
+        gradient_hat: Tensor | None = None,
+        hessian_hat: Tensor | None = None,
+    ) -> Evaluation:
+        """The level and the radius now.
+
+        Args:
+            problem: as in ``init``.
+            state: with all rows of ``likelihood``.
+            likelihood: the loss of the history, without ridge or tilt. The same rows may be merged
+                (:class:`torchglb.history.History` with ``aggregate``).
+            theta_hat: any point of the ball, ``(*B, d)``; the better, the smaller the level.
+            loss_hat: ``L(theta_hat)``, ``(*B)``; left out, it costs a pass.
+            gradient_hat: the gradient there, if known, ``(*B, d)``.
+            hessian_hat: the Hessian there, if known, ``(*B, d, d)``; with both, a posterior may be
+                centred at theta_hat without a pass.
+        """
+
+
+class StatisticsRadius(Radius):
+    """A radius whose state contains the running sums of :class:`RowStatistics`."""
+
+    def init(self, problem: Problem) -> State:  # noqa: D102
+        return dict(empty_statistics(problem)._asdict())
+
+    @torch.no_grad()
+    def update(  # noqa: D102
+        self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
+    ) -> State:
+        return state | update_statistics(problem, statistics_of(state), x, r, w)._asdict()
+
+
+def statistics_of(state: State) -> RowStatistics:
+    """The running sums in a state."""
+    return RowStatistics(*(state[name] for name in RowStatistics._fields))
+
+
+def check_likelihood(likelihood: NegativeLogLikelihood) -> None:
+    """Refuses a loss that is more than the likelihood: the statements are about that alone."""
+    if likelihood.is_ridged or likelihood.tilt is not None:
+        raise refuse("likelihood", "a loss without ridge and tilt", "a regularised or tilted loss")
+
+
+def require_weights(checks: ValueChecks, w: Tensor) -> None:
+    """Adds to ``checks`` that weights lie in [0, 1].
+
+    Then ``E[ratio^w] <= (E ratio)^w <= 1`` by Jensen, and weighted likelihood ratios are still
+    supermartingales; above 1 they are not.
+    """
+    checks.require("weight", (w >= 0) & (w <= 1), "weights in [0, 1]", w)
+
+
+def loss_at(
+    likelihood: NegativeLogLikelihood, theta_hat: Tensor, loss_hat: Tensor | None
+) -> tuple[Tensor, int]:
+    """``L(theta_hat)`` in float64, and the passes that it took."""
+    check_likelihood(likelihood)
+    if loss_hat is None:
+        return likelihood.value(theta_hat).double(), 1
+    return loss_hat.double(), 0
+
+
+def rounding(dtype: torch.dtype, loss: Tensor, reward_length: Tensor, norm: Tensor) -> Tensor:
+    """A bound on the rounding error of a loss summed in ``dtype``, ``(*B)``; 0 without rows.
+
+    ``16 eps (|L| + 2 |theta| sum w |r| |x|)``: the second term covers what cancels between
+    ``m(z)`` and ``r z``.
+    """
+    scale = loss.double().abs() + 2.0 * norm.double() * reward_length.double()
+    return 16.0 * torch.finfo(dtype).eps * scale
+
+
+def conclude(
+    level: Tensor,
+    loss_hat: Tensor,
+    dtype: torch.dtype,
+    deltas: tuple[float, float],
+    passes: int,
+    state: State,
+) -> Evaluation:
+    """An evaluation in the caller's dtype, rounded upwards."""
+    radius = level - loss_hat
+    if dtype != torch.float64:
+        level, radius = (_round_up(value, dtype) for value in (level, radius))
+    return Evaluation(level, radius, *deltas, passes, state)
+
+
+def _round_up(value: Tensor, dtype: torch.dtype) -> Tensor:
+    nearest = value.to(dtype)
+    above = torch.nextafter(nearest, torch.full_like(nearest, torch.inf))
+    return torch.where(nearest.double() < value, above, nearest)

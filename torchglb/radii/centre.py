@@ -1,0 +1,234 @@
+"""Centres of posteriors: minimisers of the loss plus a penalty, carried forward between passes.
+
+A centre need not be exact: any point gives a valid level. So each is a fixed point whose loss,
+gradient and Hessian are brought up to date in O(d^2) per observation, and it moves, by damped
+Newton steps of one pass each, only when it has fallen too far behind the minimiser.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchglb.families import GLMFamily
+from torchglb.likelihood import NegativeLogLikelihood
+
+MAX_STEPS = 40
+
+
+class Anchor(NamedTuple):
+    """P points of each problem with the loss, gradient and Hessian there, all float64.
+
+    Attributes:
+        point: ``(*B, P, d)``.
+        loss: ``(*B, P)``.
+        gradient: ``(*B, P, d)``.
+        hessian: ``(*B, P, d, d)``.
+    """
+
+    point: Tensor
+    loss: Tensor
+    gradient: Tensor
+    hessian: Tensor
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> Anchor:
+        """From the entries ``centre_point``, ... of a state."""
+        return cls(*(state[f"centre_{name}"] for name in cls._fields))
+
+    def entries(self) -> dict[str, Tensor]:
+        """The entries of a state."""
+        return {f"centre_{name}": value for name, value in self._asdict().items()}
+
+    def where(self, condition: Tensor, other: Anchor) -> Anchor:
+        """This anchor where ``condition (*B, P)`` holds, else the other."""
+
+        def choose(mine: Tensor, others: Tensor) -> Tensor:
+            extra = mine.ndim - condition.ndim
+            return torch.where(condition.reshape(condition.shape + (1,) * extra), mine, others)
+
+        return Anchor(*(choose(a, b) for a, b in zip(self, other, strict=True)))
+
+
+def add_rows(family: GLMFamily, anchor: Anchor, x: Tensor, r: Tensor, w: Tensor | None) -> Anchor:
+    """The anchor with the terms of k more rows, ``x (*B, k, d)``: O(k d^2), no pass."""
+    x, r = x.double(), r.double()
+    terms = family.loss_terms(anchor.point @ x.mT, r[..., None, :])  # (*B, P, k)
+    if w is not None:
+        terms = type(terms)(*(t * w.double()[..., None, :] for t in terms))
+    curved = x.mT[..., None, :, :] * terms.curvature[..., None, :]  # (*B, P, d, k)
+    return Anchor(
+        anchor.point,
+        anchor.loss + terms.loss.sum(-1),
+        anchor.gradient + terms.slope @ x,
+        anchor.hessian + curved @ x[..., None, :, :],
+    )
+
+
+def expand_at(likelihood: NegativeLogLikelihood, point: Tensor) -> Anchor:
+    """The loss expanded at ``point (*B, P, d)``: one pass, in the dtype of the rows."""
+    rounded = point.to(likelihood.X.dtype)
+    return Anchor(rounded.double(), *(t.double() for t in likelihood.expand(rounded)))
+
+
+# ---- penalties ---------------------------------------------------------------------------------
+
+
+class PenaltyTerms(NamedTuple):
+    """A penalty at points: value ``(*B, P)``, gradient ``(*B, P, d)``, Hessian ``(*B, P, d, d)``."""
+
+    value: Tensor
+    gradient: Tensor
+    hessian: Tensor
+
+
+class Penalty(Protocol):
+    """A convex penalty that makes the minimiser unique."""
+
+    def __call__(self, point: Tensor) -> PenaltyTerms:
+        """The penalty at ``point (*B, P, d)``; its value is infinite outside its domain."""
+
+    def longest(self, point: Tensor, step: Tensor) -> Tensor:
+        """The largest multiple of ``step`` worth trying, ``(*B, P)``."""
+
+
+class Barrier(NamedTuple):
+    """``-eta log(S^2 - |theta|^2)``: keeps the centre inside the ball.
+
+    Attributes:
+        S: ``(*B, 1)``.
+        eta: ``(P,)``.
+    """
+
+    S: Tensor
+    eta: Tensor
+
+    def __call__(self, point: Tensor) -> PenaltyTerms:
+        """The barrier at ``point (*B, P, d)``."""
+        room = self.S.square() - point.square().sum(-1)
+        inside = room > 0
+        room = torch.where(inside, room, torch.ones_like(room))
+        value = torch.where(inside, -self.eta * torch.log(room), torch.full_like(room, math.inf))
+        pull = 2.0 * self.eta / room
+        eye = torch.eye(point.shape[-1], dtype=point.dtype, device=point.device)
+        outer = point[..., :, None] * point[..., None, :]
+        hessian = pull[..., None, None] * (eye + 2.0 * outer / room[..., None, None])
+        return PenaltyTerms(value, pull[..., None] * point, hessian)
+
+    def longest(self, point: Tensor, step: Tensor) -> Tensor:
+        """Four fifths of the way to the sphere."""
+        return 0.8 * distance_to_sphere(point, step, self.S)
+
+
+class Ridge(NamedTuple):
+    """``|theta|^2 / (2 s0^2)``: the centre of a Gaussian posterior.
+
+    Attributes:
+        variance: ``s0^2``, ``(*B, 1)``.
+    """
+
+    variance: Tensor
+
+    def __call__(self, point: Tensor) -> PenaltyTerms:
+        """The ridge at ``point (*B, P, d)``."""
+        eye = torch.eye(point.shape[-1], dtype=point.dtype, device=point.device)
+        precision = 1.0 / self.variance
+        value = 0.5 * precision * point.square().sum(-1)
+        hessian = (precision[..., None, None] * eye).expand(*point.shape, point.shape[-1])
+        return PenaltyTerms(value, precision[..., None] * point, hessian)
+
+    def longest(self, point: Tensor, step: Tensor) -> Tensor:
+        """No limit but the full step."""
+        return torch.ones_like(step[..., 0])
+
+
+def distance_to_sphere(point: Tensor, direction: Tensor, S: Tensor) -> Tensor:
+    """The largest t with ``|point + t direction| <= S``, for a point of the ball."""
+    room = (S.square() - point.square().sum(-1)).clamp_min(0.0)
+    along = (point * direction).sum(-1)
+    square = direction.square().sum(-1)
+    root = (along.square() + square * room).sqrt()
+    # of the two forms of the root, the one without cancellation
+    outward = room / torch.where(along > 0, along + root, torch.ones_like(root))
+    inward = (root - along) / torch.where(square > 0, square, torch.ones_like(square))
+    distance = torch.where(along > 0, outward, inward)
+    return torch.where(square > 0, distance, torch.full_like(distance, math.inf))
+
+
+# ---- moving ------------------------------------------------------------------------------------
+
+
+def recentre(
+    penalty: Penalty,
+    likelihood: NegativeLogLikelihood,
+    anchor: Anchor,
+    tolerance: float,
+    offer: Anchor | None = None,
+) -> tuple[Anchor, int]:
+    """Moves every centre until half its squared Newton decrement is at most ``tolerance``.
+
+    That half is, to second order, how far the penalised loss lies above its minimum. One pass per
+    step for all centres of the batch; none at all if no centre has fallen behind.
+
+    Args:
+        penalty: added to the loss.
+        likelihood: the loss.
+        anchor: where the centres are.
+        tolerance: in units of the loss.
+        offer: points whose expansions are known already, taken where they are better.
+
+    Returns:
+        The centres, and the number of passes.
+    """
+    terms = penalty(anchor.point)
+    step, behind = _newton(anchor, terms)
+    if offer is not None:
+        offered = penalty(offer.point)
+        better = torch.isfinite(offered.value) & (_newton(offer, offered)[1] < behind)
+        anchor = offer.where(better, anchor)
+        terms = penalty(anchor.point)
+        step, behind = _newton(anchor, terms)
+    damping = torch.ones_like(behind)
+    rounding = 16 * torch.finfo(likelihood.X.dtype).eps
+    passes = 0
+    while passes < MAX_STEPS:
+        active = behind > tolerance
+        if not bool(active.any()):  # the stopping test: the one host synchronisation per step
+            break
+        length = damping * _safe_length(penalty, anchor.point, step)
+        length = torch.where(active, length, torch.zeros_like(length))
+        moved = expand_at(likelihood, anchor.point + length[..., None] * step)
+        passes += 1
+        limit = anchor.loss + terms.value + rounding * anchor.loss.abs()
+        falls = moved.loss + penalty(moved.point).value <= limit
+        damping = torch.where(active & ~falls, 0.25 * damping, torch.ones_like(damping))
+        anchor = moved.where(active & falls, anchor)
+        terms = penalty(anchor.point)
+        step, decrement = _newton(anchor, terms)
+        # a centre whose steps have become too short to matter stays where it is
+        behind = torch.where(damping > 1e-6, decrement, torch.zeros_like(decrement))
+    return anchor, passes
+
+
+def _newton(anchor: Anchor, terms: PenaltyTerms) -> tuple[Tensor, Tensor]:
+    """The Newton step ``(*B, P, d)``, and half the squared decrement ``(*B, P)``."""
+    gradient = anchor.gradient + terms.gradient
+    factor, _ = torch.linalg.cholesky_ex(anchor.hessian + terms.hessian)
+    step = -torch.cholesky_solve(gradient[..., None], factor)[..., 0]
+    return step, -0.5 * (step * gradient).sum(-1)
+
+
+def _safe_length(penalty: Penalty, point: Tensor, step: Tensor) -> Tensor:
+    """A step length at which Newton's model is still good; a bad guess costs a pass, no more.
+
+    ``log(1 + l)/l`` with l the length of the step is safe for a loss with ``|m'''| <= m''`` and
+    ``|x| <= 1``; full steps are taken where they are short.
+    """
+    euclidean = torch.linalg.vector_norm(step, dim=-1)
+    short = torch.log1p(euclidean) / euclidean.clamp_min(0.5)
+    loss = torch.where(euclidean > 0.5, short, torch.ones_like(short))
+    return torch.minimum(loss, penalty.longest(point, step))

@@ -1,0 +1,51 @@
+"""The covering theorem of the appendix, in a form that holds."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_probability, refuse
+from torchglb.radii.lipschitz import LipschitzBound
+from torchglb.radii.theorem31 import LipschitzRadius
+
+SCALES = 64  # nets down to S 2^-63: finer ones cannot be best for any finite float L_t
+
+
+def covering(
+    lipschitz: LipschitzBound | Tensor, S: Tensor | float, dim: int, delta: float
+) -> LipschitzRadius:
+    """The appendix's theorem by a covering argument, with a prior over the scales of the net.
+
+    ``beta^2 = log(1/delta) + min_k log((k+1)(k+2)) + d log(1 + 2S/c_k) + c_k L_t``, ``c_k = S 2^-k``.
+    With probability 1 - delta for all t, ``L_t(theta*) <= L_t(theta_hat) + beta_t^2`` for any
+    theta_hat in the ball. The prior gives weight ``1/((k+1)(k+2))`` to the uniform law on a
+    ``c_k``-net, which has at most ``(1 + 2S/c_k)^d`` points. (As printed, the net's scale is chosen
+    after seeing L_t, which the proof does not allow; and a union over t is paid that Ville's
+    inequality makes needless.) Looser than Theorem 3.1: it is here to show that. O(1), no pass.
+
+    Args:
+        lipschitz: L_t, ``(*B)``; a tensor stands for a deterministic bound.
+        S: radius of the ball.
+        dim: d.
+        delta: in (0, 1).
+
+    Example:
+        >>> round(float(covering(torch.tensor(300.0), 4.0, 2, 0.05).radius), 3)
+        23.904
+    """
+    check_probability("delta", delta)
+    if isinstance(lipschitz, Tensor):
+        lipschitz = LipschitzBound(lipschitz, 0.0)
+    left = delta - lipschitz.failure
+    if left <= 0:
+        expected = f"a Lipschitz bound that fails with probability below delta = {delta:g}"
+        raise refuse("lipschitz", expected, f"{lipschitz.failure:g}")
+    value = lipschitz.value
+    k = torch.arange(SCALES, dtype=value.dtype, device=value.device)
+    # log(1 + 2S/c_k) = log(1 + 2^(k+1))
+    price = torch.log((k + 1) * (k + 2)) + dim * torch.log1p(torch.exp2(k + 1))
+    scaled = (S * value)[..., None] * torch.exp2(-k)
+    return LipschitzRadius((price + scaled).amin(-1) - math.log(left), left, lipschitz.failure)

@@ -1,0 +1,79 @@
+"""What a posterior of positive width costs: ``E m(z + sU) - m(z)``, from above, per observation.
+
+U is symmetric, so only the even part of m around z counts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
+from torchglb.radii.laws import Law
+
+
+def growth(family: GLMFamily, law: Law, s2: Tensor, self_concordance: Tensor | None) -> Tensor:
+    """G(s) with ``E m(z + sU) - m(z) <= m''(z) G(s)`` for all z, and G(s)/s^2 increasing.
+
+    Gaussian: ``s^2 E U^2/2`` (exact). Poisson and binomial: ``E cosh(sU) - 1`` (exact for Poisson; for
+    binomial from ``log(1 + v) <= v`` in :func:`increment`). Any family with ``|m'''| <= R m''``:
+    ``E[e^(Rs|U|) - 1 - Rs|U|]/R^2``.
+
+    Args:
+        family: gives m.
+        law: of U.
+        s2: ``s^2``.
+        self_concordance: R, for families without a formula of their own; None gives infinity.
+    """
+    if isinstance(family, Gaussian):
+        return 0.5 * s2 * law.second_moment()
+    if isinstance(family, Binomial | Poisson):
+        return law.hyperbolic(s2)
+    if self_concordance is None:
+        return torch.full_like(s2, math.inf)
+    rate = self_concordance.clamp_min(1e-6).to(s2.dtype)  # a larger R is valid too
+    return law.exponential(rate * s2.sqrt()) / rate.square()
+
+
+def increment(
+    family: GLMFamily,
+    law: Law,
+    z: Tensor,
+    s2: Tensor,
+    self_concordance: Tensor | None,
+    max_variance: Tensor | None,
+) -> Tensor:
+    """At least ``E m(z + sU) - m(z)``, elementwise: the least of what is known for the family.
+
+    - Gaussian ``s^2 E U^2/2`` and Poisson ``e^z (E cosh(sU) - 1)``, both exact.
+    - Binomial of N trials, p = sigma(z): ``(N/2) log(1 + 2 p(1-p) (E cosh(sU) - 1))``, by Jensen.
+    - ``m''(z) G(s)`` with G of :func:`growth`.
+    - ``max m'' s^2 E U^2/2``, and ``(b - a) s E|U|/2`` for rewards, hence means, in [a, b].
+
+    Args:
+        family: gives m.
+        law: of U.
+        z: ``<x, c>``.
+        s2: ``s^2``.
+        self_concordance: R on the support of ``z + sU``, or None.
+        max_variance: of m'' on the support of ``z + sU``, or None.
+    """
+    if isinstance(family, Gaussian):
+        return growth(family, law, s2, None)
+    if isinstance(family, Poisson):
+        return family.variance(z) * growth(family, law, s2, None)
+    if isinstance(family, Binomial):
+        spread = 2.0 / family.trials * family.variance(z) * law.hyperbolic(s2)
+        # an overflow of E cosh would give inf * 0 in the far tails of p(1-p)
+        best = 0.5 * family.trials * torch.log1p(torch.nan_to_num(spread, nan=math.inf))
+    else:
+        best = family.variance(z) * growth(family, law, s2, self_concordance)
+        best = torch.nan_to_num(best, nan=math.inf)
+    if max_variance is not None:
+        best = torch.minimum(best, 0.5 * max_variance * s2 * law.second_moment())
+    low, high = family.reward_range
+    if high - low < math.inf:
+        best = torch.minimum(best, 0.5 * (high - low) * s2.sqrt() * law.mean_absolute())
+    return best

@@ -1,0 +1,102 @@
+"""The law of one coordinate of a posterior: what an average of a convex loss depends on.
+
+If theta is drawn from an ellipsoid with centre c, then ``<x, theta> = <x, c> + s U`` with a number
+``s`` and a symmetric variable U, and ``E m(<x, theta>)`` is one-dimensional. Every function here
+is an upper bound, exact up to the stated remainder: a radius may err only upwards.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Law(Protocol):
+    """A symmetric law of U, seen through the averages that the radii need."""
+
+    def second_moment(self) -> float | Tensor:
+        """``E U^2``."""
+
+    def mean_absolute(self) -> float | Tensor:
+        """``E |U|``."""
+
+    def hyperbolic(self, s2: Tensor) -> Tensor:
+        """At least ``E cosh(s U) - 1``, from ``s^2``."""
+
+    def exponential(self, a: Tensor) -> Tensor:
+        """At least ``E[e^(a|U|) - 1 - a|U|]``, for a >= 0."""
+
+
+class BallLaw(NamedTuple):
+    """U with density proportional to ``(1 - u^2)^(nu - 1/2)`` on [-1, 1].
+
+    A coordinate of a uniform point of the unit ball of R^d has ``nu = d/2``; of a Pearson-II point
+    (density ``(1 - |u|^2)^k``) ``nu = d/2 + k``.
+
+    Attributes:
+        nu: a tensor that broadcasts with the arguments of the methods.
+        terms: how many terms of each series are summed; the rest is bounded and added.
+    """
+
+    nu: Tensor
+    terms: int = 16
+
+    def second_moment(self) -> Tensor:
+        """``1 / (2 nu + 2)``."""
+        return 1.0 / (2.0 * self.nu + 2.0)
+
+    def mean_absolute(self) -> Tensor:
+        """``Gamma(nu + 1) / (sqrt(pi) Gamma(nu + 3/2))``."""
+        return torch.exp(torch.lgamma(self.nu + 1) - torch.lgamma(self.nu + 1.5)) / math.sqrt(math.pi)
+
+    def hyperbolic(self, s2: Tensor) -> Tensor:
+        """``0F1(; nu + 1; s^2/4) - 1 = sum_j y^j / (j! (nu+1)_j)`` with ``y = s^2/4``.
+
+        All terms are positive. Behind term K the sum is at most ``1 + (e^v - 1)/(K + 1)`` times
+        term K, ``v = y/(nu + K + 1)``, since ``(K+1)_i >= (K+1) i!``.
+        """
+        y, last = 0.25 * s2, self.terms
+        total = 1.0 + torch.expm1(y / (self.nu + last + 1)) / (last + 1)
+        for j in range(last, 1, -1):
+            total = 1.0 + y * total / (j * (self.nu + j))
+        return y * total / (self.nu + 1)
+
+    def exponential(self, a: Tensor) -> Tensor:
+        """``sum_{j >= 2} a^j E|U|^j / j!``; behind term K at most ``1 + (e^a - 1)/(K + 1)`` times it."""
+        nu, last = self.nu, self.terms + 2
+        total = 1.0 + torch.expm1(a) / (last + 1)
+        for j in range(last, 2, -1):
+            # E|U|^j / E|U|^(j-1)
+            ratio = math.exp(math.lgamma((j + 1) / 2) - math.lgamma(j / 2)) * torch.exp(
+                torch.lgamma(nu + (j + 1) / 2) - torch.lgamma(nu + 1 + j / 2)
+            )
+            total = 1.0 + a * total * ratio / j
+        return 0.5 * a * a * total / (2.0 * nu + 2.0)
+
+
+class NormalLaw:
+    """A standard normal U."""
+
+    def second_moment(self) -> float:
+        """1."""
+        return 1.0
+
+    def mean_absolute(self) -> float:
+        """``sqrt(2/pi)``."""
+        return math.sqrt(2.0 / math.pi)
+
+    def hyperbolic(self, s2: Tensor) -> Tensor:
+        """``e^(s^2/2) - 1``, exact."""
+        return torch.expm1(0.5 * s2)
+
+    def exponential(self, a: Tensor) -> Tensor:
+        """``2 e^(a^2/2) Phi(a) - 1 - a sqrt(2/pi)``, exact."""
+        return 2.0 * torch.exp(0.5 * a * a) * torch.special.ndtr(a) - 1.0 - a * self.mean_absolute()
+
+
+def series_terms(longest: float) -> int:
+    """How many terms keep the bounded remainder small for arguments up to ``longest``."""
+    return min(96, 8 + math.ceil(1.2 * longest))

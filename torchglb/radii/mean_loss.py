@@ -1,0 +1,35 @@
+"""Theorem 3.1 without a Lipschitz constant: the average loss over the ball takes its place."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from torchglb.checks import check_probability
+from torchglb.radii.theorem31 import shrinkage_infimum
+
+
+def mean_loss_radius(ball_loss: Tensor, loss_hat: Tensor, dim: int, delta: float) -> Tensor:
+    """``beta^2 = log(1/delta) + inf_{0<c<=1} d log(1/c) + c (E_Q L - L(theta_hat))``.
+
+    Q is uniform on the ball, and ``E_Q L = sum_s w_s E m(S|x_s|U)/g`` (the rewards drop out by
+    symmetry). The posterior of Theorem 3.1, uniform on ``(1-c) theta_hat + c B(S)``, has by convexity
+    an average loss of at most ``(1-c) L(theta_hat) + c E_Q L``: the Lipschitz constant, which
+    bounds the same difference by ``2 S L_t c``, is not needed, and never gives less. On the event
+    of Theorem 3.1 with the prior Unif(B(S)); same assumptions. O(1), no pass.
+
+    Args:
+        ball_loss: ``E_Q L``, from above, ``(*B)``.
+        loss_hat: ``L(theta_hat)`` for any point of the ball, ``(*B)``.
+        dim: d.
+        delta: in (0, 1).
+
+    Example:
+        >>> import torch
+        >>> zero = torch.zeros(())
+        >>> round(float(mean_loss_radius(zero, zero, dim=2, delta=0.05)), 4)
+        2.9957
+    """
+    check_probability("delta", delta)
+    return shrinkage_infimum(ball_loss - loss_hat, dim) - math.log(delta)

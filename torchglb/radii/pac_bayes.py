@@ -1,0 +1,250 @@
+"""The likelihood-ratio level from a posterior on an ellipsoid inside the ball.
+
+For the prior Q = Unif(B(S)) and any posterior P, with probability 1 - delta for all t at once:
+``L_t(theta*) <= log(1/delta) + KL(P || Q) + E_P L_t``. P may depend on the data, so the least over
+many posteriors is free. Here P lives on ``{c + v : v'Wv <= 1}``, where E_P L is one-dimensional in
+every row, and
+
+``W = H(c)/rho^2 + (I + c c'/((1 - kappa) q)) / (kappa q)``, ``q = S^2 - |c|^2``
+
+keeps it inside the ball for any |c| < S, any 0 < kappa < 1 and any rho. The density on it is
+uniform (shape k = 0), or Pearson II, proportional to ``(1 - v'Wv)^k``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_choice, refuse
+from torchglb.domain import Ball
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.radii.base import check_likelihood, rounding
+from torchglb.radii.centre import Anchor, expand_at
+from torchglb.radii.increments import growth, increment
+from torchglb.radii.laws import BallLaw, series_terms
+from torchglb.radii.problem import Problem
+
+INCREMENTS = ("rows", "aggregated")
+
+
+class Candidates(NamedTuple):
+    """J kinds of posterior around a centre, as tensors ``(J,)``.
+
+    Attributes:
+        kappa: how far towards the sphere the ellipsoid may reach, in (0, 1).
+        rho2: ``rho^2``, the scale against the Hessian.
+        shape: k >= 0 of the Pearson-II density; 0 is uniform.
+    """
+
+    kappa: Tensor
+    rho2: Tensor
+    shape: Tensor
+
+
+def shape_entropy(dim: int, shape: Tensor) -> Tensor:
+    """``E log p(U)`` for the density p proportional to ``(1 - |u|^2)^k`` on the unit ball of R^d.
+
+    ``lgamma(d/2+k+1) - (d/2) log pi - lgamma(k+1) + k (psi(k+1) - psi(d/2+k+1))``; for k = 0 minus
+    the log-volume of the ball.
+    """
+    half = 0.5 * dim
+    whole, part = half + shape + 1, shape + 1
+    entropy = torch.lgamma(whole) - half * math.log(math.pi) - torch.lgamma(part)
+    return entropy + shape * (torch.digamma(part) - torch.digamma(whole))
+
+
+class Ellipsoids(NamedTuple):
+    """The posteriors around P centres, J for each, as far as no row is needed.
+
+    W is diagonal plus rank one in the eigenvectors of the Hessian, so that one decomposition of
+    H(c) serves all J of them in O(d) each: ``W = diag(scale) + alpha c c'`` there.
+
+    Attributes:
+        basis: eigenvectors Q of H(c), ``(*B, P, d, d)``.
+        centre: ``Q'c``, ``(*B, P, d)``.
+        scale: ``lambda/rho^2 + 1/(kappa q)``, ``(*B, P, J, d)``.
+        tilt: ``alpha/(1 + alpha c' diag(scale)^-1 c)``, ``(*B, P, J)``.
+        divergence: ``KL(P || Q)``, ``(*B, P, J)``.
+        trace: ``tr(W^-1 H)``, ``(*B, P, J)``.
+        longest: ``max |x|^2 in W^-1`` over rows of norm at most ``reach``, ``(*B, P, J)``.
+    """
+
+    basis: Tensor
+    centre: Tensor
+    scale: Tensor
+    tilt: Tensor
+    divergence: Tensor
+    trace: Tensor
+    longest: Tensor
+
+    def take(self, centre: Tensor, kind: Tensor) -> Ellipsoids:
+        """One posterior per problem, by its two indices ``(*B)``: axes P and J become 1."""
+
+        def pick(values: Tensor, index: Tensor, dim: int) -> Tensor:
+            shape = list(values.shape)
+            shape[dim] = 1
+            spread = index.reshape(index.shape + (1,) * (values.ndim - index.ndim)).expand(shape)
+            return values.gather(dim, spread)
+
+        axis = centre.ndim
+        return Ellipsoids(
+            pick(self.basis, centre, axis),
+            pick(self.centre, centre, axis),
+            *(
+                pick(pick(values, centre, axis), kind, axis + 1)
+                for values in (self.scale, self.tilt, self.divergence, self.trace, self.longest)
+            ),
+        )
+
+
+def ellipsoids(
+    problem: Problem, anchor: Anchor, candidates: Candidates, reach: Tensor
+) -> Ellipsoids:
+    """Divergence, trace and longest row of every candidate: O(P (d^3 + J d)), no pass."""
+    values, basis = torch.linalg.eigh(anchor.hessian)
+    values = values.clamp_min(0.0)
+    centre = (basis.mT @ anchor.point[..., None])[..., 0]
+    # a little less room than there is: the containment then survives rounding
+    room = problem.S[..., None].square() * (1 - 1e-12) - anchor.point.square().sum(-1)
+    room = room.clamp_min(torch.finfo(room.dtype).tiny)[..., None]  # (*B, P, 1)
+    kappa, rho2, shape = candidates
+    scale = values[..., None, :] / rho2[:, None] + (1.0 / (kappa * room))[..., None]
+    alpha = 1.0 / (kappa * (1.0 - kappa) * room.square())
+    eigen, square = values[..., None, :], centre.square()[..., None, :]
+    inflation = 1.0 + alpha * (square / scale).sum(-1)
+    tilt = alpha / inflation
+    log_det = scale.log().sum(-1) + inflation.log()
+    divergence = (
+        problem.log_volume[..., None, None] + 0.5 * log_det + shape_entropy(problem.dim, shape)
+    )
+    trace = (eigen / scale).sum(-1) - tilt * (eigen * square / scale.square()).sum(-1)
+    longest = reach.square()[..., None, None] / scale.amin(-1)
+    return Ellipsoids(basis, centre, scale, tilt, divergence, trace, longest)
+
+
+def aggregated_increment(
+    problem: Problem, posteriors: Ellipsoids, candidates: Candidates
+) -> Tensor:
+    """``sum_s E m(z_s + s_s U) - m(z_s)`` over g, from the trace alone: no pass. ``(*B, P, J)``.
+
+    ``m''(z) G(s) <= m''(z) s^2 G(s_max)/s_max^2`` since G(s)/s^2 increases, and the sum of
+    ``m''(z_s) s_s^2/g`` is ``tr(W^-1 H)``.
+    """
+    law = BallLaw(0.5 * problem.dim + candidates.shape, series_terms(problem.max_radius))
+    longest = posteriors.longest.clamp_min(1e-12)
+    concordance = problem.self_concordance[..., None, None]
+    ratio = growth(problem.family, law, longest, concordance) / longest
+    return posteriors.trace.clamp_min(0.0) * ratio
+
+
+def row_increments(
+    problem: Problem,
+    likelihood: NegativeLogLikelihood,
+    point: Tensor,
+    posterior: Ellipsoids,
+    shape: Tensor,
+) -> Tensor:
+    """The same sum, row by row: one pass, O(n d^2). ``(*B)``.
+
+    Args:
+        problem: family and ball.
+        likelihood: the rows.
+        point: the centre c, ``(*B, d)``.
+        posterior: one per problem (axes P and J are 1).
+        shape: k, ``(*B)``.
+    """
+    X, w = likelihood.X, likelihood.w
+    dtype = X.dtype
+    rotated = X @ posterior.basis[..., 0, :, :].to(dtype)  # (*B, n, d)
+    scale = posterior.scale[..., 0, 0, :]
+    along = (posterior.centre[..., 0, :] / scale).to(dtype)
+    s2 = (rotated.square() @ (1.0 / scale).to(dtype)[..., None])[..., 0]
+    along2 = (rotated @ along[..., None])[..., 0].square()
+    s2 = (s2 - posterior.tilt[..., 0, 0].to(dtype)[..., None] * along2).clamp_min(0.0)
+    z = (X @ point.to(dtype)[..., None])[..., 0]
+    nu = (0.5 * problem.dim + shape).to(dtype)[..., None]
+    law = BallLaw(nu, series_terms(problem.max_radius))
+    concordance = problem.self_concordance[..., None].to(dtype)
+    largest = problem.max_variance[..., None].to(dtype)
+    each = increment(problem.family, law, z, s2, concordance, largest)
+    total = (each if w is None else each * w).sum(-1)
+    return total.double() / problem.family.dispersion
+
+
+def pac_bayes_level(
+    likelihood: NegativeLogLikelihood,
+    domain: Ball,
+    delta: float,
+    centre: Tensor,
+    *,
+    kappa: float = 0.5,
+    rho2: float | None = None,
+    shape: float = 0.0,
+    increments: str = "rows",
+) -> Tensor:
+    """``log(1/delta) + KL(P || Q) + E_P L``, bounded from above, for one posterior. ``(*B)``.
+
+    The set ``{theta : L_t(theta) <= level_t}`` holds theta* for all t with probability 1 - delta,
+    if ``|theta*| <= S``. Q is uniform on the ball, P uniform or Pearson II on the ellipsoid of the
+    module's formula. ``KL = log vol B(S) + log det(W)/2 + E log p(U)``. The average loss is
+    ``L(c) + sum_s E m(z_s + s_s U) - m(z_s)``, ``s_s = |x_s| in W^-1``, bounded row by row (one pass)
+    or through ``tr(W^-1 H)`` (none). Two passes in all, or one. Row weights in [0, 1], each chosen
+    before its reward, keep the statement (by Jensen).
+
+    Args:
+        likelihood: L, without ridge or tilt.
+        domain: the ball.
+        delta: in (0, 1).
+        centre: c, strictly inside the ball, ``(*B, d)``.
+        kappa: in (0, 1).
+        rho2: ``rho^2 > 0``; ``d + 2k + 2`` if left out, the best where L is quadratic.
+        shape: k >= 0.
+        increments: ``"rows"`` or ``"aggregated"``.
+
+    Raises:
+        InputError: also for a family without a finite self-concordance constant.
+
+    Example:
+        >>> from torchglb.families import Bernoulli
+        >>> X, r = torch.eye(2), torch.tensor([1.0, 0.0])
+        >>> loss = NegativeLogLikelihood(Bernoulli(), X, r)
+        >>> level = pac_bayes_level(loss, Ball(2, 4.0), 0.05, torch.zeros(2))
+        >>> round(float(level), 2)
+        5.37
+    """
+    check_choice("increments", increments, INCREMENTS)
+    check_likelihood(likelihood)
+    if not 0.0 < kappa < 1.0:
+        raise refuse("kappa", "a number in (0, 1)", kappa)
+    if shape < 0.0:
+        raise refuse("shape", "a number of at least 0", shape)
+    rho2 = domain.dim + 2.0 * shape + 2.0 if rho2 is None else rho2
+    if not 0.0 < rho2 < math.inf:
+        raise refuse("rho2", "a positive number", rho2)
+    X = likelihood.X
+    norm = torch.linalg.vector_norm(centre, dim=-1)
+    if not bool((norm < domain.radius_like(X)).all()):
+        raise refuse("centre", "a point strictly inside the ball", centre.tolist())
+    problem = Problem(
+        likelihood.family, domain, delta, tuple(likelihood.batch_shape), X.dtype, X.device
+    )
+    numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64, device=X.device)
+    candidates = Candidates(*numbers[:, None])
+    anchor = expand_at(likelihood, centre[..., None, :])
+    length = torch.linalg.vector_norm(X, dim=-1).double()
+    farthest = torch.cat([length, length.new_zeros((*length.shape[:-1], 1))], dim=-1).amax(-1)
+    posteriors = ellipsoids(problem, anchor, candidates, farthest)
+    if increments == "rows":
+        shapes = torch.full_like(problem.S, shape)
+        added = row_increments(problem, likelihood, anchor.point[..., 0, :], posteriors, shapes)
+    else:
+        added = aggregated_increment(problem, posteriors, candidates)[..., 0, 0]
+    loss = anchor.loss[..., 0]
+    weight = torch.ones_like(length) if likelihood.w is None else likelihood.w.double()
+    rewards = (weight * likelihood.r.abs() * length).sum(-1)
+    slack = rounding(X.dtype, loss.abs() + added, rewards, norm)
+    return problem.log_failure + posteriors.divergence[..., 0, 0] + loss + added + slack

@@ -1,0 +1,143 @@
+"""What a radius is asked about: family, ball, delta, batch; and the constants that follow from it.
+
+Everything that must be computed on the host is computed here, once per distinct radius S, so that
+updates and evaluations never wait for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import FLOATS, check_probability, refuse
+from torchglb.domain import Ball
+from torchglb.errors import InputError
+from torchglb.families import GLMFamily
+from torchglb.radii.ball_mean import BallRule, ball_rule
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A batch of confidence sequences: ``theta* in B(S)``, features of norm at most 1.
+
+    Args:
+        family: the GLM family.
+        domain: the ball; its radius may differ along the batch.
+        delta: the failure probability, in (0, 1).
+        batch_shape: ``*B``.
+        dtype: of the rows that will be seen. The carried sums are always float64: a float32
+            running sum of equal terms drifts, and they are few.
+        device: of the rows and of all state.
+
+    Example:
+        >>> from torchglb.families import Bernoulli
+        >>> Problem(Bernoulli(), Ball(2, 4.0), delta=0.05).S
+        tensor(4., dtype=torch.float64)
+    """
+
+    family: GLMFamily
+    domain: Ball
+    delta: float
+    batch_shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float64
+    device: torch.device | str | None = None
+    _radii: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.family, GLMFamily):
+            raise refuse("family", "a GLMFamily", type(self.family).__name__)
+        if not isinstance(self.domain, Ball):
+            raise refuse("domain", "a Ball", type(self.domain).__name__)
+        check_probability("delta", self.delta)
+        if self.dtype not in FLOATS:
+            raise refuse("dtype", "torch.float32 or torch.float64", self.dtype)
+        object.__setattr__(self, "batch_shape", tuple(self.batch_shape))
+        try:
+            object.__setattr__(self, "_radii", self._host_radii().expand(self.batch_shape))
+        except RuntimeError:
+            shape = tuple(self._host_radii().shape)
+            expected = f"a radius that broadcasts to the batch shape {self.batch_shape}"
+            raise refuse("domain", expected, f"radius of shape {shape}") from None
+
+    def _host_radii(self) -> Tensor:
+        radius = self.domain.radius
+        if isinstance(radius, Tensor):
+            return radius.detach().to("cpu", torch.float64)
+        return torch.tensor(radius, dtype=torch.float64)
+
+    @property
+    def dim(self) -> int:
+        """d."""
+        return self.domain.dim
+
+    @property
+    def log_failure(self) -> float:
+        """``log(1/delta)``."""
+        return -math.log(self.delta)
+
+    @cached_property
+    def max_radius(self) -> float:
+        """The largest S of the batch."""
+        return float(self._radii.max()) if self._radii.numel() else 1.0
+
+    @cached_property
+    def S(self) -> Tensor:
+        """The radii of the balls, ``(*B)``."""
+        return self.per_radius(lambda radius: radius)
+
+    @cached_property
+    def log_volume(self) -> Tensor:
+        """``log vol B(S)``, ``(*B)``."""
+        return self.per_radius(lambda radius: float(Ball(self.dim, radius).log_volume()))
+
+    @cached_property
+    def max_variance(self) -> Tensor:
+        """R_mudot, the largest ``m''`` on [-S, S], ``(*B)``."""
+        return self.per_radius(self.family.max_variance)
+
+    @cached_property
+    def self_concordance(self) -> Tensor:
+        """R_s on [-S, S], ``(*B)``; raises InputError for a family that has none."""
+        return self.per_radius(lambda radius: self_concordance_of(self.family, radius))
+
+    @cached_property
+    def ball_rule(self) -> BallRule:
+        """The certified rule for ``E m(S |x| U)``, good for every S of the batch."""
+        rule = ball_rule(self.family, self.dim, self.max_radius)
+        return rule._replace(
+            nodes=rule.nodes.to(self.device), weights=rule.weights.to(self.device)
+        )
+
+    def per_radius(self, function: Callable[[float], float]) -> Tensor:
+        """``function(S)``, ``(*B)`` float64 on the device, called once per distinct S."""
+        distinct, place = torch.unique(self._radii, return_inverse=True)
+        values = torch.tensor([function(s) for s in distinct.tolist()], dtype=torch.float64)
+        return values[place].reshape(self.batch_shape).to(self.device)
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Zeros of shape ``(*B, *shape)``, float64 on the device."""
+        return torch.zeros((*self.batch_shape, *shape), dtype=torch.float64, device=self.device)
+
+
+def self_concordance_of(family: GLMFamily, radius: float) -> float:
+    """R_s of a family on ``[-radius, radius]``: the least R with ``|m'''| <= R m''``.
+
+    Raises:
+        InputError: the family has no finite R_s there; only sets that do not linearise the
+            likelihood (``Lipschitz``, ``MeanLoss``, ``Mixture``, ``Covering``) are left.
+    """
+    try:
+        value = family.self_concordance(radius)
+    except NotImplementedError:
+        value = math.nan
+    if value is None or not 0.0 <= value < math.inf:
+        raise InputError(
+            f"family: expected a self-concordant family (|m'''| <= R_s m'' on [-{radius:g}, "
+            f"{radius:g}] with a finite R_s), got {type(family).__name__} with R_s = {value}"
+        )
+    return float(value)

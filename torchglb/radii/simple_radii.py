@@ -1,0 +1,175 @@
+"""The radii that rest on running sums alone: Theorem 3.1, its mean-loss form, the covering theorem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_choice, refuse
+from torchglb.errors import InputError
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.radii.base import (
+    Evaluation,
+    State,
+    StatisticsRadius,
+    conclude,
+    loss_at,
+    rounding,
+    statistics_of,
+)
+from torchglb.radii.covering import covering
+from torchglb.radii.lipschitz import LipschitzBound, data_lipschitz, table1
+from torchglb.radii.mean_loss import mean_loss_radius
+from torchglb.radii.problem import Problem
+from torchglb.radii.statistics import RowStatistics, empty_statistics
+from torchglb.radii.theorem31 import INFIMA, theorem31
+
+CONSTANTS = ("table1", "data")
+LIPSCHITZ_SHARE = 0.05  # of delta, for the constants that hold with high probability only
+
+
+@dataclass(frozen=True)
+class Lipschitz(StatisticsRadius):
+    """Theorem 3.1. O(1) to evaluate with Table 1, O(d^3) with the data; no pass.
+
+    Args:
+        constant: ``"table1"``, the paper's, or ``"data"``, the deterministic bounds of
+            :func:`torchglb.radii.data_lipschitz`, never larger. The Gaussian and Poisson rows of
+            Table 1 hold with high probability only: they get a twentieth of delta. Should the data
+            refute such a row (its event has then failed), the deterministic bound replaces it.
+        inf: ``"exact"`` or ``"closed_form"``, as in :func:`torchglb.radii.theorem31`.
+
+    Example:
+        >>> Lipschitz(constant="data")
+        Lipschitz(constant='data', inf='exact')
+    """
+
+    constant: str = "table1"
+    inf: str = "exact"
+
+    def __post_init__(self) -> None:
+        check_choice("constant", self.constant, CONSTANTS)
+        check_choice("inf", self.inf, INFIMA)
+
+    def init(self, problem: Problem) -> State:  # noqa: D102
+        lipschitz_constant(problem, empty_statistics(problem), self.constant)
+        return super().init(problem)
+
+    @torch.no_grad()
+    def evaluate(  # noqa: D102
+        self,
+        problem: Problem,
+        state: State,
+        likelihood: NegativeLogLikelihood,
+        theta_hat: Tensor,
+        loss_hat: Tensor | None = None,
+        gradient_hat: Tensor | None = None,
+        hessian_hat: Tensor | None = None,
+    ) -> Evaluation:
+        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
+        statistics = statistics_of(state)
+        bound = lipschitz_constant(problem, statistics, self.constant)
+        found = theorem31(bound, problem.S, problem.dim, problem.delta, self.inf)
+        radius = found.radius
+        if bound.failure > 0:
+            exact = data_lipschitz(problem.family, statistics, problem.S)
+            floor = theorem31(exact, problem.S, problem.dim, problem.delta, self.inf)
+            radius = torch.maximum(radius, floor.radius)
+        slack = rounding_at(problem, statistics, theta_hat, loss)
+        deltas = (found.delta_likelihood, found.delta_lipschitz)
+        return conclude(loss + radius + slack, loss, problem.dtype, deltas, passes, state)
+
+
+@dataclass(frozen=True)
+class MeanLoss(StatisticsRadius):
+    """Theorem 3.1 with the mean loss in place of a Lipschitz constant; O(1) to evaluate, no pass.
+
+    Never larger than :class:`Lipschitz` with either constant.
+    """
+
+    @torch.no_grad()
+    def evaluate(  # noqa: D102
+        self,
+        problem: Problem,
+        state: State,
+        likelihood: NegativeLogLikelihood,
+        theta_hat: Tensor,
+        loss_hat: Tensor | None = None,
+        gradient_hat: Tensor | None = None,
+        hessian_hat: Tensor | None = None,
+    ) -> Evaluation:
+        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
+        level = mean_loss_level(problem, statistics_of(state), theta_hat, loss)
+        return conclude(level, loss, problem.dtype, (problem.delta, 0.0), passes, state)
+
+
+@dataclass(frozen=True)
+class Covering(StatisticsRadius):
+    """The covering theorem of the appendix in its valid form: looser than Theorem 3.1. No pass.
+
+    Args:
+        constant: of the loss, as in :class:`Lipschitz`.
+    """
+
+    constant: str = "table1"
+
+    def __post_init__(self) -> None:
+        check_choice("constant", self.constant, CONSTANTS)
+
+    def init(self, problem: Problem) -> State:  # noqa: D102
+        lipschitz_constant(problem, empty_statistics(problem), self.constant)
+        return super().init(problem)
+
+    @torch.no_grad()
+    def evaluate(  # noqa: D102
+        self,
+        problem: Problem,
+        state: State,
+        likelihood: NegativeLogLikelihood,
+        theta_hat: Tensor,
+        loss_hat: Tensor | None = None,
+        gradient_hat: Tensor | None = None,
+        hessian_hat: Tensor | None = None,
+    ) -> Evaluation:
+        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
+        statistics = statistics_of(state)
+        bound = lipschitz_constant(problem, statistics, self.constant)
+        found = covering(bound, problem.S, problem.dim, problem.delta)
+        slack = rounding_at(problem, statistics, theta_hat, loss)
+        deltas = (found.delta_likelihood, found.delta_lipschitz)
+        return conclude(loss + found.radius + slack, loss, problem.dtype, deltas, passes, state)
+
+
+def lipschitz_constant(
+    problem: Problem, statistics: RowStatistics, constant: str
+) -> LipschitzBound:
+    """L_t by the name of the constant; refuses a family for which Table 1 has no row."""
+    if constant == "data":
+        return data_lipschitz(problem.family, statistics, problem.S)
+    spent = LIPSCHITZ_SHARE * problem.delta
+    bound = table1(problem.family, statistics, problem.S, problem.max_variance, spent)
+    if bound is None:
+        name = type(problem.family).__name__
+        expected = "a family with a row in Table 1 (rewards of finite range, Gaussian, Poisson)"
+        raise InputError(f"{refuse('family', expected, name)}; constant='data' serves any family")
+    return bound
+
+
+def mean_loss_level(
+    problem: Problem, statistics: RowStatistics, theta_hat: Tensor, loss: Tensor
+) -> Tensor:
+    """The level of :class:`MeanLoss`, ``(*B)``: also the fallback of the posteriors on ellipsoids."""
+    ball_loss = statistics.ball_loss / problem.family.dispersion
+    radius = mean_loss_radius(ball_loss, loss, problem.dim, problem.delta)
+    return loss + radius + rounding_at(problem, statistics, theta_hat, loss)
+
+
+def rounding_at(
+    problem: Problem, statistics: RowStatistics, theta: Tensor, loss: Tensor
+) -> Tensor:
+    """What rounding may have taken from a loss at theta, ``(*B)``."""
+    norm = torch.linalg.vector_norm(theta, dim=-1)
+    rewards = statistics.reward_length / problem.family.dispersion
+    return rounding(problem.dtype, loss, rewards, norm)

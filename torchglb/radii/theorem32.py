@@ -1,0 +1,146 @@
+"""Theorem 3.2: an ellipsoid around the likelihood-ratio set of a self-concordant family.
+
+``{theta : |theta - theta_hat|^2 in (H + lam I) <= gamma}`` with ``H`` the Hessian at theta_hat, which
+must lie in the ball. Every gamma here holds wherever ``L(theta) <= L(theta_hat) + beta^2`` and
+``|theta| <= S`` do: no further delta is spent. ``gap >= max <grad L(theta_hat), theta_hat - theta>``
+over the ball, which is ``<grad, theta_hat> + S |grad|``, pays for an inexact theta_hat.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_float, check_shape, refuse
+
+
+def regularization_for(S: Tensor | float, self_concordance: Tensor | float) -> Tensor | float:
+    """``lam = 1/(8 S^2 (1 + S R_s))``, for which ``4 S^2 lam <= 1/2``: lam then costs at most 1.
+
+    Example:
+        >>> regularization_for(1.0, 1.0)
+        0.0625
+    """
+    return 1.0 / (8.0 * S * S * (1.0 + S * self_concordance))
+
+
+def theorem32(
+    radius: Tensor,
+    S: Tensor | float,
+    self_concordance: Tensor | float,
+    regularization: Tensor | float,
+    gap: Tensor | float = 0.0,
+) -> Tensor:
+    """Theorem 3.2 as printed: ``gamma = 2 (1 + S R_s) (4 S^2 lam + beta^2)``.
+
+    Args:
+        radius: beta^2, ``(*B)``.
+        S: radius of the ball.
+        self_concordance: R_s on the ball.
+        regularization: lam >= 0.
+        gap: Frank-Wolfe gap of theta_hat.
+
+    Example:
+        >>> theorem32(torch.tensor(3.0), 2.0, 1.0, 0.0)
+        tensor(18.)
+    """
+    factor = 2.0 * (1.0 + S * self_concordance)
+    return factor * (4.0 * S * S * regularization + radius + gap)
+
+
+def theorem32_outside(
+    radius: Tensor,
+    S: Tensor | float,
+    self_concordance: Tensor | float,
+    regularization: Tensor | float,
+    center_norm: Tensor,
+    gap: Tensor | float = 0.0,
+) -> Tensor:
+    """Theorem 3.2 with lam added behind the factor, which is valid and smaller.
+
+    ``gamma = 2 (1 + S R_s) beta^2 + lam (S + |theta_hat|)^2``: the factor pays for replacing the
+    Hessian between two points by that at theta_hat, and lam |theta - theta_hat|^2 needs no such
+    replacement.
+
+    Args:
+        radius: beta^2, ``(*B)``.
+        S: radius of the ball.
+        self_concordance: R_s on the ball.
+        regularization: lam >= 0.
+        center_norm: ``|theta_hat|``, ``(*B)``.
+        gap: Frank-Wolfe gap of theta_hat.
+    """
+    factor = 2.0 * (1.0 + S * self_concordance)
+    return factor * (radius + gap) + regularization * (S + center_norm).square()
+
+
+def theorem32_fixed_point(
+    radius: Tensor,
+    S: Tensor | float,
+    self_concordance: Tensor | float,
+    regularization: Tensor | float,
+    center_norm: Tensor,
+    X: Tensor,
+    hessian: Tensor,
+    w: Tensor | None = None,
+    gap: Tensor | float = 0.0,
+    steps: int = 20,
+) -> Tensor:
+    """The sharpest gamma: its factor tends to 2 instead of 2 (1 + S R_s) as data come in.
+
+    Between theta_hat and any theta of the set, ``m''`` falls at most by the rate R_s |<x, theta -
+    theta_hat>| <= D, and ``L(theta) - L(theta_hat) >= phi(D) |theta - theta_hat|^2 in H - gap`` with
+    ``phi(D) = (D - 1 + e^-D)/D^2``. Start with ``D = R_s max_s |x_s| (S + |theta_hat|)``, then repeat
+    ``gamma = (beta^2 + gap)/phi(D) + lam (S + |theta_hat|)^2`` and ``D = R_s max_s min(sqrt(gamma)
+    |x_s| in (H + lam I)^-1, |x_s| (S + |theta_hat|))``: every iterate is valid, and they fall.
+    One pass for the norms of the rows, O(n d^2), then O(n) per step.
+
+    Args:
+        radius: beta^2, ``(*B)``.
+        S: radius of the ball.
+        self_concordance: R_s on the ball.
+        regularization: lam > 0, or lam = 0 if H is invertible.
+        center_norm: ``|theta_hat|``, ``(*B)``.
+        X: features ``(*B, n, d)``.
+        hessian: H, ``(*B, d, d)``.
+        w: row weights ``(*B, n)``; rows of weight 0 are left out.
+        gap: Frank-Wolfe gap of theta_hat.
+        steps: iterations.
+    """
+    check_float("X", X)
+    check_shape("hessian", hessian, (*X.shape[:-2], X.shape[-1], X.shape[-1]))
+    if steps < 1:
+        raise refuse("steps", "at least 1", steps)
+    eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
+    lam = torch.as_tensor(regularization, dtype=X.dtype, device=X.device)
+    factor, failed = torch.linalg.cholesky_ex(hessian + lam[..., None, None] * eye)
+    local = torch.linalg.solve_triangular(factor, X.mT, upper=False).square().sum(-2).sqrt()
+    # a matrix that is not positive definite bounds nothing; ``reach`` is left
+    local = torch.where((failed == 0)[..., None], local, torch.full_like(local, torch.inf))
+    reach = torch.linalg.vector_norm(X, dim=-1) * _row(S + center_norm)  # both (*B, n)
+    if w is not None:
+        local, reach = (torch.where(w > 0, t, torch.zeros_like(t)) for t in (local, reach))
+    ridge = lam * (S + center_norm).square()
+    curvature = _largest(reach) * self_concordance
+    gamma = (radius + gap) / _contraction(curvature) + ridge
+    for _ in range(steps):
+        rows = torch.minimum(gamma.sqrt()[..., None] * local, reach)
+        curvature = torch.minimum(_largest(rows) * self_concordance, curvature)
+        gamma = (radius + gap) / _contraction(curvature) + ridge
+    return gamma
+
+
+def _contraction(D: Tensor) -> Tensor:
+    """``phi(D) = (D - 1 + e^-D)/D^2 = int_0^1 (1 - v) e^(-v D) dv``, 1/2 at D = 0."""
+    series = 0.5 - D / 6.0 + D**2 / 24.0 - D**3 / 120.0  # below phi, as the terms alternate
+    safe = torch.where(D > 1e-2, D, torch.ones_like(D))
+    return torch.where(D > 1e-2, (safe + torch.expm1(-safe)) / safe.square(), series)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """The maximum over the last axis, 0 where it is empty."""
+    return torch.cat([rows, rows.new_zeros((*rows.shape[:-1], 1))], dim=-1).amax(-1)
+
+
+def _row(value: Tensor) -> Tensor:
+    return value[..., None]
