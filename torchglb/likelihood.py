@@ -135,68 +135,86 @@ class NegativeLogLikelihood(nn.Module):
 
     def value(self, theta: Tensor) -> Tensor:
         """L(theta)."""
-        points, single = self._points(theta)
-        z = points @ self.X.mT  # (*B, P, n)
-        loss = self._weighted(self.family.nll(z, self.r[..., None, :])).sum(-1)
-        loss = self._add_loss(loss, points)
-        return loss[..., 0] if single else loss
+        loss = self._weighted(self.family.nll(self._features(theta), self._rewards(theta)))
+        return self._add_loss(loss.sum(-1), theta)
 
     def value_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """L(theta) and its gradient: O(n d) per point."""
-        points, single = self._points(theta)
-        terms = self.family.loss_terms(points @ self.X.mT, self.r[..., None, :])
-        loss = self._add_loss(self._weighted(terms.loss).sum(-1), points)
-        gradient = self._add_gradient(self._weighted(terms.slope) @ self.X, points)
-        return (loss[..., 0], gradient[..., 0, :]) if single else (loss, gradient)
+        terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
+        loss = self._weighted(terms.loss).sum(-1)
+        gradient = self._combined(self._weighted(terms.slope))
+        return self._add_loss(loss, theta), self._add_gradient(gradient, theta)
 
     def expand(self, theta: Tensor) -> Expansion:
         """L(theta), its gradient and its Hessian: one pass, O(n d^2) per point."""
-        points, single = self._points(theta)
-        terms = self.family.loss_terms(points @ self.X.mT, self.r[..., None, :])
-        loss = self._add_loss(self._weighted(terms.loss).sum(-1), points)
-        gradient = self._add_gradient(self._weighted(terms.slope) @ self.X, points)
+        terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
+        loss = self._weighted(terms.loss).sum(-1)
+        gradient = self._combined(self._weighted(terms.slope))
         hessian = self._gram(self._weighted(terms.curvature))
         if self.is_ridged:
             eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
-            hessian = hessian + self._ridge()[..., None, None] * eye
-        if single:
-            return Expansion(loss[..., 0], gradient[..., 0, :], hessian[..., 0, :, :])
-        return Expansion(loss, gradient, hessian)
+            hessian = hessian + self._ridge(theta, 2) * eye
+        return Expansion(
+            self._add_loss(loss, theta), self._add_gradient(gradient, theta), hessian
+        )
 
-    def _gram(self, c: Tensor) -> Tensor:
-        """``sum_s c_s x_s x_s'`` for weights ``c (*B, P, n)``."""
+    # a vector v of one entry per row is (*B, n), or (*B, P, n) for P points
+
+    def _single(self, v: Tensor) -> bool:
+        return v.ndim == self.X.ndim - 1
+
+    def _features(self, theta: Tensor) -> Tensor:
+        """``<x_s, theta>`` of every row."""
+        if not self._single(theta):
+            return theta @ self.X.mT
+        if theta.ndim == 1:
+            return self.X @ theta
+        return (theta[..., None, :] @ self.X.mT)[..., 0, :]
+
+    def _combined(self, v: Tensor) -> Tensor:
+        """``sum_s v_s x_s``."""
+        if v.ndim == 1 or not self._single(v):
+            return v @ self.X
+        return (v[..., None, :] @ self.X)[..., 0, :]
+
+    def _gram(self, v: Tensor) -> Tensor:
+        """``sum_s v_s x_s x_s'``."""
         d, X = self.dim, self.X
-        if c.shape[-2] == 1:
-            return ((X.mT * c) @ X)[..., None, :, :]
+        if self._single(v):
+            return (X.mT * v[..., None, :]) @ X
         if d <= 4:
             # few features: the products of features serve all points in one matrix product
             products = (X[..., :, None] * X[..., None, :]).flatten(-2)
-            return (c @ products).unflatten(-1, (d, d))
-        return (X.mT[..., None, :, :] * c[..., None, :]) @ X[..., None, :, :]
+            return (v @ products).unflatten(-1, (d, d))
+        return (X.mT[..., None, :, :] * v[..., None, :]) @ X[..., None, :, :]
 
-    def _points(self, theta: Tensor) -> tuple[Tensor, bool]:
-        single = theta.ndim == self.X.ndim - 1
-        return (theta[..., None, :] if single else theta), single
+    def _rewards(self, theta: Tensor) -> Tensor:
+        return self.r if self._single(theta) else self.r[..., None, :]
 
-    def _weighted(self, terms: Tensor) -> Tensor:
-        return terms if self.w is None else terms * self.w[..., None, :]
+    def _weighted(self, v: Tensor) -> Tensor:
+        if self.w is None:
+            return v
+        return v * (self.w if self._single(v) else self.w[..., None, :])
 
-    def _ridge(self) -> Tensor:
-        """lambda with an axis for the points: ``(*B, 1)`` or ``(1,)``."""
-        if isinstance(self.regularization, Tensor):
-            return self.regularization[..., None]
-        return self.X.new_full((1,), self.regularization)
+    def _ridge(self, theta: Tensor, axes: int) -> float | Tensor:
+        """lambda, as it multiplies a quantity of each point with so many axes."""
+        ridge = self.regularization
+        if not isinstance(ridge, Tensor):
+            return ridge
+        axes = axes if self._single(theta) else axes + 1
+        return ridge.reshape(ridge.shape + (1,) * axes)
 
-    def _add_loss(self, loss: Tensor, points: Tensor) -> Tensor:
+    def _add_loss(self, loss: Tensor, theta: Tensor) -> Tensor:
         if self.is_ridged:
-            loss = loss + 0.5 * self._ridge() * points.square().sum(-1)
+            loss = loss + 0.5 * self._ridge(theta, 0) * theta.square().sum(-1)
         if self.tilt is not None:
-            loss = loss - (points * self.tilt[..., None, :]).sum(-1)
+            tilt = self.tilt if self._single(theta) else self.tilt[..., None, :]
+            loss = loss - (theta * tilt).sum(-1)
         return loss
 
-    def _add_gradient(self, gradient: Tensor, points: Tensor) -> Tensor:
+    def _add_gradient(self, gradient: Tensor, theta: Tensor) -> Tensor:
         if self.is_ridged:
-            gradient = gradient + self._ridge()[..., None] * points
+            gradient = gradient + self._ridge(theta, 1) * theta
         if self.tilt is not None:
-            gradient = gradient - self.tilt[..., None, :]
+            gradient = gradient - (self.tilt if self._single(theta) else self.tilt[..., None, :])
         return gradient

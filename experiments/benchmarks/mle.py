@@ -58,7 +58,7 @@ def draw(count: int, n: int, d: int, seed: int) -> glb.Rows:
         return torch.nn.functional.normalize(x, dim=-1)
 
     X = unit(count, n, d)
-    p = torch.sigmoid(2.0 * (X @ unit(count, d, 1))[..., 0])
+    p = torch.sigmoid(2.0 * (X @ unit(count, d)[..., None])[..., 0])
     draws = 1 if n >= 10 * d else 5
     r = torch.bernoulli(p.expand(draws, *p.shape), generator=generator).mean(0)
     return glb.Rows(X, r)

@@ -66,8 +66,11 @@ class Binomial(GLMFamily):
         up, down = torch.sigmoid(z), torch.sigmoid(-z)
         failures = self.trials - r
         # N log(1 + e^z) - r z, and mu - r = (N - r) sigma(z) - r sigma(-z), exact in both tails
-        loss = failures * z - self.trials * F.logsigmoid(z)
-        return LossTerms(loss, failures * up - r * down, self.trials * up * down)
+        bend, curvature = F.logsigmoid(z), up * down
+        if self.trials != 1:
+            bend, curvature = self.trials * bend, self.trials * curvature
+        slope = torch.addcmul(failures * up, r, down, value=-1)
+        return LossTerms(failures * z - bend, slope, curvature)
 
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         p = torch.sigmoid(z)

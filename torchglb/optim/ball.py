@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.loop import Progress, iterate, select
-from torchglb.optim.numbers import Numbers, numbers, surely, tensor
+from torchglb.optim.numbers import Numbers, column, numbers, surely, tensor
 from torchglb.optim.result import SolveResult
 
 #: sufficient decrease, as a share of the decrease that the slope predicts
@@ -31,16 +31,17 @@ def frank_wolfe_gap(theta: Tensor, gradient: Tensor, radius: Tensor) -> Tensor:
 
     With ``v = -S grad/|grad|`` it equals ``|grad| ((S^2 - |theta|^2) + |theta - v|^2) / (2 S)``.
     """
-    return tensor(_gap(theta, gradient, numbers(radius)))
+    return tensor(_gap(theta, gradient, numbers(radius)), theta)
 
 
 def _gap(theta: Tensor, gradient: Tensor, radius: Numbers) -> Numbers:
-    length = torch.linalg.vector_norm(gradient, dim=-1)
-    reach = tensor(radius) / length.clamp_min(torch.finfo(length.dtype).tiny ** 0.5)
-    away = torch.addcmul(theta, gradient, reach[..., None])  # theta - v
+    length = numbers(torch.linalg.vector_norm(gradient, dim=-1))
+    # the small number is lost in rounding unless the gradient is zero
+    reach = radius / (length + torch.finfo(theta.dtype).tiny ** 0.5)
+    away = theta + column(reach, theta) * gradient  # theta - v
     distance, norm = (numbers(torch.linalg.vector_norm(v, dim=-1)) for v in (away, theta))
     inside = (radius - norm) * (radius + norm)
-    return numbers(length) * ((inside > 0) * inside + distance * distance) / (2.0 * radius)
+    return length * ((inside > 0) * inside + distance * distance) / (2.0 * radius)
 
 
 class Evaluation(NamedTuple):
@@ -107,7 +108,7 @@ def descend(
         if surely(point.length == 1.0):
             theta = target
         else:
-            theta = torch.lerp(point.theta, target, tensor(point.length)[..., None])
+            theta = torch.lerp(point.theta, target, column(point.length, target))
         value, gradient, hessian = evaluate(theta)
         value = numbers(value)
         noise = 8 * eps * (1.0 + abs(point.value))
@@ -119,17 +120,19 @@ def descend(
             theta=theta,
             gradient=gradient,
             hessian=hessian,
-            memory=remember(point.memory, theta - point.theta, gradient - point.gradient)
-            if remember
-            else memory,
+            memory=point.memory,
             value=value,
             gap=gap,
             length=full,
             stalled=point.stalled + idled,
         )
+        if remember is not None:
+            s, y = theta - point.theta, gradient - point.gradient
+            new = new._replace(memory=remember(point.memory, s, y))
         if not surely(accept):
             # after a refusal: the minimum of the parabola through what is known, within [.1, .5]
-            parabola = tensor(-0.5 * slope / (value - point.value - slope))
+            excess = tensor(value - point.value - slope, theta)
+            parabola = tensor(-0.5 * slope, theta) / excess
             shrink = numbers(parabola.nan_to_num(0.1).clamp(0.1, 0.5))
             new = select(accept, new, point._replace(length=point.length * shrink))
         return new, report(new)
@@ -148,8 +151,8 @@ def descend(
             stalled=0.0 * full,
         )
         point, status, num_steps = iterate(step, point, report(point), max_steps)
-    value = tensor(point.value)
-    result = SolveResult(point.theta, value, tensor(point.gap), status, num_steps)
+    value = tensor(point.value, start)
+    result = SolveResult(point.theta, value, tensor(point.gap, start), status, num_steps)
     return result, Evaluation(value, point.gradient, point.hessian)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchglb.optim.numbers import Numbers, numbers, pick, surely, tensor
+from torchglb.optim.numbers import Numbers, anywhere, numbers, pick, surely
 from torchglb.optim.result import Status
 
 
@@ -56,13 +56,18 @@ def iterate(
         else:
             state = select(active, proposed, state)
             status = pick(active, _verdict(progress), status)
-    status = tensor(pick(status < 0, int(Status.MAX_STEPS), status))
-    return state, status, tensor(num_steps).to(status.dtype)
+    status = pick(status < 0, int(Status.MAX_STEPS), status)
+    device = next(part.device for part in state if isinstance(part, Tensor))
+    return (
+        state,
+        torch.as_tensor(status, dtype=torch.int64, device=device),
+        torch.as_tensor(num_steps, dtype=torch.int64, device=device),
+    )
 
 
 def any_active(active: Numbers) -> bool:
     """The stopping test, and the one host synchronisation of a step."""
-    return bool(active.any())
+    return anywhere(active)
 
 
 def _verdict(progress: Progress) -> Numbers:

@@ -1,9 +1,9 @@
 """Bookkeeping of a solver: a few numbers per batch element.
 
 Whether to accept a step or to stop takes some twenty operations on arrays of shape ``*B``. On a CPU
-their overhead as torch operations would exceed the cost of the steps, so they work on NumPy views of
-the same memory there; elsewhere they stay tensors on the device. What is written in arithmetic,
-comparisons and ``abs`` serves both; the rest is here.
+their overhead as torch operations would exceed the cost of the steps. So a single problem keeps its
+books in Python numbers, a batch in NumPy views of the same memory, and only elsewhere do they stay
+tensors on the device. Arithmetic, comparisons, ``abs``, ``&`` and ``|`` serve all three; the rest is here.
 """
 
 from __future__ import annotations
@@ -14,34 +14,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: an array of shape ``*B``: a NumPy array on a CPU, a tensor elsewhere
+#: values of shape ``*B``: a Python number, a NumPy array, or a tensor on an accelerator
 Numbers = Any
 
 
 def numbers(values: Tensor | Numbers) -> Numbers:
-    """The values for bookkeeping; no copy."""
+    """The values for bookkeeping."""
     if isinstance(values, Tensor) and values.device.type == "cpu":
-        return values.numpy()
+        return values.numpy() if values.ndim else values.item()
     return values
 
 
-def tensor(values: Numbers) -> Tensor:
-    """The values as a tensor again; no copy of an array."""
-    return values if isinstance(values, Tensor) else torch.as_tensor(values)
+def tensor(values: Numbers, like: Tensor) -> Tensor:
+    """The values as a tensor again, with the dtype and device of another."""
+    return torch.as_tensor(values, dtype=like.dtype, device=like.device)
+
+
+def column(values: Numbers, like: Tensor) -> float | Tensor:
+    """The values as factors of vectors ``(*B, d)``."""
+    return values if isinstance(values, float) else tensor(values, like)[..., None]
+
+
+def anywhere(mask: Numbers) -> bool:
+    """Whether the mask holds somewhere: a host synchronisation on an accelerator."""
+    return mask if isinstance(mask, bool) else bool(mask.any())
 
 
 def surely(mask: Numbers) -> bool:
     """Whether the mask is known to hold everywhere; on an accelerator asking would be a sync."""
+    if isinstance(mask, bool):
+        return mask
     return not isinstance(mask, Tensor) and bool(mask.all())
 
 
 def pick(mask: Numbers, a: Any, b: Any) -> Any:
     """``a`` where the mask holds, else ``b``; trailing axes follow, empty tensors pass through."""
-    if isinstance(a, Tensor):
-        if a.numel() == 0:
-            return a
-        where = tensor(mask)
-        return torch.where(where.reshape(where.shape + (1,) * (a.ndim - where.ndim)), a, b)
-    if isinstance(mask, Tensor):
+    if isinstance(mask, bool):
+        return a if mask else b
+    if not isinstance(a, Tensor) and not isinstance(mask, Tensor):
+        return np.where(mask, a, b)
+    if not isinstance(a, Tensor):
         return torch.where(mask, a, b)
-    return np.where(mask, a, b)
+    if a.numel() == 0:
+        return a
+    mask = torch.as_tensor(mask, device=a.device)
+    return torch.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)

@@ -134,13 +134,21 @@ def loss_at(
     return loss_hat.double(), 0
 
 
-def rounding(dtype: torch.dtype, loss: Tensor, reward_length: Tensor, norm: Tensor) -> Tensor:
+def reward_length(likelihood: NegativeLogLikelihood) -> Tensor:
+    """``sum_s w_s |r_s| |x_s| / g``, ``(*B)``: one light pass."""
+    length = torch.linalg.vector_norm(likelihood.X, dim=-1)
+    each = likelihood.r.abs() * length
+    total = (each if likelihood.w is None else each * likelihood.w).sum(-1)
+    return total.double() / likelihood.family.dispersion
+
+
+def rounding(dtype: torch.dtype, loss: Tensor, rewards: Tensor, norm: Tensor) -> Tensor:
     """A bound on the rounding error of a loss summed in ``dtype``, ``(*B)``; 0 without rows.
 
-    ``16 eps (|L| + 2 |theta| sum w |r| |x|)``: the second term covers what cancels between
-    ``m(z)`` and ``r z``.
+    ``16 eps (|L| + 2 |theta| sum w |r| |x|/g)``: the second term, with the sum ``rewards``, covers what
+    cancels between ``m(z)`` and ``r z``.
     """
-    scale = loss.double().abs() + 2.0 * norm.double() * reward_length.double()
+    scale = loss.abs() + 2.0 * norm * rewards
     return 16.0 * torch.finfo(dtype).eps * scale
 
 

@@ -8,7 +8,7 @@ Newton steps of one pass each, only when it has fallen too far behind the minimi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -53,6 +53,21 @@ class Anchor(NamedTuple):
 
         return Anchor(*(choose(a, b) for a, b in zip(self, other, strict=True)))
 
+    def put(self, index: Tensor, part: Anchor) -> Anchor:
+        """This anchor with the problems of an index (of the one batch axis) replaced."""
+        return Anchor(*(a.index_copy(0, index, b) for a, b in zip(self, part, strict=True)))
+
+    def broadcast(self, batch_shape: Sequence[int], like: Anchor) -> Anchor:
+        """One point of each problem, ``(*B, d)``, as P equal ones with one batch axis."""
+        dims = len(batch_shape)
+        flat = (t.reshape(-1, 1, *t.shape[dims:]) for t in self)
+        return Anchor(*(t.expand_as(a) for t, a in zip(flat, like, strict=True)))
+
+    def reshape(self, batch_shape: Sequence[int]) -> Anchor:
+        """The same with another batch shape of as many problems."""
+        dims = self.loss.ndim - 1
+        return Anchor(*(t.reshape(*batch_shape, *t.shape[dims:]) for t in self))
+
 
 def add_rows(family: GLMFamily, anchor: Anchor, x: Tensor, r: Tensor, w: Tensor | None) -> Anchor:
     """The anchor with the terms of k more rows, ``x (*B, k, d)``: O(k d^2), no pass."""
@@ -73,6 +88,30 @@ def expand_at(likelihood: NegativeLogLikelihood, point: Tensor) -> Anchor:
     """The loss expanded at ``point (*B, P, d)``: one pass, in the dtype of the rows."""
     rounded = point.to(likelihood.X.dtype)
     return Anchor(rounded.double(), *(t.double() for t in likelihood.expand(rounded)))
+
+
+def flatten_batch(likelihood: NegativeLogLikelihood) -> NegativeLogLikelihood:
+    """The same rows with one batch axis ``(N, n, d)``: views, no copies."""
+    X, r, w = likelihood.X, likelihood.r, likelihood.w
+    if X.ndim == 3:
+        return likelihood
+    N, n, d = X.shape[:-2].numel(), *X.shape[-2:]
+    return NegativeLogLikelihood(
+        likelihood.family,
+        X.reshape(N, n, d),
+        r.reshape(N, n),
+        None if w is None else w.reshape(N, n),
+    )
+
+
+def select(likelihood: NegativeLogLikelihood, index: Tensor) -> NegativeLogLikelihood:
+    """The rows of some problems of the one batch axis; the whole if they are all."""
+    X, r, w = likelihood.X, likelihood.r, likelihood.w
+    if index.shape[0] == X.shape[0]:
+        return likelihood
+    return NegativeLogLikelihood(
+        likelihood.family, X[index], r[index], None if w is None else w[index]
+    )
 
 
 # ---- penalties ---------------------------------------------------------------------------------
@@ -171,12 +210,12 @@ def recentre(
 ) -> tuple[Anchor, int]:
     """Moves every centre until half its squared Newton decrement is at most ``tolerance``.
 
-    That half is, to second order, how far the penalised loss lies above its minimum. One pass per
-    step for all centres of the batch; none at all if no centre has fallen behind.
+    That half is, to second order, how far the penalised loss lies above its minimum. A step is one
+    pass over the rows of the problems that have fallen behind, and of no other.
 
     Args:
         penalty: added to the loss.
-        likelihood: the loss.
+        likelihood: the loss, with one batch axis (N problems).
         anchor: where the centres are.
         tolerance: in units of the loss.
         offer: points whose expansions are known already, taken where they are better.
@@ -197,11 +236,12 @@ def recentre(
     passes = 0
     while passes < MAX_STEPS:
         active = behind > tolerance
-        if not bool(active.any()):  # the stopping test: the one host synchronisation per step
+        index = active.any(-1).nonzero()[:, 0]  # the stopping test: one host synchronisation
+        if index.shape[0] == 0:
             break
         length = damping * _safe_length(penalty, anchor.point, step)
-        length = torch.where(active, length, torch.zeros_like(length))
-        moved = expand_at(likelihood, anchor.point + length[..., None] * step)
+        trial = anchor.point + length[..., None] * step
+        moved = anchor.put(index, expand_at(select(likelihood, index), trial[index]))
         passes += 1
         limit = anchor.loss + terms.value + rounding * anchor.loss.abs()
         falls = moved.loss + penalty(moved.point).value <= limit

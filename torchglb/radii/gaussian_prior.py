@@ -11,7 +11,7 @@ from torchglb.checks import check_probability, refuse
 from torchglb.errors import InputError
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import check_likelihood, rounding
+from torchglb.radii.base import check_likelihood, reward_length, rounding
 from torchglb.radii.centre import Anchor, expand_at
 from torchglb.radii.increments import growth, increment
 from torchglb.radii.laws import NormalLaw
@@ -117,9 +117,7 @@ def gaussian_prior_level(
     divergence, scale = gaussian_divergence(values, point, prior, tempers)
     added = normal_row_increments(likelihood, point, basis, scale[..., 0, :])
     loss = anchor.loss[..., 0]
-    length = torch.linalg.vector_norm(X, dim=-1).double()
-    weight = torch.ones_like(length) if likelihood.w is None else likelihood.w.double()
-    rewards = (weight * likelihood.r.abs() * length).sum(-1)
+    rewards = reward_length(likelihood)
     norm = torch.linalg.vector_norm(point, dim=-1)
     slack = rounding(X.dtype, loss.abs() + added, rewards, norm)
     return divergence[..., 0] + loss + added + slack - math.log(delta)

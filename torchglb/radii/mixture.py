@@ -23,7 +23,7 @@ from torch import Tensor
 from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import check_likelihood, rounding
+from torchglb.radii.base import check_likelihood, reward_length, rounding
 from torchglb.radii.centre import Anchor, Barrier, distance_to_sphere, expand_at
 from torchglb.radii.problem import Problem
 
@@ -122,14 +122,12 @@ def mixture_level(
     problem = Problem(
         likelihood.family, domain, delta, tuple(likelihood.batch_shape), X.dtype, X.device
     )
-    length = torch.linalg.vector_norm(X, dim=-1).double()
-    weight = torch.ones_like(length) if likelihood.w is None else likelihood.w.double()
-    rewards = (weight * likelihood.r.abs() * length).sum(-1)
-    return cubature_level(problem, likelihood, expand_at(likelihood, centre[..., None, :]), rewards)
+    anchor = expand_at(likelihood, centre[..., None, :])
+    return cubature_level(problem, likelihood, anchor, reward_length(likelihood))
 
 
 def cubature_level(
-    problem: Problem, likelihood: NegativeLogLikelihood, anchor: Anchor, reward_length: Tensor
+    problem: Problem, likelihood: NegativeLogLikelihood, anchor: Anchor, rewards: Tensor
 ) -> Tensor:
     """The level from rays through the first centre of an anchor: no further expansion. ``(*B)``."""
     d, device = problem.dim, anchor.point.device
@@ -153,7 +151,7 @@ def cubature_level(
     corners = radial[..., cells].clamp_min(torch.finfo(radial.dtype).tiny)
     integral = (volumes * torch.exp(corners.log().mean(-1))).sum(-1)
     norm = torch.linalg.vector_norm(point, dim=-1)
-    slack = rounding(likelihood.X.dtype, loss, reward_length, norm) + 1e-12
+    slack = rounding(likelihood.X.dtype, loss, rewards, norm) + 1e-12
     evidence = log_det + integral.log() - problem.log_volume - loss
     return problem.log_failure - evidence + slack
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from torchglb.checks import check_choice, refuse
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import check_likelihood, rounding
-from torchglb.radii.centre import Anchor, expand_at
+from torchglb.radii.base import check_likelihood, reward_length, rounding
+from torchglb.radii.centre import Anchor, expand_at, flatten_batch
 from torchglb.radii.increments import growth, increment
 from torchglb.radii.laws import BallLaw, series_terms
 from torchglb.radii.problem import Problem
@@ -81,23 +81,13 @@ class Ellipsoids(NamedTuple):
     trace: Tensor
     longest: Tensor
 
-    def take(self, centre: Tensor, kind: Tensor) -> Ellipsoids:
-        """One posterior per problem, by its two indices ``(*B)``: axes P and J become 1."""
-
-        def pick(values: Tensor, index: Tensor, dim: int) -> Tensor:
-            shape = list(values.shape)
-            shape[dim] = 1
-            spread = index.reshape(index.shape + (1,) * (values.ndim - index.ndim)).expand(shape)
-            return values.gather(dim, spread)
-
-        axis = centre.ndim
+    def take(self, problem: Tensor, centre: Tensor, kind: Tensor) -> Ellipsoids:
+        """One posterior for each of some problems, by its three indices ``(N',)``; P and J go."""
+        rest = (self.scale, self.tilt, self.divergence, self.trace, self.longest)
         return Ellipsoids(
-            pick(self.basis, centre, axis),
-            pick(self.centre, centre, axis),
-            *(
-                pick(pick(values, centre, axis), kind, axis + 1)
-                for values in (self.scale, self.tilt, self.divergence, self.trace, self.longest)
-            ),
+            self.basis[problem, centre],
+            self.centre[problem, centre],
+            *(values[problem, centre, kind] for values in rest),
         )
 
 
@@ -142,37 +132,38 @@ def aggregated_increment(
 
 
 def row_increments(
-    problem: Problem,
     likelihood: NegativeLogLikelihood,
     point: Tensor,
     posterior: Ellipsoids,
-    shape: Tensor,
+    law: BallLaw,
+    self_concordance: Tensor,
+    max_variance: Tensor,
 ) -> Tensor:
     """The same sum, row by row: one pass, O(n d^2). ``(*B)``.
 
     Args:
-        problem: family and ball.
         likelihood: the rows.
         point: the centre c, ``(*B, d)``.
-        posterior: one per problem (axes P and J are 1).
-        shape: k, ``(*B)``.
+        posterior: one per problem (no axes P and J).
+        law: of U, with nu ``(*B)``.
+        self_concordance: R_s on the ball, ``(*B)``.
+        max_variance: of m'' on the ball, ``(*B)``.
     """
     X, w = likelihood.X, likelihood.w
-    dtype = X.dtype
-    rotated = X @ posterior.basis[..., 0, :, :].to(dtype)  # (*B, n, d)
-    scale = posterior.scale[..., 0, 0, :]
-    along = (posterior.centre[..., 0, :] / scale).to(dtype)
-    s2 = (rotated.square() @ (1.0 / scale).to(dtype)[..., None])[..., 0]
-    along2 = (rotated @ along[..., None])[..., 0].square()
-    s2 = (s2 - posterior.tilt[..., 0, 0].to(dtype)[..., None] * along2).clamp_min(0.0)
-    z = (X @ point.to(dtype)[..., None])[..., 0]
-    nu = (0.5 * problem.dim + shape).to(dtype)[..., None]
-    law = BallLaw(nu, series_terms(problem.max_radius))
-    concordance = problem.self_concordance[..., None].to(dtype)
-    largest = problem.max_variance[..., None].to(dtype)
-    each = increment(problem.family, law, z, s2, concordance, largest)
+
+    def column(values: Tensor) -> Tensor:  # (*B) -> (*B, 1), in the dtype of the rows
+        return values.to(X.dtype)[..., None]
+
+    rotated = X @ posterior.basis.to(X.dtype)  # (*B, n, d)
+    s2 = (rotated.square() @ column(1.0 / posterior.scale))[..., 0]
+    along = (rotated @ column(posterior.centre / posterior.scale))[..., 0]
+    s2 = (s2 - column(posterior.tilt) * along.square()).clamp_min(0.0)
+    z = (X @ column(point))[..., 0]
+    law = law._replace(nu=column(law.nu))
+    family = likelihood.family
+    each = increment(family, law, z, s2, column(self_concordance), column(max_variance))
     total = (each if w is None else each * w).sum(-1)
-    return total.double() / problem.family.dispersion
+    return total.double() / family.dispersion
 
 
 def pac_bayes_level(
@@ -225,26 +216,30 @@ def pac_bayes_level(
     rho2 = domain.dim + 2.0 * shape + 2.0 if rho2 is None else rho2
     if not 0.0 < rho2 < math.inf:
         raise refuse("rho2", "a positive number", rho2)
-    X = likelihood.X
+    X, batch = likelihood.X, likelihood.batch_shape
     norm = torch.linalg.vector_norm(centre, dim=-1)
     if not bool((norm < domain.radius_like(X)).all()):
         raise refuse("centre", "a point strictly inside the ball", centre.tolist())
-    problem = Problem(
-        likelihood.family, domain, delta, tuple(likelihood.batch_shape), X.dtype, X.device
-    )
+    problem = Problem(likelihood.family, domain, delta, tuple(batch), X.dtype, X.device).flat
+    rows = flatten_batch(likelihood)
     numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64, device=X.device)
     candidates = Candidates(*numbers[:, None])
-    anchor = expand_at(likelihood, centre[..., None, :])
-    length = torch.linalg.vector_norm(X, dim=-1).double()
-    farthest = torch.cat([length, length.new_zeros((*length.shape[:-1], 1))], dim=-1).amax(-1)
+    anchor = expand_at(rows, centre.reshape(-1, 1, domain.dim))
+    point, loss = anchor.point[:, 0], anchor.loss[:, 0]
+    lengths = torch.linalg.vector_norm(rows.X, dim=-1).double()
+    farthest = torch.cat([lengths, lengths.new_zeros(len(lengths), 1)], dim=-1).amax(-1)
     posteriors = ellipsoids(problem, anchor, candidates, farthest)
     if increments == "rows":
-        shapes = torch.full_like(problem.S, shape)
-        added = row_increments(problem, likelihood, anchor.point[..., 0, :], posteriors, shapes)
+        every = torch.arange(len(loss), device=X.device)
+        one = posteriors.take(every, torch.zeros_like(every), torch.zeros_like(every))
+        nu = torch.full_like(problem.S, 0.5 * problem.dim + shape)
+        law = BallLaw(nu, series_terms(problem.max_radius))
+        constants = (problem.self_concordance, problem.max_variance)
+        added = row_increments(rows, point, one, law, *constants)
     else:
-        added = aggregated_increment(problem, posteriors, candidates)[..., 0, 0]
-    loss = anchor.loss[..., 0]
-    weight = torch.ones_like(length) if likelihood.w is None else likelihood.w.double()
-    rewards = (weight * likelihood.r.abs() * length).sum(-1)
-    slack = rounding(X.dtype, loss.abs() + added, rewards, norm)
-    return problem.log_failure + posteriors.divergence[..., 0, 0] + loss + added + slack
+        added = aggregated_increment(problem, posteriors, candidates)[:, 0, 0]
+    slack = rounding(
+        X.dtype, loss.abs() + added, reward_length(rows), torch.linalg.vector_norm(point, dim=-1)
+    )
+    level = problem.log_failure + posteriors.divergence[:, 0, 0] + loss + added + slack
+    return level.reshape(batch)

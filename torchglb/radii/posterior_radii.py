@@ -10,8 +10,24 @@ from torch import Tensor
 
 from torchglb.checks import check_choice, check_positive, refuse
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import Evaluation, State, StatisticsRadius, conclude, loss_at, statistics_of
-from torchglb.radii.centre import Anchor, Barrier, Ridge, add_rows, recentre
+from torchglb.radii.base import (
+    Evaluation,
+    State,
+    StatisticsRadius,
+    conclude,
+    loss_at,
+    rounding,
+    statistics_of,
+)
+from torchglb.radii.centre import (
+    Anchor,
+    Barrier,
+    Ridge,
+    add_rows,
+    flatten_batch,
+    recentre,
+    select,
+)
 from torchglb.radii.gaussian_prior import (
     aggregated_normal_increment,
     check_whole_line,
@@ -19,17 +35,11 @@ from torchglb.radii.gaussian_prior import (
     normal_row_increments,
     spectrum,
 )
+from torchglb.radii.laws import BallLaw, series_terms
 from torchglb.radii.mixture import check_mixture_dim, cubature_level
-from torchglb.radii.pac_bayes import (
-    Candidates,
-    Ellipsoids,
-    aggregated_increment,
-    ellipsoids,
-    row_increments,
-)
+from torchglb.radii.pac_bayes import Candidates, aggregated_increment, ellipsoids, row_increments
 from torchglb.radii.problem import Problem
-from torchglb.radii.simple_radii import mean_loss_level, rounding_at
-from torchglb.radii.statistics import RowStatistics
+from torchglb.radii.simple_radii import mean_loss_level
 
 PASSES = ("auto", "rows", "aggregated")
 
@@ -54,23 +64,33 @@ class CentredRadius(StatisticsRadius):
         return super().update(problem, state, x, r, w) | anchor.entries()
 
 
+def worthwhile(increments: str, gain: Tensor, tolerance: float) -> Tensor:
+    """The problems whose increments are to be summed row by row, as an index ``(N',)``.
+
+    ``"auto"`` looks at the gain that can be hoped for: one host synchronisation.
+    """
+    if increments == "auto":
+        return (gain > tolerance).nonzero()[:, 0]
+    number = len(gain) if increments == "rows" else 0
+    return torch.arange(number, device=gain.device)
+
+
 @dataclass(frozen=True)
 class PACBayes(CentredRadius):
     """Posteriors on ellipsoids inside the ball, the best of many; never above :class:`MeanLoss`.
 
     The ellipsoids of :func:`torchglb.radii.pac_bayes_level` around the minimisers of
-    ``L(theta) - eta log(S^2 - |theta|^2)``. O(d^3) to evaluate. A centre moves, at one pass per
-    Newton step, only when its penalised loss is more than ``tolerance`` above the minimum (fewer
-    than one pass in ten rounds once n is some hundreds); the row-by-row increments, one pass for
-    two posteriors, are computed only while they may gain more than ``tolerance``, which ends when n
-    is large.
+    ``L(theta) - eta log(S^2 - |theta|^2)``. O(d^3) to evaluate. Passes are made only for the problems
+    that need one: to move a centre whose penalised loss is more than ``tolerance`` above the
+    minimum (one pass per Newton step; ever rarer, about 0.1 per round at n = 1000, d = 2), and to
+    sum the increments row by row while that may gain more than ``tolerance``, until n is large.
 
     Args:
-        posterior: ``"pearson"`` (densities ``(1 - v'Wv)^k``, k in ``shapes``) or ``"uniform"`` (k = 0).
+        posterior: ``"pearson"`` (densities ``(1 - v'Wv)^k``) or ``"uniform"`` (k = 0).
         etas: barrier weights, one centre each; ``(1, d/2)`` if left out (one, if d <= 2).
         kappas: in (0, 1), how far the ellipsoids may reach towards the sphere.
         rhos: multiples of ``d + 2k + 2`` for rho^2.
-        shapes: k >= 0.
+        shapes: k >= 0 of the Pearson-II densities.
         increments: ``"auto"``, ``"rows"`` (a pass at every evaluation) or ``"aggregated"`` (none).
         tolerance: how much of the level may be left on the table to save passes.
 
@@ -83,9 +103,9 @@ class PACBayes(CentredRadius):
     etas: tuple[float, ...] | None = None
     kappas: tuple[float, ...] = (0.5, 0.75, 0.95)
     rhos: tuple[float, ...] = (1.0, 4.0, 16.0)
-    shapes: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    shapes: tuple[float, ...] = (0.0, 0.5, 2.0, 8.0, 32.0)
     increments: str = "auto"
-    tolerance: float = 0.01
+    tolerance: float = 0.03
 
     def __post_init__(self) -> None:
         check_choice("posterior", self.posterior, ("pearson", "uniform"))
@@ -93,12 +113,12 @@ class PACBayes(CentredRadius):
         check_positive("tolerance", self.tolerance)
         for name in ("etas", "kappas", "rhos", "shapes"):
             values = getattr(self, name)
-            if values is not None and (not values or min(values) < 0):
-                raise refuse(name, "numbers of at least 0, one or more", values)
-        if min(self.kappas) == 0 or max(self.kappas) >= 1:
-            raise refuse("kappas", "numbers in (0, 1)", self.kappas)
-        if min(self.rhos) == 0 or (self.etas is not None and min(self.etas) == 0):
-            raise refuse("rhos, etas", "positive numbers", (self.rhos, self.etas))
+            if values is None and name == "etas":
+                continue
+            low, high = (-1e-300, float("inf")) if name == "shapes" else (0.0, float("inf"))
+            high = 1.0 if name == "kappas" else high
+            if not values or not all(low < value < high for value in values):
+                raise refuse(name, f"one or more numbers in ({max(low, 0):g}, {high:g})", values)
 
     def centres(self, problem: Problem) -> int:  # noqa: D102
         return len(self._etas(problem))
@@ -119,23 +139,20 @@ class PACBayes(CentredRadius):
         hessian_hat: Tensor | None = None,
     ) -> Evaluation:
         loss, passes = loss_at(likelihood, theta_hat, loss_hat)
-        statistics = statistics_of(state)
-        fallback = mean_loss_level(problem, statistics, theta_hat, loss)
-        anchor = Anchor.of(state)
+        fallback = mean_loss_level(problem, statistics_of(state), theta_hat, loss)
+        flat, rows = problem.flat, flatten_batch(likelihood)
+        anchor = Anchor.of(state).reshape(flat.batch_shape)
         offer = None
         if gradient_hat is not None and hessian_hat is not None:
             known = (theta_hat, loss, gradient_hat, hessian_hat)
-            axis = likelihood.X.ndim - 2
-            offer = Anchor(
-                *(t.double().unsqueeze(axis).expand_as(a) for t, a in zip(known, anchor, strict=True))
-            )
+            offer = Anchor(*(t.double() for t in known)).broadcast(problem.batch_shape, anchor)
         eta = torch.tensor(self._etas(problem), dtype=torch.float64, device=loss.device)
-        barrier = Barrier(problem.S[..., None], eta)
-        anchor, moves = recentre(barrier, likelihood, anchor, self.tolerance, offer)
-        level, more = self._level(problem, likelihood, anchor, statistics, fallback)
-        state = state | anchor.entries()
+        barrier = Barrier(flat.S[:, None], eta)
+        anchor, moves = recentre(barrier, rows, anchor, self.tolerance, offer)
+        level, more = self._level(flat, rows, anchor, state, fallback.reshape(-1))
         # fmin: a posterior whose arithmetic overflowed leaves the mean loss, which is valid
-        best = torch.fmin(level, fallback)
+        best = torch.fmin(level.reshape(fallback.shape), fallback)
+        state = state | anchor.reshape(problem.batch_shape).entries()
         deltas = (problem.delta, 0.0)
         return conclude(best, loss, problem.dtype, deltas, passes + moves + more, state)
 
@@ -150,74 +167,54 @@ class PACBayes(CentredRadius):
             (kappa, rho * (problem.dim + 2.0 * shape + 2.0), shape)
             for kappa, rho, shape in itertools.product(self.kappas, self.rhos, shapes)
         ]
-        columns = torch.tensor(grid, dtype=torch.float64, device=problem.S.device).mT
-        return Candidates(*columns)
+        return Candidates(*torch.tensor(grid, dtype=torch.float64, device=problem.S.device).mT)
 
     def _level(
         self,
         problem: Problem,
         likelihood: NegativeLogLikelihood,
         anchor: Anchor,
-        statistics: RowStatistics,
+        state: State,
         fallback: Tensor,
     ) -> tuple[Tensor, int]:
-        """The least level over all posteriors, ``(*B)``, and the passes that it took."""
+        """The least level over all posteriors, ``(N,)``, and the passes that it took."""
         candidates = self._candidates(problem)
-        posteriors = ellipsoids(problem, anchor, candidates, statistics.longest)
-        slack = torch.stack(
-            [
-                rounding_at(problem, statistics, anchor.point[..., p, :], anchor.loss[..., p])
-                for p in range(anchor.loss.shape[-1])
-            ],
-            dim=-1,
-        )
-        start = problem.log_failure + (anchor.loss + 2.0 * slack)[..., None] + posteriors.divergence
+        kinds = len(candidates.shape)
+        longest = state["longest"].reshape(-1)
+        posteriors = ellipsoids(problem, anchor, candidates, longest)
+        rewards = state["reward_length"].reshape(-1, 1) / problem.family.dispersion
+        norm = torch.linalg.vector_norm(anchor.point, dim=-1)
+        slack = 2.0 * rounding(problem.dtype, anchor.loss, rewards, norm)
+        start = problem.log_failure + (anchor.loss + slack)[..., None] + posteriors.divergence
         certain = start + aggregated_increment(problem, posteriors, candidates)
-        flat = certain.flatten(-2)
-        level, safest = flat.min(-1)
-        if self.increments == "aggregated":
-            return level, 0
+        level, safest = torch.nan_to_num(certain, nan=torch.inf).flatten(1).min(-1)
         # to second order in the width of the posterior: what the rows can be hoped to give
         hoped = start + 0.5 * posteriors.trace / (2.0 * candidates.shape + problem.dim + 2.0)
-        least, boldest = hoped.flatten(-2).min(-1)
-        if self.increments == "auto":
-            gain = torch.fmin(level, fallback) - least
-            if not bool((gain > self.tolerance).any()):
-                return level, 0
-        for index in (boldest, safest):
-            rows = self._row_level(problem, likelihood, anchor, posteriors, start, candidates, index)
-            level = torch.fmin(level, rows)
-        return level, 1
-
-    @staticmethod
-    def _row_level(
-        problem: Problem,
-        likelihood: NegativeLogLikelihood,
-        anchor: Anchor,
-        posteriors: Ellipsoids,
-        start: Tensor,
-        candidates: Candidates,
-        index: Tensor,
-    ) -> Tensor:
-        """The level with the increments row by row, of the posterior with a flat index ``(*B)``."""
-        kinds = candidates.shape.shape[0]
-        centre, kind = index // kinds, index % kinds
-        axis = index.ndim
-        where = centre[..., None, None].expand(*centre.shape, 1, problem.dim)
-        point = anchor.point.gather(axis, where).squeeze(axis)
-        shape = candidates.shape[kind]
-        chosen = posteriors.take(centre, kind)
-        added = row_increments(problem, likelihood, point, chosen, shape)
-        return start.flatten(-2).gather(-1, index[..., None])[..., 0] + added
+        least, boldest = hoped.flatten(1).min(-1)
+        gain = torch.fmin(level, fallback) - least
+        index = worthwhile(self.increments, gain, self.tolerance)
+        if index.shape[0] == 0:
+            return level, 0
+        part = select(likelihood, index)
+        constants = (problem.self_concordance[index], problem.max_variance[index])
+        best = level[index]
+        for chosen in (boldest[index], safest[index]):
+            centre, kind = chosen // kinds, chosen % kinds
+            nu = 0.5 * problem.dim + candidates.shape[kind]
+            law = BallLaw(nu, series_terms(problem.max_radius))
+            posterior = posteriors.take(index, centre, kind)
+            added = row_increments(part, anchor.point[index, centre], posterior, law, *constants)
+            best = torch.fmin(best, start[index, centre, kind] + added)
+        return level.index_copy(0, index, best), 1
 
 
 @dataclass(frozen=True)
 class GaussianPrior(CentredRadius):
     """A Gaussian prior: valid wherever theta* lies, so the set is not intersected with the ball.
 
-    The level of :func:`torchglb.radii.gaussian_prior_level` around the ridge estimate, the least over
-    ``tempers``; passes are saved as in :class:`PACBayes`. A prior of its own: the least of this and
-    another radius would cost log 2.
+    The level of :func:`torchglb.radii.gaussian_prior_level` around the ridge estimate, the least
+    over ``tempers``; passes are saved as in :class:`PACBayes`. A prior of its own: the least of
+    this and another radius would cost log 2.
 
     Args:
         scale: the prior's standard deviation, in units of ``S/sqrt(d)``.
@@ -229,7 +226,7 @@ class GaussianPrior(CentredRadius):
     scale: float = 1.0
     tempers: tuple[float, ...] = (1.0, 0.7, 0.4, 0.1)
     increments: str = "auto"
-    tolerance: float = 0.01
+    tolerance: float = 0.03
     confined = False
 
     def __post_init__(self) -> None:
@@ -255,54 +252,58 @@ class GaussianPrior(CentredRadius):
         hessian_hat: Tensor | None = None,
     ) -> Evaluation:
         loss, passes = loss_at(likelihood, theta_hat, loss_hat)
-        statistics = statistics_of(state)
-        variance = (self.scale * problem.S).square() / problem.dim
-        ridge = Ridge(variance[..., None])
-        anchor, moves = recentre(ridge, likelihood, Anchor.of(state), self.tolerance)
+        flat, rows = problem.flat, flatten_batch(likelihood)
+        variance = (self.scale * flat.S).square() / problem.dim
+        anchor = Anchor.of(state).reshape(flat.batch_shape)
+        anchor, moves = recentre(Ridge(variance[:, None]), rows, anchor, self.tolerance)
         values, basis = spectrum(anchor)
-        point, centre_loss = anchor.point[..., 0, :], anchor.loss[..., 0]
+        point, centre_loss = anchor.point[:, 0], anchor.loss[:, 0]
         tempers = torch.tensor(self.tempers, dtype=torch.float64, device=loss.device)
         divergence, scale = gaussian_divergence(values, point, variance, tempers)
-        slack = 2.0 * rounding_at(problem, statistics, point, centre_loss)
-        start = problem.log_failure + (centre_loss + slack)[..., None] + divergence  # (*B, J)
-        added = aggregated_normal_increment(problem.family, values, scale, statistics.longest)
+        rewards = state["reward_length"].reshape(-1) / problem.family.dispersion
+        norm = torch.linalg.vector_norm(point, dim=-1)
+        slack = 2.0 * rounding(problem.dtype, centre_loss, rewards, norm)
+        start = problem.log_failure + (centre_loss + slack)[:, None] + divergence  # (N, J)
+        longest = state["longest"].reshape(-1)
+        added = aggregated_normal_increment(problem.family, values, scale, longest)
         level, safest = torch.nan_to_num(start + added, nan=torch.inf).min(-1)
-        more = 0
-        if self.increments != "aggregated":
-            hoped = start + 0.5 * (values[..., None, :] / scale).sum(-1)
-            least, boldest = hoped.min(-1)
-            if self.increments == "rows" or bool((level - least > self.tolerance).any()):
-                more = 1
-                for index in (boldest, safest):
-                    where = index[..., None, None].expand(*index.shape, 1, problem.dim)
-                    chosen = scale.gather(-2, where)[..., 0, :]
-                    rows = normal_row_increments(likelihood, point, basis, chosen)
-                    base = start.gather(-1, index[..., None])[..., 0]
-                    level = torch.fmin(level, base + rows)
-        state = state | anchor.entries()
-        deltas = (problem.delta, 0.0)
-        return conclude(level, loss, problem.dtype, deltas, passes + moves + more, state)
+        least, boldest = (start + 0.5 * (values[:, None] / scale).sum(-1)).min(-1)
+        index = worthwhile(self.increments, level - least, self.tolerance)
+        if index.shape[0] > 0:
+            part, best = select(rows, index), level[index]
+            for kind in (boldest[index], safest[index]):
+                chosen = scale[index, kind]
+                more = normal_row_increments(part, point[index], basis[index], chosen)
+                best = torch.fmin(best, start[index, kind] + more)
+            level = level.index_copy(0, index, best)
+            passes += 1
+        state = state | anchor.reshape(problem.batch_shape).entries()
+        level = level.reshape(loss.shape)
+        return conclude(level, loss, problem.dtype, (problem.delta, 0.0), passes + moves, state)
 
 
 @dataclass(frozen=True)
 class Mixture(CentredRadius):
     """The exact mixture, d <= 3: the floor for the uniform prior; never above :class:`PACBayes`.
 
-    The cubature of :func:`torchglb.radii.mixture_level` around the centre of ``inner``. Thousands of
-    evaluations of the loss: a yardstick, not a radius for every round.
+    The cubature of :func:`torchglb.radii.mixture_level` around the centre of ``inner``. Thousands
+    of evaluations of the loss: a yardstick, not a radius for every round.
 
     Args:
         inner: the radius that gives the centre and the upper end.
     """
 
-    inner: PACBayes = PACBayes(etas=(1.0,))
+    inner: PACBayes = PACBayes()
 
     def init(self, problem: Problem) -> State:  # noqa: D102
         check_mixture_dim(problem.dim)
         return self.inner.init(problem)
 
-    def centres(self, problem: Problem) -> int:  # noqa: D102
-        return self.inner.centres(problem)
+    @torch.no_grad()
+    def update(  # noqa: D102
+        self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
+    ) -> State:
+        return self.inner.update(problem, state, x, r, w)
 
     @torch.no_grad()
     def evaluate(  # noqa: D102
@@ -318,10 +319,8 @@ class Mixture(CentredRadius):
         loss, passes = loss_at(likelihood, theta_hat, loss_hat)
         known = (loss, gradient_hat, hessian_hat)
         inner = self.inner.evaluate(problem, state, likelihood, theta_hat, *known)
-        anchor = Anchor.of(inner.state)
-        rewards = statistics_of(state).reward_length / problem.family.dispersion
-        level = torch.fmin(
-            cubature_level(problem, likelihood, anchor, rewards), inner.level.double()
-        )
+        rewards = state["reward_length"] / problem.family.dispersion
+        exact = cubature_level(problem, likelihood, Anchor.of(inner.state), rewards)
+        level = torch.fmin(exact, inner.level.double())
         passes += inner.passes + 1
         return conclude(level, loss, problem.dtype, (problem.delta, 0.0), passes, inner.state)

@@ -113,6 +113,15 @@ class Problem:
             nodes=rule.nodes.to(self.device), weights=rule.weights.to(self.device)
         )
 
+    @cached_property
+    def flat(self) -> Problem:
+        """The same problems with one batch axis."""
+        if len(self.batch_shape) == 1:
+            return self
+        ball = Ball(self.dim, self._radii.reshape(-1))
+        number = (self._radii.numel(),)
+        return Problem(self.family, ball, self.delta, number, self.dtype, self.device)
+
     def per_radius(self, function: Callable[[float], float]) -> Tensor:
         """``function(S)``, ``(*B)`` float64 on the device, called once per distinct S."""
         distinct, place = torch.unique(self._radii, return_inverse=True)

@@ -97,11 +97,11 @@ def conic_support(
         >>> conic_support(SublevelProgram(loss, glb.Ball(2, 2.0), level), X).lower
         tensor([1.5000, 0.5000], dtype=torch.float64)
     """
-    solvers = _installed(solver, fallbacks)
+    solvers = installed(solver, fallbacks)
     program.check_arms(arms, values=throw)
     batch, K, d = program.likelihood.batch_shape, arms.shape[-2], arms.shape[-1]
-    xs = on_host(arms).reshape(batch.numel(), K, d)
-    levels = on_host(program.level).reshape(-1).tolist()
+    xs = on_host(arms).detach().reshape(batch.numel(), K, d)
+    levels = on_host(program.level).detach().reshape(-1).tolist()
     answers: list[Answer] = []
     for (loss, radius), level, x in zip(
         split(program.likelihood, program.domain), levels, xs, strict=True
@@ -163,7 +163,7 @@ def conic_minimum(
         >>> conic_minimum(glb.NegativeLogLikelihood(glb.Gaussian(), X, r), glb.Ball(2, 1.0)).theta
         tensor([0.6000, 0.8000], dtype=torch.float64)
     """
-    solvers = _installed(solver, fallbacks)
+    solvers = installed(solver, fallbacks)
     shape, X = likelihood.batch_shape, likelihood.X
     found = [minimize(*problem, solvers, tol, max_steps) for problem in split(likelihood, domain)]
     status = torch.tensor([center.status for center in found], dtype=torch.int64)
@@ -208,11 +208,8 @@ class ConicProgram:
         minimizes: bool = False,
     ) -> None:
         self.center, self.scale, self.radius = center, scale, radius
-        there = loss.expand(center)
-        self.base = float(there.loss)
-        curvature, axes = torch.linalg.eigh(there.hessian)
-        # no axis of the frame is longer than the ball
-        self.basis = axes * (scale / curvature.clamp_min(scale / (2 * radius) ** 2)).sqrt()
+        self.base = float(loss.value(center))
+        self.basis = frame(loss.expand(center).hessian, radius, scale)
         T = self.basis.numpy()
         self.v = cp.Variable(loss.dim)
         self.arm, self.level = cp.Parameter(loss.dim), cp.Parameter()
@@ -235,7 +232,7 @@ class ConicProgram:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are about accuracy, which is judged elsewhere
             try:
-                self.problem.solve(solver=solver, warm_start=False, **_settings(solver, max_steps))
+                self.problem.solve(solver=solver, warm_start=False, **settings(solver, max_steps))
             except (cp.SolverError, ArithmeticError, ValueError):
                 return ConicPoint(None, float("nan"), float("nan"), cp.SOLVER_ERROR)
         v, status = self.v.value, self.problem.status
@@ -247,6 +244,12 @@ class ConicProgram:
         )
         theta = self.center + self.basis @ torch.as_tensor(v, dtype=torch.float64)
         return ConicPoint(theta, loss_dual / self.scale, ball_dual / self.radius, status)
+
+
+def frame(hessian: Tensor, radius: float, scale: float) -> Tensor:
+    """T with ``T' H T = scale I``, but no axis longer than the ball."""
+    curvature, axes = torch.linalg.eigh(hessian)
+    return axes * (scale / curvature.clamp_min(scale / (2 * radius) ** 2)).sqrt()
 
 
 def _change_of_loss(
@@ -288,41 +291,44 @@ def kind_of(family: GLMFamily) -> str:
     return kind
 
 
-def _installed(solver: str, fallbacks: Sequence[str]) -> list[str]:
+def installed(solver: str, fallbacks: Sequence[str]) -> list[str]:
+    """The solvers to ask, in order."""
     present = cp.installed_solvers()
     if solver not in present:
         raise refuse("solver", "one of " + ", ".join(present), repr(solver))
     return [solver, *(name for name in fallbacks if name in present and name != solver)]
 
 
-def _settings(solver: str, max_steps: int | None) -> dict[str, Any]:
+def settings(solver: str, max_steps: int | None) -> dict[str, Any]:
     """The precision and the iteration limit, in the words of each solver."""
     words = {
         "CLARABEL": (("tol_gap_abs", "tol_gap_rel", "tol_feas"), "max_iter", 200),
         "ECOS": (("abstol", "reltol", "feastol"), "max_iters", 200),
-        "SCS": (("eps_abs", "eps_rel"), "max_iters", 10000),
+        "SCS": (("eps_abs", "eps_rel"), "max_iters", 5000),
     }
     if solver not in words:
         if max_steps is not None:
             raise refuse("max_steps", f"None with solver {solver!r}", max_steps)
         return {}
     precision, limit, default = words[solver]
-    settings: dict[str, Any] = dict.fromkeys(precision, _PRECISION)
-    settings[limit] = default if max_steps is None else max_steps
-    return settings
+    chosen: dict[str, Any] = dict.fromkeys(precision, _PRECISION)
+    chosen[limit] = default if max_steps is None else max_steps
+    return chosen
 
 
 # ---- the batch, taken apart -----------------------------------------------------------------
 
 
-def on_host(value: Tensor) -> Tensor:
-    """Detached, in float64, on the CPU."""
+def on_host(value: Tensor | float) -> Tensor:
+    """In float64 on the CPU; still part of the graph."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, dtype=torch.float64)
     if value.device.type != "cpu":
         warnings.warn(
             f"the conic solvers run on the CPU: data are moved there from {value.device}",
             stacklevel=3,
         )
-    return value.detach().to("cpu", torch.float64)
+    return value.to("cpu", torch.float64)
 
 
 def split(
@@ -332,12 +338,14 @@ def split(
     kind_of(likelihood.family)
     batch, (n, d) = likelihood.batch_shape, likelihood.X.shape[-2:]
     count = batch.numel()
-    X = on_host(likelihood.X).reshape(count, n, d)
-    r = on_host(likelihood.r).reshape(count, n)
-    w = torch.ones_like(r) if likelihood.w is None else on_host(likelihood.w).reshape(count, n)
-    tilt = None if likelihood.tilt is None else on_host(likelihood.tilt).reshape(count, d)
-    ridge = on_host(torch.as_tensor(likelihood.regularization)).expand(batch).reshape(count)
-    radius = on_host(torch.as_tensor(domain.radius)).expand(batch).reshape(count)
+
+    def flat(value: Tensor | float, *shape: int) -> Tensor:
+        return on_host(value).detach().expand((*batch, *shape)).reshape((count, *shape))
+
+    X, r = flat(likelihood.X, n, d), flat(likelihood.r, n)
+    w = flat(1.0 if likelihood.w is None else likelihood.w, n)
+    tilt = None if likelihood.tilt is None else flat(likelihood.tilt, d)
+    ridge, radius = flat(likelihood.regularization), flat(domain.radius)
     checks = ValueChecks()
     checks.require("w", ~(w < 0), "non-negative weights", w)
     checks.require("regularization", ~(ridge < 0), "non-negative numbers", ridge)
@@ -414,7 +422,7 @@ def certify(
     finite = torch.isfinite(points).all(-1)
     inner = into_ball(torch.where(finite[:, None], points, c), radius)
     end, (_, gradient) = loss.value(inner), loss.value_and_gradient(inner)
-    rounding = _rounding(loss, radius, inner) + 4 * _EPS * abs(level)
+    rounding = _rounding(loss, radius, inner) + 4 * _EPS * abs(level) + 1e-300
     offset = level - end + (gradient * inner).sum(-1) + rounding
     cut = cut_ball(x, gradient, offset, S)
     alpha = cut.multiplier
@@ -449,7 +457,7 @@ def _rounding(loss: NegativeLogLikelihood, radius: float, points: Tensor) -> Ten
     reach = 2 * radius * torch.linalg.vector_norm(loss.X, dim=-1)
     sizes = sizes + family.loss_terms(z, r).slope.abs() * reach
     total = (sizes if loss.w is None else sizes * loss.w).sum(-1)
-    total = total + 2 * radius**2 * torch.as_tensor(loss.regularization)
+    total = total + 2 * radius**2 * loss.regularization
     if loss.tilt is not None:
         total = total + 2 * radius * torch.linalg.vector_norm(loss.tilt)
     return 4 * _EPS * total
@@ -594,6 +602,11 @@ class Answer:
     status: Status = Status.NONFINITE
     solver: str = ""
 
+    @property
+    def gap(self) -> float:
+        """``upper - lower``."""
+        return self.upper - self.lower
+
 
 class Element:
     """One program of the batch, for any number of arms.
@@ -626,21 +639,30 @@ class Element:
         proof = certify(loss, radius, level, c, torch.zeros_like(c), c[None])
         if bool(proof.upper == -torch.inf):  # even the half-space of the loss at c misses the ball
             self.failed = Status.INFEASIBLE
+        _, gradient, self.hessian = loss.expand(c)
+        if not bool(torch.isfinite(self.hessian).all()):
+            self.failed = Status.NONFINITE
         # the curvature of the loss along the ball: along the sphere if c is a minimiser there
-        _, gradient, hessian = loss.expand(c)
         eye = torch.eye(loss.dim, dtype=torch.float64)
         nu = float(-(gradient @ c)) / radius**2
         on_sphere = float(torch.linalg.vector_norm(c)) > radius * (1 - 1e-9) and nu > 0
         self.tangent = eye - torch.outer(c, c) / radius**2 if on_sphere else eye
-        self.curvature = self.tangent @ (hessian + (nu if on_sphere else 0.0) * eye) @ self.tangent
+        self.curvature = (
+            self.tangent @ (self.hessian + (nu if on_sphere else 0.0) * eye) @ self.tangent
+        )
 
     def program(self, solver: str) -> ConicProgram:
         """The cvxpy program for this solver: canonicalised once, for all arms."""
         if solver not in self._programs:
-            room = self.level - self.center.loss
-            scale = max(room, 1e-9 * (1 + abs(self.level)))
-            self._programs[solver] = ConicProgram(self.loss, self.radius, self.center.theta, scale)
+            self._programs[solver] = ConicProgram(
+                self.loss, self.radius, self.center.theta, self.scale
+            )
         return self._programs[solver]
+
+    @property
+    def scale(self) -> float:
+        """``B - L(c)``, or little if there is none."""
+        return max(self.level - self.center.loss, 1e-9 * (1 + abs(self.level)))
 
     def judge(self, x: Tensor, theta: Tensor | None, tol: float) -> Answer:
         """The certified answer for one arm, given a proposed maximiser."""
@@ -682,17 +704,17 @@ class Element:
             status = Status.NONFINITE if self.failed is None else self.failed
             bound = float("-inf") if status == Status.INFEASIBLE else float("nan")
             return Answer(torch.full_like(x, torch.nan), bound, bound, status=status)
-        best, limited = None, False
+        found: list[Answer] = []
+        limited = False
         for solver in self.solvers:
             point = self.program(solver).solve(x, self.level, solver, self.max_steps)
             limited |= point.status == cp.USER_LIMIT
-            found = self.judge(x, point.theta, tol)
-            found.solver = solver if point.theta is not None else ""
-            if best is None or found.upper - found.lower < best.upper - best.lower:
-                best = found
-            if best.status == Status.CONVERGED and found.solver:
+            answer = self.judge(x, point.theta, tol)
+            answer.solver = "" if point.theta is None else solver
+            found.append(answer)
+            if answer.status == Status.CONVERGED and answer.solver:
                 break
-        assert best is not None
+        best = min(found, key=lambda a: (a.status != Status.CONVERGED, not a.solver, a.gap))
         if best.status == Status.INACCURATE and limited:
             best.status = Status.MAX_STEPS
         return best

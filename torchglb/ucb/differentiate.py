@@ -58,7 +58,8 @@ def differentiable(program: SublevelProgram, arms: Tensor, result: SupportResult
         zero = torch.zeros_like(lam)[..., None]
         top = torch.cat([-curvature, -gradient[..., None], -theta[..., None]], dim=-1)
         of_loss = torch.cat(
-            [on_loss[..., None, None] * gradient[..., None, :], on_loss[..., None, None] - 1, zero], -1
+            [on_loss[..., None, None] * gradient[..., None, :], on_loss[..., None, None] - 1, zero],
+            -1,
         )
         of_ball = torch.cat(
             [on_ball[..., None, None] * theta[..., None, :], zero, on_ball[..., None, None] - 1], -1

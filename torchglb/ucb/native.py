@@ -22,7 +22,7 @@ from torchglb.optim.implicit import is_transformed, opaque, wants_gradient
 from torchglb.optim.loop import Progress, iterate
 from torchglb.ucb.differentiate import differentiable
 from torchglb.ucb.program import SublevelProgram, SupportResult
-from torchglb.ucb.sqp import propose
+from torchglb.ucb.sqp import ball_weight, come_back, propose, stop_at_cut
 
 #: a search that has not narrowed its gap for this many steps is given up
 PATIENCE = 25
@@ -83,7 +83,11 @@ def _solve(
     slack = torch.zeros_like(program.level)
     if unknown:
         fit = minimize_likelihood(program.likelihood, program.domain, throw=False)
-        center, at_center, slack = fit.theta, Expansion(fit.loss, fit.gradient, fit.hessian), fit.gap
+        center, at_center, slack = (
+            fit.theta,
+            Expansion(fit.loss, fit.gradient, fit.hessian),
+            fit.gap,
+        )
     else:
         at_center = program.likelihood.expand(center)
     search, status, _ = search_support(program, center, at_center, arms, tol, max_steps)
@@ -181,23 +185,9 @@ def search_support(
         inner_loss = torch.where(feasible & better, value, search.inner_loss)
 
         # near the boundary: an SQP step from here, drawn back to the best cut if it crosses that
-        multiplier = cut_ball(arms, normal, offset, radius).multiplier
-        rest = torch.linalg.vector_norm(arms - multiplier[..., None] * normal, dim=-1)
-        forth = sqp_point(trial, at, torch.where(multiplier > 0, rest / (radius * multiplier), 0.0))
-        here, there = (normal * trial).sum(-1), (normal * forth).sum(-1)
-        crosses = (there > offset) & (here < offset)
-        share = torch.where(crosses, (offset - here) / (there - here), 1.0)
-        forth = trial + share[..., None] * (forth - trial)
-
-        # far outside: back towards the inner point, between the power law through value and slope
-        # (right for steep growth) and the tangent (right for linear growth)
-        rise, budget = value - search.inner_loss, level - search.inner_loss
-        away = trial - search.inner
-        steep = (gradient * away).sum(-1)
-        power = (budget / rise) ** (rise / steep)
-        tangent = 1.0 - (value - level) / steep
-        share = 0.5 * (power + tangent.clamp_min(0.0))
-        back = search.inner + share.nan_to_num(0.5).clamp(0.0, 1.0)[..., None] * away
+        forth = sqp_point(trial, at, ball_weight(arms, normal, offset, radius))
+        forth = stop_at_cut(trial, forth, normal, offset)
+        back = come_back(trial, at, search.inner, search.inner_loss, level)
         far = value - level > level - floor
 
         narrowed = upper - lower < 0.9 * (search.upper - search.lower)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchglb.linalg import idle
+from torchglb.likelihood import Expansion
+from torchglb.linalg import cut_ball, idle
 
 
 def propose(
@@ -96,3 +97,36 @@ def propose(
     norm = torch.where(alone, radius, norm)
     u = u * (radius / torch.maximum(norm, radius))[..., None]
     return (basis @ u[..., None])[..., 0]
+
+
+def ball_weight(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:
+    """omega as the cut ``<normal, theta> <= offset`` would have it; 0 where the cut is inactive.
+
+    There ``x = lambda normal + nu theta`` with ``|theta| = S``, and omega is ``nu / lambda``.
+    """
+    multiplier = cut_ball(x, normal, offset, radius).multiplier
+    rest = torch.linalg.vector_norm(x - multiplier[..., None] * normal, dim=-1)
+    return torch.where(multiplier > 0, rest / (radius * multiplier), 0.0)
+
+
+def stop_at_cut(start: Tensor, end: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
+    """``end``, or where the segment from ``start`` first meets the cut that all of the set obeys."""
+    here, there = (normal * start).sum(-1), (normal * end).sum(-1)
+    crosses = (there > offset) & (here < offset)
+    share = torch.where(crosses, (offset - here) / (there - here), 1.0)
+    return start + share[..., None] * (end - start)
+
+
+def come_back(point: Tensor, at: Expansion, inner: Tensor, inner_loss: Tensor, level: Tensor) -> Tensor:
+    """From far outside the set, a point near its boundary on the segment to an inner point.
+
+    It lies between the root of the power law through loss and slope at ``point`` (right for steep
+    growth) and the root of the tangent there (right for linear growth).
+    """
+    rise, budget = at.loss - inner_loss, level - inner_loss
+    away = point - inner
+    steep = (at.gradient * away).sum(-1)
+    power = (budget / rise) ** (rise / steep)
+    tangent = (1.0 - (at.loss - level) / steep).clamp_min(0.0)
+    share = (0.5 * (power + tangent)).nan_to_num(0.5).clamp(0.0, 1.0)
+    return inner + share[..., None] * away

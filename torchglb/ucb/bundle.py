@@ -1,0 +1,182 @@
+"""Anchors: points at which loss, gradient and Hessian are carried forward exactly.
+
+At a fixed point the loss changes by one term per observation, so the cut of every anchor is exact
+again in the next round at a cost of O(d^2), without a pass over the history. Each cut bounds every
+arm from above; each anchor, drawn back to the level along the chord to the centre, bounds every arm
+from below.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.families import GLMFamily
+from torchglb.likelihood import Expansion
+from torchglb.ucb.taylor import shift_by_ridge
+
+
+class Bundle(NamedTuple):
+    """A anchors for each of N problems, with the data's loss there (no ridge)."""
+
+    points: Tensor  # (N, A, d)
+    loss: Tensor  # (N, A)
+    gradient: Tensor  # (N, A, d)
+    hessian: Tensor  # (N, A, d, d)
+    used: Tensor  # (N, A): the last round in which the anchor decided something
+
+
+def empty_bundle(problems: int, anchors: int, dim: int, like: Tensor) -> Bundle:
+    """All anchors at the origin, where the loss of no data is zero with all its derivatives."""
+    shape = (problems, anchors)
+    return Bundle(
+        like.new_zeros((*shape, dim)),
+        like.new_zeros(shape),
+        like.new_zeros((*shape, dim)),
+        like.new_zeros((*shape, dim, dim)),
+        like.new_full(shape, -1.0),
+    )
+
+
+def carry_forward(bundle: Bundle, family: GLMFamily, x: Tensor, r: Tensor, w: Tensor) -> Bundle:
+    """Adds observations ``x (N, k, d)``, ``r`` and ``w (N, k)`` to every anchor: O(A k d^2)."""
+    terms = family.loss_terms(bundle.points @ x.mT, r[..., None, :])  # (N, A, k)
+    weighted = (t * w[..., None, :] for t in terms)
+    loss, slope, curvature = weighted
+    products = (x[..., :, None] * x[..., None, :]).flatten(-2)  # (N, k, d^2)
+    d = x.shape[-1]
+    return bundle._replace(
+        loss=bundle.loss + loss.sum(-1),
+        gradient=bundle.gradient + slope @ x,
+        hessian=bundle.hessian + (curvature @ products).unflatten(-1, (d, d)),
+    )
+
+
+def insert(bundle: Bundle, rows: Tensor, point: Tensor, at: Expansion, now: float) -> Bundle:
+    """Puts one new anchor into each of the problems ``rows``, in place of the longest unused."""
+    slot = bundle.used[rows].argmin(-1)
+    place = (rows, slot)
+    stamp = torch.full_like(at.loss, now)
+    new = (point, at.loss, at.gradient, at.hessian, stamp)
+    return Bundle(*(old.index_put(place, value) for old, value in zip(bundle, new, strict=True)))
+
+
+class Scan(NamedTuple):
+    """What the anchors say of every arm."""
+
+    upper: Tensor  # (N, K)
+    cut: Tensor  # (N, K), the anchor behind upper
+    lower: Tensor  # (N, K)
+    touch: Tensor  # (N, K), the anchor behind lower
+
+
+def scan(
+    bundle: Bundle,
+    arms: Tensor,
+    level: Tensor,
+    hub: Tensor,
+    hub_loss: Tensor,
+    ridge: Tensor,
+    radius: Tensor,
+    slope_limit: Tensor,
+) -> Scan:
+    """Bounds on every arm from all anchors, O(K A d), no pass.
+
+    Args:
+        bundle: the anchors.
+        arms: ``(N, K, d)``.
+        level: B, ``(N)``.
+        hub: a feasible centre, ``(N, d)``.
+        hub_loss: an upper bound on its loss, at most B.
+        ridge: lambda, ``(N)``.
+        radius: S, ``(N)``.
+        slope_limit: R times the longest row, ``(N)``.
+    """
+    finfo = torch.finfo(arms.dtype)
+    at = shift_by_ridge(Expansion(*bundle[1:4]), bundle.points, ridge[..., None])
+    room = level[..., None] - at.loss
+    offset = room + (at.gradient * bundle.points).sum(-1)
+    # rounding of the carried sums is paid for, so that every cut errs upwards
+    offset = offset + 64 * finfo.eps * (level.abs()[..., None] + at.loss.abs() + offset.abs())
+    length = torch.linalg.vector_norm(at.gradient, dim=-1).clamp_min(finfo.tiny)
+    S = radius[..., None, None]
+    reach = (offset / length)[..., None, :]  # (N, 1, A)
+    near = torch.minimum(torch.maximum(reach, -S), S)
+    chord = ((S - near) * (S + near)).sqrt()
+    along = arms @ (at.gradient / length[..., None]).mT  # (N, K, A)
+    squared = arms.square().sum(-1, keepdim=True)
+    # |x|^2 - along^2 cancels where they agree: the added term keeps the root from falling short
+    across = ((squared - along * along).clamp_min(0.0) + 8 * finfo.eps * squared).sqrt()
+    whole = squared.sqrt() * (1 + 4 * finfo.eps)
+    active = (reach < S) & (S * along > reach * whole)
+    value = torch.where(active, near * along + chord * across, S * whole)
+    upper, cut = value.min(-1)
+
+    drawn = draw_to_level(at, bundle.points, level, hub, hub_loss, radius, slope_limit)
+    lower, touch = (arms @ drawn.mT).max(-1)
+    return Scan(upper, cut, lower, touch)
+
+
+def draw_to_level(
+    at: Expansion,
+    points: Tensor,
+    level: Tensor,
+    hub: Tensor,
+    hub_loss: Tensor,
+    radius: Tensor,
+    slope_limit: Tensor,
+) -> Tensor:
+    """Feasible points near the boundary of the set, one on the ray from the hub through each anchor.
+
+    Along the ray, ``f(s) = L(anchor + s v)``, ``v = anchor - hub``, self-concordance gives
+    ``f(s) <= f + s f' + s^2 f'' psi(D)``, ``psi(D) = (e^D - 1 - D)/D^2``, ``D = |s| |v| R max |x|``: a
+    certified step to the level, inwards or outwards. The chord, which needs only convexity, is
+    taken where it reaches farther.
+
+    Args:
+        at: loss ``(N, A)``, gradient and Hessian at the anchors.
+        points: ``(N, A, d)``.
+        level: B, ``(N)``.
+        hub: ``(N, d)``.
+        hub_loss: an upper bound on the loss of the hub, at most B.
+        radius: S, ``(N)``.
+        slope_limit: R times the longest row, ``(N)``.
+    """
+    tiny = torch.finfo(points.dtype).tiny
+    v = points - hub[..., None, :]
+    first = (at.gradient * v).sum(-1).clamp_min(tiny)
+    second = (v * (at.hessian @ v[..., None])[..., 0]).sum(-1).clamp_min(0.0)
+    room = level[..., None] - at.loss  # negative outside the set
+    chord = torch.where(
+        room >= 0, 0.0, (level[..., None] - hub_loss[..., None]) / (room.neg() + level[..., None] - hub_loss[..., None]) - 1.0
+    )
+    # D is fixed beforehand by a step twice as long as the tangent's, and checked afterwards
+    longest = (2.0 * room.abs() / first).clamp_max(1.0)
+    D = longest * torch.linalg.vector_norm(v, dim=-1) * slope_limit[..., None]
+    psi = torch.where(D > 1e-3, (torch.expm1(D) - D) / (D * D).clamp_min(tiny), 0.5 + D / 5.0)
+    bend = psi * second
+    # the root of  bend s^2 + first s - room = 0  nearest to zero
+    inner = first * first + 4.0 * bend * room
+    s = 2.0 * room / (first + inner.clamp_min(0.0).sqrt())
+    good = (inner >= 0) & (s.abs() <= longest) & (s >= -1.0)
+    s = torch.where(good, torch.maximum(s, chord), chord)
+    # outwards no farther than the sphere: |anchor + s v| = S
+    S = radius[..., None]
+    vv = v.square().sum(-1).clamp_min(tiny)
+    pv = (points * v).sum(-1)
+    inside = (S * S - points.square().sum(-1)).clamp_min(0.0)
+    limit = inside / (pv + (pv * pv + vv * inside).sqrt()).clamp_min(tiny)
+    s = torch.where(s > 0, torch.minimum(s, limit), s)
+    return points + s[..., None] * v
+
+
+def at_anchor(bundle: Bundle, index: Tensor, ridge: Tensor) -> tuple[Tensor, Expansion]:
+    """The point and expansion of one anchor of each problem, ``index (N)``."""
+    rows = torch.arange(index.shape[0], device=index.device)
+    point = bundle.points[rows, index]
+    data = Expansion(
+        bundle.loss[rows, index], bundle.gradient[rows, index], bundle.hessian[rows, index]
+    )
+    return point, shift_by_ridge(data, point, ridge)
