@@ -15,11 +15,18 @@ from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, constrained_mle
 from torchglb.optim import SolveResult, Status
-from torchglb.ucb import SublevelProgram, SupportResult, support
+from torchglb.ucb import (
+    AnchoredProgram,
+    SublevelProgram,
+    SupportResult,
+    argmax_ball,
+    support,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AnchoredProgram",
     "Ball",
     "Bernoulli",
     "Binomial",
@@ -38,6 +45,7 @@ __all__ = [
     "Status",
     "SublevelProgram",
     "SupportResult",
+    "argmax_ball",
     "constrained_mle",
     "support",
 ]

@@ -59,7 +59,9 @@ def check_shape(name: str, value: Tensor, shape: Sequence[int | str]) -> None:
 
 
 def check_same(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
-    """Refuses a tensor whose dtype or device differs from another argument's."""
+    """Refuses anything but a tensor with the dtype and device of another argument."""
+    if not isinstance(value, Tensor):
+        raise refuse(name, "a tensor", type(value).__name__)
     if value.dtype != other.dtype:
         raise refuse(name, f"the dtype of {other_name} ({other.dtype})", value.dtype)
     if value.device != other.device:

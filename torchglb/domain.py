@@ -65,7 +65,11 @@ class Ball:
         radius = self.radius_like(theta)
         norm = torch.linalg.vector_norm(theta, dim=-1)
         # norm is 0 only where no scaling is needed, so the division is never by zero there
-        scale = torch.where(norm > radius, radius / norm.clamp_min(torch.finfo(norm.dtype).tiny), torch.ones_like(norm))
+        scale = torch.where(
+            norm > radius,
+            radius / norm.clamp_min(torch.finfo(norm.dtype).tiny),
+            torch.ones_like(norm),
+        )
         return theta * scale[..., None]
 
     def contains(self, theta: Tensor, tolerance: float | None = None) -> Tensor:

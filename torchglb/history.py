@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchglb.checks import FLOATS, ValueChecks, as_tensor, check_shape, refuse
-from torchglb.errors import InputError
+from torchglb.checks import (
+    FLOATS,
+    ValueChecks,
+    as_tensor,
+    check_float,
+    check_positive,
+    check_shape,
+    refuse,
+)
 from torchglb.families import GLMFamily
 
 
@@ -62,6 +69,14 @@ class History:
             raise refuse("dim", "an integer of at least 1", repr(dim))
         if dtype not in FLOATS:
             raise refuse("dtype", "torch.float32 or torch.float64", dtype)
+        if not isinstance(batch_shape, Sequence) or not all(
+            isinstance(size, int) and size >= 0 for size in batch_shape
+        ):
+            raise refuse("batch_shape", "a tuple of non-negative integers", repr(batch_shape))
+        if family is not None and not isinstance(family, GLMFamily):
+            raise refuse("family", "a GLMFamily or None", type(family).__name__)
+        if max_norm is not None:
+            max_norm = check_positive("max_norm", max_norm)
         self.dim = dim
         self.batch_shape = torch.Size(batch_shape)
         self.aggregate = bool(aggregate)
@@ -129,7 +144,9 @@ class History:
         w, y = self._w[..., : self._used], self._y[..., : self._used]
         if self._unit_weights:
             return y
-        return torch.where(w > 0, y / torch.where(w > 0, w, torch.ones_like(w)), torch.zeros_like(y))
+        return torch.where(
+            w > 0, y / torch.where(w > 0, w, torch.ones_like(w)), torch.zeros_like(y)
+        )
 
     # ---- writing -------------------------------------------------------------------------
 
@@ -169,7 +186,9 @@ class History:
         keeps_graph = any(t.requires_grad for t in (x, r, w, self._X, self._w, self._y))
         if self.aggregate:
             if keeps_graph:
-                raise InputError("x, r, weight: expected no requires_grad with aggregate=True")
+                raise refuse(
+                    "x, r, weight", "tensors without requires_grad", "one that requires it"
+                )
             for start in range(0, x.shape[-2], 256):  # bounds the memory of the comparison
                 part = slice(start, start + 256)
                 self._merge(x[..., part, :], r[..., part], w[..., part])
@@ -265,20 +284,28 @@ class History:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses one of another shape, dtype or kind."""
-        missing = set(self.state_dict()) - set(state)
-        if missing:
-            raise refuse("state", "the entries of History.state_dict", f"no {sorted(missing)}")
+        entries = set(self.state_dict())
+        if entries != set(state):
+            raise refuse("state", f"the entries {sorted(entries)}", sorted(state))
         if bool(state["aggregate"]) != self.aggregate:
             raise refuse("state", f"aggregate={self.aggregate}", f"aggregate={state['aggregate']}")
-        X, w, y = state["X"], state["w"], state["y"]
+        X, w, y, distinct = (state[name] for name in ("X", "w", "y", "distinct"))
         batch = tuple(self.batch_shape)
-        check_shape("state['X']", X, (*batch, "n", self.dim))
-        check_shape("state['w']", w, (*batch, X.shape[-2]))
-        check_shape("state['y']", y, (*batch, X.shape[-2]))
-        if X.dtype != self.dtype:
-            raise refuse("state['X']", f"dtype {self.dtype}", X.dtype)
+        checks = ValueChecks()
+        for name, value in {"X": X, "w": w, "y": y}.items():
+            label = f"state['{name}']"
+            check_float(label, value)
+            tail = ("n", self.dim) if value is X else (X.shape[-2],)
+            check_shape(label, value, (*batch, *tail))
+            if value.dtype != self.dtype:
+                raise refuse(label, f"dtype {self.dtype}", value.dtype)
+            checks.finite(label, value)
+        checks.require("state['w']", w >= 0, "non-negative weights", w)
+        check_shape("state['distinct']", distinct, batch)
+        if self.validate:
+            checks.settle()
         self._X, self._w, self._y = (t.to(self.device).clone() for t in (X, w, y))
-        self._distinct = state["distinct"].to(self.device).clone()
+        self._distinct = distinct.to(self.device).clone()
         self._used = X.shape[-2]
         self._observations = int(state["observations"])
         self._unit_weights = bool(state["unit_weights"])

@@ -7,6 +7,7 @@ One evaluation of loss, gradient and Hessian is one *pass* over the history: O(n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -55,6 +56,8 @@ class NegativeLogLikelihood(nn.Module):
         tilt: Tensor | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(family, GLMFamily):
+            raise refuse("family", "a GLMFamily", type(family).__name__)
         check_float("X", X)
         if X.ndim < 2:
             check_shape("X", X, ("*B", "n", "d"))
@@ -65,8 +68,10 @@ class NegativeLogLikelihood(nn.Module):
             check_shape("w", w, X.shape[:-1])
         if isinstance(regularization, Tensor):
             check_same("regularization", regularization, "X", X)
-        elif not 0.0 <= regularization < float("inf"):
-            raise refuse("regularization", "a non-negative number", regularization)
+            if regularization.ndim:
+                check_shape("regularization", regularization, X.shape[:-2])
+        elif not isinstance(regularization, int | float) or not 0.0 <= regularization < math.inf:
+            raise refuse("regularization", "a non-negative number", repr(regularization))
         if tilt is not None:
             check_same("tilt", tilt, "X", X)
             check_shape("tilt", tilt, (*X.shape[:-2], X.shape[-1]))
@@ -105,8 +110,8 @@ class NegativeLogLikelihood(nn.Module):
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that were given, each with the full batch shape; see :meth:`rebuild`."""
         ridge = self.regularization
-        ridge = ridge.expand(self.batch_shape) if isinstance(ridge, Tensor) else None
-        return tuple(t for t in (self.X, self.r, self.w, ridge, self.tilt) if t is not None)
+        full = ridge.expand(self.batch_shape) if isinstance(ridge, Tensor) else None
+        return tuple(t for t in (self.X, self.r, self.w, full, self.tilt) if t is not None)
 
     def rebuild(self, tensors: Sequence[Tensor]) -> NegativeLogLikelihood:
         """The same loss over other tensors, in the order of :meth:`tensors`."""
@@ -125,12 +130,18 @@ class NegativeLogLikelihood(nn.Module):
         if self.w is not None:
             checks.finite("w", self.w)
             checks.require("w", self.w >= 0, "non-negative weights", self.w)
+        if isinstance(ridge := self.regularization, Tensor):
+            checks.finite("regularization", ridge)
+            checks.require("regularization", ridge >= 0, "non-negative numbers", ridge)
         checks.settle()
 
     # ---- evaluation: theta is (*B, d), or (*B, P, d) for P points of each problem -----------
 
     def forward(self, theta: Tensor) -> Tensor:
         """L(theta), of shape ``theta.shape[:-1]``."""
+        check_same("theta", theta, "X", self.X)
+        points = () if self._single(theta) else ("P",)
+        check_shape("theta", theta, (*self.batch_shape, *points, self.dim))
         return self.value(theta)
 
     def value(self, theta: Tensor) -> Tensor:
@@ -154,9 +165,7 @@ class NegativeLogLikelihood(nn.Module):
         if self.is_ridged:
             eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
             hessian = hessian + self._ridge(theta, 2) * eye
-        return Expansion(
-            self._add_loss(loss, theta), self._add_gradient(gradient, theta), hessian
-        )
+        return Expansion(self._add_loss(loss, theta), self._add_gradient(gradient, theta), hessian)
 
     # a vector v of one entry per row is (*B, n), or (*B, P, n) for P points
 

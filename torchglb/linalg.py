@@ -96,8 +96,3 @@ def cut_ball(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Cut:
         torch.where(reach < -radius, -torch.inf, value),
         torch.where(inactive, 0.0, multiplier.clamp_min(0.0)),
     )
-
-
-def cut_support(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:
-    """The value of :func:`cut_ball` alone."""
-    return cut_ball(x, normal, offset, radius).value

@@ -124,9 +124,7 @@ def minimize_likelihood(
         start = X.new_zeros((*batch, likelihood.dim))
     radius = domain.radius_like(X).expand(batch)
 
-    def minimize(
-        loss: NegativeLogLikelihood, start: Tensor, radius: Tensor
-    ) -> tuple[Tensor, ...]:
+    def minimize(loss: NegativeLogLikelihood, start: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
         if solver == "newton":
             result, there = newton(loss.expand, start, radius, tol=tol, max_steps=max_steps)
         else:

@@ -7,6 +7,7 @@ variance and higher derivatives follow by differentiation. Closed forms override
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -113,20 +114,19 @@ class GLMFamily(nn.Module):
         The default searches a grid and adds the largest step between neighbours; declare the
         exact constant where a proof must rest on it.
         """
-        z = self._grid(radius)
-        variance = self.variance(z)
+        variance, third = self._on_grid(2, radius), self._on_grid(3, radius)
         # where m'' underflows the ratio says nothing
-        visible = variance > torch.finfo(z.dtype).tiny
-        ratio = torch.where(visible, self.third_derivative(z).abs() / variance, torch.zeros_like(z))
+        visible = variance > torch.finfo(variance.dtype).tiny
+        ratio = torch.where(visible, third.abs() / variance, torch.zeros_like(variance))
         return _inflated_max(ratio)
 
     def max_variance(self, radius: float) -> float:
         """R_mudot: the maximum of ``m''`` on ``[-radius, radius]`` (default: grid, inflated)."""
-        return _inflated_max(self.variance(self._grid(radius)))
+        return _inflated_max(self._on_grid(2, radius))
 
     def min_variance(self, radius: float) -> float:
         """``1/kappa``: the minimum of ``m''`` on ``[-radius, radius]`` (default: grid, deflated)."""
-        return max(0.0, -_inflated_max(-self.variance(self._grid(radius))))
+        return max(0.0, -_inflated_max(-self._on_grid(2, radius)))
 
     def derivative_ratio(self, order: int, radius: float) -> float | None:
         """A bound on ``|m^(order)| / m''`` over ``[-radius, radius]``, or None where unknown.
@@ -138,10 +138,23 @@ class GLMFamily(nn.Module):
             return self.self_concordance(radius)
         return None
 
-    @staticmethod
-    def _grid(radius: float) -> Tensor:
+    def _on_grid(self, order: int, radius: float) -> Tensor:
+        """The derivative of this order over ``[-radius, radius]``; refuses to hide a NaN."""
         check_positive("radius", radius)
-        return torch.linspace(-radius, radius, 4097, dtype=torch.float64)
+        z = torch.linspace(-radius, radius, 4097, dtype=torch.float64)
+        values = self.derivative(z, order)
+        if not bool(torch.isfinite(values).all()):
+            first = int(torch.nonzero(~torch.isfinite(values))[0])
+            expected = f"a finite derivative of order {order} on [-{radius:g}, {radius:g}]"
+            raise refuse(
+                "log_partition", expected, f"{values[first].item()} at {z[first].item():g}"
+            )
+        return values
+
+
+def exponential(x: float) -> float:
+    """``e^x``, infinite where it overflows."""
+    return math.exp(x) if x < 709.0 else math.inf
 
 
 def _differentiate(function: object, z: Tensor) -> Tensor:

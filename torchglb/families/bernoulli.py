@@ -59,13 +59,12 @@ class Binomial(GLMFamily):
 
     def nll(self, z: Tensor, r: Tensor) -> Tensor:
         """``N log(1 + e^z) - r z`` without cancellation: a success at z = 700 costs e^-700."""
-        bend = self.trials * torch.log1p(torch.exp(-z.abs()))
-        return bend + torch.where(z > 0, (self.trials - r) * z, -r * z)
+        return -(r * F.logsigmoid(z) + (self.trials - r) * F.logsigmoid(-z))
 
     def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:  # noqa: D102
         up, down = torch.sigmoid(z), torch.sigmoid(-z)
         failures = self.trials - r
-        # N log(1 + e^z) - r z, and mu - r = (N - r) sigma(z) - r sigma(-z), exact in both tails
+        # the loss up to rounding of its terms; mu - r = (N - r) sigma(z) - r sigma(-z), exact in the tails
         bend, curvature = F.logsigmoid(z), up * down
         if self.trials != 1:
             bend, curvature = self.trials * bend, self.trials * curvature
@@ -87,7 +86,8 @@ class Binomial(GLMFamily):
         return 0.25 * self.trials
 
     def min_variance(self, radius: float) -> float:  # noqa: D102
-        return self.trials / (2.0 + math.exp(radius) + math.exp(-radius))
+        decay = math.exp(-radius)
+        return self.trials * decay / (1.0 + decay) ** 2
 
     def derivative_ratio(self, order: int, radius: float) -> float | None:
         """The maximum of ``|q_k(p)| / (p (1 - p))`` over p in [0, 1], for orders 3 to 8."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import check_choice
-from torchglb.families.base import GLMFamily
+from torchglb.families.base import GLMFamily, exponential
 
 _LINKS = ("probit", "cloglog")
 _EULER = 0.57721566490153286061
@@ -68,7 +68,7 @@ class QuasiBounded(GLMFamily):
         """``S`` for probit; ``max(1, e^S - 1)`` for cloglog."""
         if self.link == "probit":
             return float(radius)
-        return max(1.0, math.expm1(radius))
+        return max(1.0, exponential(radius) - 1.0)
 
     def max_variance(self, radius: float) -> float:  # noqa: D102
         return 1.0 / math.sqrt(2.0 * math.pi) if self.link == "probit" else math.exp(-1.0)
@@ -77,7 +77,7 @@ class QuasiBounded(GLMFamily):
         if self.link == "probit":
             return math.exp(-0.5 * radius * radius) / math.sqrt(2.0 * math.pi)
         # log mu-dot = z - e^z is unimodal: the minimum is at an end
-        return min(math.exp(radius - math.exp(min(radius, 700.0))), math.exp(-radius - math.exp(-radius)))
+        return min(math.exp(radius - exponential(radius)), math.exp(-radius - math.exp(-radius)))
 
 
 def _capped(z: Tensor) -> Tensor:
@@ -96,13 +96,14 @@ def _integrated_normal_cdf(z: Tensor) -> Tensor:
     For z < 0, ``phi(z) (1 - |z| M(|z|))`` with Mills' ratio M; far out, ``1 - a M(a)`` comes from
     its continued fraction ``1/(a^2 + 3 - ...)`` expressed by an asymptotic series in 1/a^2.
     """
-    a = z.abs()
+    rise = z.clamp_min(0.0)
+    a = 2.0 * rise - z  # |z|, with the derivative of the branch z >= 0 where both meet
     density = torch.exp(-0.5 * a * a) / math.sqrt(2.0 * math.pi)
     mills = math.sqrt(math.pi / 2.0) * torch.special.erfcx(a / math.sqrt(2.0))
     near = 1.0 - a * mills
     far = _mills_complement(a.clamp_min(3.0))
     lower = density * torch.where(a < 3.0, near, far)  # m(-a)
-    return lower + torch.where(z > 0, a, torch.zeros_like(a))  # m(a) = a + m(-a)
+    return lower + rise  # m(a) = a + m(-a)
 
 
 def _mills_complement(a: Tensor) -> Tensor:

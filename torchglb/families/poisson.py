@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchglb.families.base import GLMFamily, LossTerms
+from torchglb.families.base import GLMFamily, LossTerms, exponential
 
 
 class Poisson(GLMFamily):
@@ -51,7 +51,7 @@ class Poisson(GLMFamily):
         return 1.0
 
     def max_variance(self, radius: float) -> float:  # noqa: D102
-        return math.exp(radius)
+        return exponential(radius)
 
     def min_variance(self, radius: float) -> float:  # noqa: D102
         return math.exp(-radius)

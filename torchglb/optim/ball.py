@@ -168,7 +168,9 @@ def minimize_model(
     # where the curvature is pure rounding and so is the pull, stay as short as possible
     eps = torch.finfo(theta.dtype).eps
     flat = eigenvalues <= 8 * eps * eigenvalues.amax(-1, keepdim=True)
-    scale = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True) + pull.abs().amax(-1, keepdim=True)
+    scale = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True) + pull.abs().amax(
+        -1, keepdim=True
+    )
     b = torch.where(flat & (b.abs() <= 8 * eps * scale), torch.zeros_like(b), b)
     u, _ = minimize_on_ball(eigenvalues, b, radius)
     return (basis @ u[..., None])[..., 0]

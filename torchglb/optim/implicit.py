@@ -49,9 +49,7 @@ class _Opaque(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        return tuple(
-            torch.zeros_like(o) if o.is_floating_point() else None for o in ctx.outputs
-        )
+        return tuple(torch.zeros_like(o) if o.is_floating_point() else None for o in ctx.outputs)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], solve: Any, *tensors: Tensor) -> Any:

@@ -49,6 +49,4 @@ def newton(
         return pick(inside, free, on_ball)
 
     nothing = start.new_zeros((*start.shape[:-1], 0))
-    return descend(
-        evaluate, model, None, nothing, start, radius, tol, max_steps, patience=3
-    )
+    return descend(evaluate, model, None, nothing, start, radius, tol, max_steps, patience=3)

@@ -52,7 +52,9 @@ def raise_unless_converged(status: Tensor, what: str) -> None:
         named = ", ".join(str(tuple(w)) for w in where[:8]) + (", ..." if len(where) > 8 else "")
         place = f"batch elements {named}" if status.ndim else "the problem"
         lines.append(f"{member.name} ({member.sentence}): {place}")
-    raise SolverError(f"{what}: " + "; ".join(lines) + ". Pass throw=False to get statuses instead.")
+    raise SolverError(
+        f"{what}: " + "; ".join(lines) + ". Pass throw=False to get statuses instead."
+    )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Confidence radii: one theorem, one function; and objects that carry their sums along.
 
-With probability 1 - delta, for all t at once, theta* lies in ``{theta : L_t(theta) <= level_t}``, and
-``beta_t^2 = level_t - L_t(theta_hat)`` is the radius.
+With probability 1 - delta, for all t at once, theta* lies in ``{theta : L_t(theta) <= level_t}``,
+and ``beta_t^2 = level_t - L_t(theta_hat)`` is the radius.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _gauss_error(family: GLMFamily, s: float, points: int) -> float:
 
 
 def _log_modulus(family: GLMFamily, real: float, imaginary: float) -> float:
-    """The log of a bound on the even part of ``|m(w)|``, ``|Re w| <= real``, ``|Im w| <= imaginary``."""
+    """Log of a bound on the even part of m(w), ``|Re w| <= real`` and ``|Im w| <= imaginary``."""
     if isinstance(family, Poisson):  # |cosh w| <= cosh(Re w)
         return real
     if isinstance(family, Binomial) and imaginary < math.pi:

@@ -25,12 +25,14 @@ class Evaluation(NamedTuple):
     """A radius at one time.
 
     Attributes:
-        level: ``(*B)``; the confidence set is ``{theta : L(theta) <= level}``. This is what is valid.
+        level: ``(*B)``; the confidence set is ``{theta : L(theta) <= level}``. This is what is
+            valid.
         radius: ``(*B)``, ``beta^2 = level - loss_hat``. Negative only if theta_hat itself is
             outside the set, which a minimiser over the ball never is for radii with ``confined``.
         delta_likelihood: the share of delta spent on the likelihood ratio.
         delta_lipschitz: the share spent on a Lipschitz constant that may fail; mostly 0.
-        passes: how many passes over the history were needed.
+        passes: over the history, on average over the problems of the batch; a pass is made only
+            over the rows of the problems that need it.
         state: to be carried on.
     """
 
@@ -38,7 +40,7 @@ class Evaluation(NamedTuple):
     radius: Tensor
     delta_likelihood: float
     delta_lipschitz: float
-    passes: int
+    passes: float
     state: State
 
 
@@ -126,12 +128,12 @@ def require_weights(checks: ValueChecks, w: Tensor) -> None:
 
 def loss_at(
     likelihood: NegativeLogLikelihood, theta_hat: Tensor, loss_hat: Tensor | None
-) -> tuple[Tensor, int]:
+) -> tuple[Tensor, float]:
     """``L(theta_hat)`` in float64, and the passes that it took."""
     check_likelihood(likelihood)
     if loss_hat is None:
-        return likelihood.value(theta_hat).double(), 1
-    return loss_hat.double(), 0
+        return likelihood.value(theta_hat).double(), 1.0
+    return loss_hat.double(), 0.0
 
 
 def reward_length(likelihood: NegativeLogLikelihood) -> Tensor:
@@ -145,8 +147,8 @@ def reward_length(likelihood: NegativeLogLikelihood) -> Tensor:
 def rounding(dtype: torch.dtype, loss: Tensor, rewards: Tensor, norm: Tensor) -> Tensor:
     """A bound on the rounding error of a loss summed in ``dtype``, ``(*B)``; 0 without rows.
 
-    ``16 eps (|L| + 2 |theta| sum w |r| |x|/g)``: the second term, with the sum ``rewards``, covers what
-    cancels between ``m(z)`` and ``r z``.
+    ``16 eps (|L| + 2 |theta| sum w |r| |x|/g)``: the second term, with the sum ``rewards``,
+    covers what cancels between ``m(z)`` and ``r z``.
     """
     scale = loss.abs() + 2.0 * norm * rewards
     return 16.0 * torch.finfo(dtype).eps * scale
@@ -157,7 +159,7 @@ def conclude(
     loss_hat: Tensor,
     dtype: torch.dtype,
     deltas: tuple[float, float],
-    passes: int,
+    passes: float,
     state: State,
 ) -> Evaluation:
     """An evaluation in the caller's dtype, rounded upwards."""

@@ -118,7 +118,7 @@ def select(likelihood: NegativeLogLikelihood, index: Tensor) -> NegativeLogLikel
 
 
 class PenaltyTerms(NamedTuple):
-    """A penalty at points: value ``(*B, P)``, gradient ``(*B, P, d)``, Hessian ``(*B, P, d, d)``."""
+    """A penalty at points: value ``(*B, P)``, gradient and Hessian."""
 
     value: Tensor
     gradient: Tensor
@@ -207,7 +207,7 @@ def recentre(
     anchor: Anchor,
     tolerance: float,
     offer: Anchor | None = None,
-) -> tuple[Anchor, int]:
+) -> tuple[Anchor, float]:
     """Moves every centre until half its squared Newton decrement is at most ``tolerance``.
 
     That half is, to second order, how far the penalised loss lies above its minimum. A step is one
@@ -221,7 +221,7 @@ def recentre(
         offer: points whose expansions are known already, taken where they are better.
 
     Returns:
-        The centres, and the number of passes.
+        The centres, and the passes per problem, on average.
     """
     terms = penalty(anchor.point)
     step, behind = _newton(anchor, terms)
@@ -233,8 +233,8 @@ def recentre(
         step, behind = _newton(anchor, terms)
     damping = torch.ones_like(behind)
     rounding = 16 * torch.finfo(likelihood.X.dtype).eps
-    passes = 0
-    while passes < MAX_STEPS:
+    passes = 0.0
+    for _ in range(MAX_STEPS):
         active = behind > tolerance
         index = active.any(-1).nonzero()[:, 0]  # the stopping test: one host synchronisation
         if index.shape[0] == 0:
@@ -242,7 +242,7 @@ def recentre(
         length = damping * _safe_length(penalty, anchor.point, step)
         trial = anchor.point + length[..., None] * step
         moved = anchor.put(index, expand_at(select(likelihood, index), trial[index]))
-        passes += 1
+        passes += index.shape[0] / active.shape[0]
         limit = anchor.loss + terms.value + rounding * anchor.loss.abs()
         falls = moved.loss + penalty(moved.point).value <= limit
         damping = torch.where(active & ~falls, 0.25 * damping, torch.ones_like(damping))

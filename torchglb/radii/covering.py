@@ -19,12 +19,13 @@ def covering(
 ) -> LipschitzRadius:
     """The appendix's theorem by a covering argument, with a prior over the scales of the net.
 
-    ``beta^2 = log(1/delta) + min_k log((k+1)(k+2)) + d log(1 + 2S/c_k) + c_k L_t``, ``c_k = S 2^-k``.
-    With probability 1 - delta for all t, ``L_t(theta*) <= L_t(theta_hat) + beta_t^2`` for any
-    theta_hat in the ball. The prior gives weight ``1/((k+1)(k+2))`` to the uniform law on a
-    ``c_k``-net, which has at most ``(1 + 2S/c_k)^d`` points. (As printed, the net's scale is chosen
-    after seeing L_t, which the proof does not allow; and a union over t is paid that Ville's
-    inequality makes needless.) Looser than Theorem 3.1: it is here to show that. O(1), no pass.
+    ``beta^2 = log(1/delta) + min_k log((k+1)(k+2)) + d log(1 + 2S/c_k) + c_k L_t``, ``c_k = S
+    2^-k``. With probability 1 - delta for all t, ``L_t(theta*) <= L_t(theta_hat) + beta_t^2`` for
+    any theta_hat in the ball. The prior gives weight ``1/((k+1)(k+2))`` to the uniform law on a
+    ``c_k``-net, which has at most ``(1 + 2S/c_k)^d`` points. (As printed, the net's scale is
+    chosen after seeing L_t, which the proof does not allow; and a union over t is paid that
+    Ville's inequality makes needless.) Looser than Theorem 3.1: it is here to show that. O(1), no
+    pass.
 
     Args:
         lipschitz: L_t, ``(*B)``; a tensor stands for a deterministic bound.

@@ -1,4 +1,4 @@
-"""The likelihood-ratio level from a Gaussian prior: valid even if the true parameter leaves the ball."""
+"""The likelihood-ratio level from a Gaussian prior: valid even if theta* is outside the ball."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def gaussian_prior_level(
 
     ``W = H(c)/a + I/s0^2``. The set ``{theta : L_t(theta) <= level_t}`` holds theta* for all t with
     probability 1 - delta, wherever theta* lies: S enters only through the choice of the prior
-    (``s0^2 = S^2/d`` is a good one). This answers the question that the paper leaves open. The average
-    loss is ``L(c) + sum_s E m(z_s + s_s U) - m(z_s)`` with normal U and ``s_s = |x_s| in W^-1``.
-    Two passes. Weights in [0, 1], each chosen before its reward, keep the statement.
+    (``s0^2 = S^2/d`` is a good one). This answers the question that the paper leaves open. The
+    average loss is ``L(c) + sum_s E m(z_s + s_s U) - m(z_s)`` with normal U and ``s_s = |x_s| in
+    W^-1``. Two passes. Weights in [0, 1], each chosen before its reward, keep the statement.
 
     Args:
         likelihood: L, without ridge or tilt; of a family whose constants hold on the whole line.

@@ -17,9 +17,9 @@ from torchglb.radii.laws import Law
 def growth(family: GLMFamily, law: Law, s2: Tensor, self_concordance: Tensor | None) -> Tensor:
     """G(s) with ``E m(z + sU) - m(z) <= m''(z) G(s)`` for all z, and G(s)/s^2 increasing.
 
-    Gaussian: ``s^2 E U^2/2`` (exact). Poisson and binomial: ``E cosh(sU) - 1`` (exact for Poisson; for
-    binomial from ``log(1 + v) <= v`` in :func:`increment`). Any family with ``|m'''| <= R m''``:
-    ``E[e^(Rs|U|) - 1 - Rs|U|]/R^2``.
+    Gaussian: ``s^2 E U^2/2`` (exact). Poisson and binomial: ``E cosh(sU) - 1`` (exact for
+    Poisson; for binomial from ``log(1 + v) <= v`` in :func:`increment`). Any family with ``|m'''|
+    <= R m''``: ``E[e^(Rs|U|) - 1 - Rs|U|]/R^2``.
 
     Args:
         family: gives m.

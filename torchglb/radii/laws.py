@@ -50,7 +50,9 @@ class BallLaw(NamedTuple):
 
     def mean_absolute(self) -> Tensor:
         """``Gamma(nu + 1) / (sqrt(pi) Gamma(nu + 3/2))``."""
-        return torch.exp(torch.lgamma(self.nu + 1) - torch.lgamma(self.nu + 1.5)) / math.sqrt(math.pi)
+        return torch.exp(torch.lgamma(self.nu + 1) - torch.lgamma(self.nu + 1.5)) / math.sqrt(
+            math.pi
+        )
 
     def hyperbolic(self, s2: Tensor) -> Tensor:
         """``0F1(; nu + 1; s^2/4) - 1 = sum_j y^j / (j! (nu+1)_j)`` with ``y = s^2/4``.
@@ -65,7 +67,7 @@ class BallLaw(NamedTuple):
         return y * total / (self.nu + 1)
 
     def exponential(self, a: Tensor) -> Tensor:
-        """``sum_{j >= 2} a^j E|U|^j / j!``; behind term K at most ``1 + (e^a - 1)/(K + 1)`` times it."""
+        """``sum_{j >= 2} a^j E|U|^j/j!``, the tail as in :meth:`hyperbolic` with v = a."""
         nu, last = self.nu, self.terms + 2
         total = 1.0 + torch.expm1(a) / (last + 1)
         for j in range(last, 2, -1):

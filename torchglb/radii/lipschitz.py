@@ -1,7 +1,7 @@
 """Lipschitz constants of the loss over the ball: Table 1 of the paper, and tighter ones from data.
 
-``L_t = max_{|theta| <= S} |grad L_t(theta)|``, for features of norm at most 1. With row weights w in
-[0, 1] the loss is ``sum_s w_s (m - r_s z)/g`` and sums of weights take the place of counts.
+``L_t = max_{|theta| <= S} |grad L_t(theta)|``, for features of norm at most 1. With row weights w
+in [0, 1] the loss is ``sum_s w_s (m - r_s z)/g`` and sums of weights take the place of counts.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def table1_subgaussian(
 ) -> LipschitzBound:
     """Table 1, sub-Gaussian noise, with the constants of its proposition in the appendix.
 
-    ``(2/g) (R_mudot S n + 2 pi sigma sqrt(n log(pi^2 d t^2 / (3 delta))))``, t = n + 1, for all t at
-    once with probability 1 - delta. (Table 1 omits the constants; and it does not say that this
-    delta is spent on top of that of Theorem 3.1.) Weights at most 1 shrink the noise, so n rows
-    of any weights are covered.
+    ``(2/g) (R_mudot S n + 2 pi sigma sqrt(n log(pi^2 d t^2 / (3 delta))))``, t = n + 1, for all t
+    at once with probability 1 - delta. (Table 1 omits the constants; and it does not say that
+    this delta is spent on top of that of Theorem 3.1.) Weights at most 1 shrink the noise, so n
+    rows of any weights are covered.
     """
     check_probability("delta", delta)
     union = torch.log(math.pi**2 * dim * (count + 1) ** 2 / (3.0 * delta))
@@ -168,9 +168,7 @@ def data_lipschitz(family: GLMFamily, statistics: RowStatistics, S: Tensor) -> L
     each over g; and for the Gaussian family the exact value. O(d^3), no pass.
     """
     if isinstance(family, Gaussian):
-        return gaussian_lipschitz(
-            statistics.slope_gram, -statistics.residual, S, family.dispersion
-        )
+        return gaussian_lipschitz(statistics.slope_gram, -statistics.residual, S, family.dispersion)
     widest = torch.linalg.eigvalsh(statistics.width_gram)[..., -1].clamp_min(0.0)
     steepest = torch.linalg.eigvalsh(statistics.slope_gram)[..., -1].clamp_min(0.0)
     u1 = statistics.extreme

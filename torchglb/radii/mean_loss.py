@@ -14,10 +14,10 @@ def mean_loss_radius(ball_loss: Tensor, loss_hat: Tensor, dim: int, delta: float
     """``beta^2 = log(1/delta) + inf_{0<c<=1} d log(1/c) + c (E_Q L - L(theta_hat))``.
 
     Q is uniform on the ball, and ``E_Q L = sum_s w_s E m(S|x_s|U)/g`` (the rewards drop out by
-    symmetry). The posterior of Theorem 3.1, uniform on ``(1-c) theta_hat + c B(S)``, has by convexity
-    an average loss of at most ``(1-c) L(theta_hat) + c E_Q L``: the Lipschitz constant, which
-    bounds the same difference by ``2 S L_t c``, is not needed, and never gives less. On the event
-    of Theorem 3.1 with the prior Unif(B(S)); same assumptions. O(1), no pass.
+    symmetry). The posterior of Theorem 3.1, uniform on ``(1-c) theta_hat + c B(S)``, has by
+    convexity an average loss of at most ``(1-c) L(theta_hat) + c E_Q L``: the Lipschitz constant,
+    which bounds the same difference by ``2 S L_t c``, is not needed, and never gives less. On the
+    event of Theorem 3.1 with the prior Unif(B(S)); same assumptions. O(1), no pass.
 
     Args:
         ball_loss: ``E_Q L``, from above, ``(*B)``.

@@ -1,14 +1,14 @@
 """The exact mixture for d <= 3: no posterior with the uniform prior can give a smaller level.
 
-``level = log(1/delta) - log E_Q exp(-L)``, Q uniform on the ball, needs a lower bound of an integral
-of a log-concave function f over R^d. Three facts give one from finitely many values of the loss,
-certified by convexity alone (no derivative, no error constant):
+``level = log(1/delta) - log E_Q exp(-L)``, Q uniform on the ball, needs a lower bound of an
+integral of a log-concave function f over R^d. Three facts give one from finitely many values of
+the loss, certified by convexity alone (no derivative, no error constant):
 
-1. K. Ball (1988): ``K = {x : int_0^oo f(c + r x) r^(d-1) dr >= 1}`` is convex, for log-concave f, and
-   ``int f = d vol(K)``.
+1. K. Ball (1988): ``K = {x : int_0^oo f(c + r x) r^(d-1) dr >= 1}`` is convex, for log-concave f,
+   and ``int f = d vol(K)``.
 2. So the simplices spanned by c and boundary points of K in finitely many directions lie in K.
-3. Along a ray L is convex and lies below its chords, so that ``exp(-chord)`` gives lower bounds of the
-   radial integrals, in closed form.
+3. Along a ray L is convex and lies below its chords, so that ``exp(-chord)`` gives lower bounds
+   of the radial integrals, in closed form.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_mixture_dim(dim: int) -> None:
 
 @lru_cache(maxsize=8)
 def _directions(dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit vectors ``(J, d)``, simplices ``(T, d)`` of their indices, and ``d vol`` of each simplex."""
+    """Unit vectors ``(J, d)``, simplices ``(T, d)`` of indices, and d times their volumes."""
     if dim == 1:
         vectors, cells = np.array([[1.0], [-1.0]]), np.array([[0], [1]])
     elif dim == 2:
@@ -95,11 +95,11 @@ def mixture_level(
 ) -> Tensor:
     """``log(1/delta) - log E_Q exp(-L)``, Q uniform on the ball, from above, for d <= 3. ``(*B)``.
 
-    The set ``{theta : L_t(theta) <= level_t}`` holds theta* for all t with probability 1 - delta, if
-    ``|theta*| <= S``; it is the smallest of all that rest on this prior. The bound errs upwards by
-    about 0.01 (d = 1, 2) or 0.02 (d = 3) where the centre is near the mode, see the module. Cost:
-    74, 3500 or 24000 evaluations of the loss for d = 1, 2, 3; not for every round. Weights in
-    [0, 1], each chosen before its reward, keep the statement.
+    The set ``{theta : L_t(theta) <= level_t}`` holds theta* for all t with probability 1 - delta,
+    if ``|theta*| <= S``; it is the smallest of all that rest on this prior. The bound errs
+    upwards by about 0.01 (d = 1, 2) or 0.02 (d = 3) where the centre is near the mode, see the
+    module. Cost: 74, 3500 or 24000 evaluations of the loss for d = 1, 2, 3; not for every round.
+    Weights in [0, 1], each chosen before its reward, keep the statement.
 
     Args:
         likelihood: L, without ridge or tilt.
@@ -157,7 +157,7 @@ def cubature_level(
 
 
 def _radial_nodes(end: Tensor) -> Tensor:
-    """Equal steps in the first local units, then geometric ones up to the sphere; ``(*B, J, M)``."""
+    """Equal steps in the first local units, then geometric ones up to the sphere."""
     first = torch.linspace(0, 1, NEAR + 1, dtype=end.dtype, device=end.device)
     rest = torch.linspace(0, 1, FAR + 1, dtype=end.dtype, device=end.device)[1:]
     near = end.clamp_max(NEAR_END)[..., None]

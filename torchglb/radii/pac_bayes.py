@@ -182,9 +182,9 @@ def pac_bayes_level(
     The set ``{theta : L_t(theta) <= level_t}`` holds theta* for all t with probability 1 - delta,
     if ``|theta*| <= S``. Q is uniform on the ball, P uniform or Pearson II on the ellipsoid of the
     module's formula. ``KL = log vol B(S) + log det(W)/2 + E log p(U)``. The average loss is
-    ``L(c) + sum_s E m(z_s + s_s U) - m(z_s)``, ``s_s = |x_s| in W^-1``, bounded row by row (one pass)
-    or through ``tr(W^-1 H)`` (none). Two passes in all, or one. Row weights in [0, 1], each chosen
-    before its reward, keep the statement (by Jensen).
+    ``L(c) + sum_s E m(z_s + s_s U) - m(z_s)``, ``s_s = |x_s| in W^-1``, bounded row by row (one
+    pass) or through ``tr(W^-1 H)`` (none). Two passes in all, or one. Row weights in [0, 1], each
+    chosen before its reward, keep the statement (by Jensen).
 
     Args:
         likelihood: L, without ridge or tilt.

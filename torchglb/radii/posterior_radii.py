@@ -80,10 +80,11 @@ class PACBayes(CentredRadius):
     """Posteriors on ellipsoids inside the ball, the best of many; never above :class:`MeanLoss`.
 
     The ellipsoids of :func:`torchglb.radii.pac_bayes_level` around the minimisers of
-    ``L(theta) - eta log(S^2 - |theta|^2)``. O(d^3) to evaluate. Passes are made only for the problems
-    that need one: to move a centre whose penalised loss is more than ``tolerance`` above the
-    minimum (one pass per Newton step; ever rarer, about 0.1 per round at n = 1000, d = 2), and to
-    sum the increments row by row while that may gain more than ``tolerance``, until n is large.
+    ``L(theta) - eta log(S^2 - |theta|^2)``. O(d^3) to evaluate. Passes are made only for the
+    problems that need one: to move a centre whose penalised loss is more than ``tolerance`` above
+    the minimum (one pass per Newton step; ever rarer, about 0.1 per round at n = 1000, d = 2),
+    and to sum the increments row by row while that may gain more than ``tolerance``, until n is
+    large.
 
     Args:
         posterior: ``"pearson"`` (densities ``(1 - v'Wv)^k``) or ``"uniform"`` (k = 0).
@@ -105,7 +106,7 @@ class PACBayes(CentredRadius):
     rhos: tuple[float, ...] = (1.0, 4.0, 16.0)
     shapes: tuple[float, ...] = (0.0, 0.5, 2.0, 8.0, 32.0)
     increments: str = "auto"
-    tolerance: float = 0.03
+    tolerance: float = 0.04
 
     def __post_init__(self) -> None:
         check_choice("posterior", self.posterior, ("pearson", "uniform"))
@@ -176,8 +177,8 @@ class PACBayes(CentredRadius):
         anchor: Anchor,
         state: State,
         fallback: Tensor,
-    ) -> tuple[Tensor, int]:
-        """The least level over all posteriors, ``(N,)``, and the passes that it took."""
+    ) -> tuple[Tensor, float]:
+        """The least level over all posteriors, ``(N,)``, and the passes per problem."""
         candidates = self._candidates(problem)
         kinds = len(candidates.shape)
         longest = state["longest"].reshape(-1)
@@ -194,7 +195,7 @@ class PACBayes(CentredRadius):
         gain = torch.fmin(level, fallback) - least
         index = worthwhile(self.increments, gain, self.tolerance)
         if index.shape[0] == 0:
-            return level, 0
+            return level, 0.0
         part = select(likelihood, index)
         constants = (problem.self_concordance[index], problem.max_variance[index])
         best = level[index]
@@ -205,7 +206,7 @@ class PACBayes(CentredRadius):
             posterior = posteriors.take(index, centre, kind)
             added = row_increments(part, anchor.point[index, centre], posterior, law, *constants)
             best = torch.fmin(best, start[index, centre, kind] + added)
-        return level.index_copy(0, index, best), 1
+        return level.index_copy(0, index, best), index.shape[0] / level.shape[0]
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class GaussianPrior(CentredRadius):
     scale: float = 1.0
     tempers: tuple[float, ...] = (1.0, 0.7, 0.4, 0.1)
     increments: str = "auto"
-    tolerance: float = 0.03
+    tolerance: float = 0.04
     confined = False
 
     def __post_init__(self) -> None:
@@ -276,7 +277,7 @@ class GaussianPrior(CentredRadius):
                 more = normal_row_increments(part, point[index], basis[index], chosen)
                 best = torch.fmin(best, start[index, kind] + more)
             level = level.index_copy(0, index, best)
-            passes += 1
+            passes += index.shape[0] / level.shape[0]
         state = state | anchor.reshape(problem.batch_shape).entries()
         level = level.reshape(loss.shape)
         return conclude(level, loss, problem.dtype, (problem.delta, 0.0), passes + moves, state)

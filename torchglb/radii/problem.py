@@ -109,9 +109,7 @@ class Problem:
     def ball_rule(self) -> BallRule:
         """The certified rule for ``E m(S |x| U)``, good for every S of the batch."""
         rule = ball_rule(self.family, self.dim, self.max_radius)
-        return rule._replace(
-            nodes=rule.nodes.to(self.device), weights=rule.weights.to(self.device)
-        )
+        return rule._replace(nodes=rule.nodes.to(self.device), weights=rule.weights.to(self.device))
 
     @cached_property
     def flat(self) -> Problem:

@@ -1,4 +1,4 @@
-"""The radii that rest on running sums alone: Theorem 3.1, its mean-loss form, the covering theorem."""
+"""The radii that rest on running sums alone: Theorem 3.1, mean loss, covering."""
 
 from __future__ import annotations
 
@@ -160,15 +160,13 @@ def lipschitz_constant(
 def mean_loss_level(
     problem: Problem, statistics: RowStatistics, theta_hat: Tensor, loss: Tensor
 ) -> Tensor:
-    """The level of :class:`MeanLoss`, ``(*B)``: also the fallback of the posteriors on ellipsoids."""
+    """The level of :class:`MeanLoss`, ``(*B)``; also what :class:`PACBayes` falls back on."""
     ball_loss = statistics.ball_loss / problem.family.dispersion
     radius = mean_loss_radius(ball_loss, loss, problem.dim, problem.delta)
     return loss + radius + rounding_at(problem, statistics, theta_hat, loss)
 
 
-def rounding_at(
-    problem: Problem, statistics: RowStatistics, theta: Tensor, loss: Tensor
-) -> Tensor:
+def rounding_at(problem: Problem, statistics: RowStatistics, theta: Tensor, loss: Tensor) -> Tensor:
     """What rounding may have taken from a loss at theta, ``(*B)``."""
     norm = torch.linalg.vector_norm(theta, dim=-1)
     rewards = statistics.reward_length / problem.family.dispersion

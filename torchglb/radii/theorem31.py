@@ -32,8 +32,8 @@ def shrinkage_infimum(slope: Tensor, dim: int, inf: str = "exact") -> Tensor:
     """``inf_{0 < c <= 1} d log(1/c) + c slope``, elementwise.
 
     Equal to ``slope`` if ``slope <= d`` (c = 1; also where it is negative), else to
-    ``d log(slope/d) + d`` (c = d/slope). The closed form of the paper, ``d log(e max(1, slope/d))``,
-    says d where the slope is below d: at t = 1 it is d, and the infimum 0.
+    ``d log(slope/d) + d`` (c = d/slope). The closed form of the paper, ``d log(e max(1,
+    slope/d))``, says d where the slope is below d: at t = 1 it is d, and the infimum 0.
 
     Args:
         slope: ``2 S L_t`` in Theorem 3.1.

@@ -1,9 +1,9 @@
 """Theorem 3.2: an ellipsoid around the likelihood-ratio set of a self-concordant family.
 
-``{theta : |theta - theta_hat|^2 in (H + lam I) <= gamma}`` with ``H`` the Hessian at theta_hat, which
-must lie in the ball. Every gamma here holds wherever ``L(theta) <= L(theta_hat) + beta^2`` and
-``|theta| <= S`` do: no further delta is spent. ``gap >= max <grad L(theta_hat), theta_hat - theta>``
-over the ball, which is ``<grad, theta_hat> + S |grad|``, pays for an inexact theta_hat.
+``{theta : |theta - theta_hat|^2 in (H + lam I) <= gamma}`` with ``H`` the Hessian at theta_hat,
+which must lie in the ball. Every gamma here holds wherever ``L(theta) <= L(theta_hat) + beta^2``
+and ``|theta| <= S`` do: no further delta is spent. ``gap >= max <grad L(theta_hat), theta_hat -
+theta>`` over the ball, which is ``<grad, theta_hat> + S |grad|``, pays for an inexact theta_hat.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def theorem32_fixed_point(
     """The sharpest gamma: its factor tends to 2 instead of 2 (1 + S R_s) as data come in.
 
     Between theta_hat and any theta of the set, ``m''`` falls at most by the rate R_s |<x, theta -
-    theta_hat>| <= D, and ``L(theta) - L(theta_hat) >= phi(D) |theta - theta_hat|^2 in H - gap`` with
-    ``phi(D) = (D - 1 + e^-D)/D^2``. Start with ``D = R_s max_s |x_s| (S + |theta_hat|)``, then repeat
-    ``gamma = (beta^2 + gap)/phi(D) + lam (S + |theta_hat|)^2`` and ``D = R_s max_s min(sqrt(gamma)
-    |x_s| in (H + lam I)^-1, |x_s| (S + |theta_hat|))``: every iterate is valid, and they fall.
-    One pass for the norms of the rows, O(n d^2), then O(n) per step.
+    theta_hat>| <= D, and ``L(theta) - L(theta_hat) >= phi(D) |theta - theta_hat|^2 in H - gap``
+    with ``phi(D) = (D - 1 + e^-D)/D^2``. Start with ``D = R_s max_s |x_s| (S + |theta_hat|)``,
+    then repeat ``gamma = (beta^2 + gap)/phi(D) + lam (S + |theta_hat|)^2`` and ``D = R_s max_s
+    min(sqrt(gamma) |x_s| in (H + lam I)^-1, |x_s| (S + |theta_hat|))``: every iterate is valid,
+    and they fall. One pass for the norms of the rows, O(n d^2), then O(n) per step.
 
     Args:
         radius: beta^2, ``(*B)``.

@@ -10,10 +10,22 @@ from typing import Any
 from torch import Tensor
 
 from torchglb.checks import check_choice
+from torchglb.ucb.anchored import AnchoredProgram, Choice, Minimum
+from torchglb.ucb.ball_arms import BallChoice, argmax_ball
 from torchglb.ucb.native import native_support
 from torchglb.ucb.program import SublevelProgram, SupportResult
 
-__all__ = ["SublevelProgram", "SupportResult", "native_support", "support"]
+__all__ = [
+    "AnchoredProgram",
+    "BallChoice",
+    "Choice",
+    "Minimum",
+    "SublevelProgram",
+    "SupportResult",
+    "argmax_ball",
+    "native_support",
+    "support",
+]
 
 
 def support(

@@ -8,6 +8,7 @@ history is made only when the bounds do not yet decide, and only for the problem
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ class AnchoredProgram:
         family: the GLM family.
         domain: the ball.
         batch_shape: ``*B``.
-        anchors: A, the size of the bundle; by default 64 for d <= 2 and 192 above.
+        anchors: A, the size of the bundle; by default it grows with d until A d^2 is 10^5.
         level_tol: the minimum of the loss is certified to this.
         aggregate: merge repeated arms in the history.
         validate: check the values of what is appended.
@@ -130,7 +131,7 @@ class AnchoredProgram:
         d, problems = domain.dim, self.batch_shape.numel()
         like = torch.zeros((), dtype=dtype, device=self.history.device)
         if anchors is None:
-            anchors = 64 if d <= 2 else 192
+            anchors = max(64, min(32 * 2 ** min(d, 10), 100_000 // d**2))
         radius = domain.max_radius
         self.order = choose_order(family, d, radius)
         ratio = family.derivative_ratio(self.order + 1, radius)
@@ -142,6 +143,7 @@ class AnchoredProgram:
         self._point = like.new_zeros((problems, d))
         self._shift = torch.zeros_like(self._point)
         self._longest = like.new_zeros((problems,))
+        self.combined_cuts = 1 if d == 1 else 4
         self._round = 0
         self.passes = like.new_zeros((problems,))
 
@@ -174,7 +176,7 @@ class AnchoredProgram:
         problems = self._point.shape[0]
         X, r = X.reshape(problems, *X.shape[-2:]), r.reshape(problems, r.shape[-1])
         w = None if w is None else w.reshape(problems, w.shape[-1])
-        if index.shape[0] == problems:
+        if self._is_all(index):
             return Rows(X, r, w)
         return Rows(X[index], r[index], None if w is None else w[index])
 
@@ -182,6 +184,40 @@ class AnchoredProgram:
         return NegativeLogLikelihood.of(
             self.family, self._flat_rows(index), regularization=ridge[index]
         )
+
+    # ---- saving --------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue bit by bit, as plain tensors and numbers."""
+        return {
+            "history": self.history.state_dict(),
+            "bundle": {k: t.clone() for k, t in self._bundle._asdict().items()},
+            "sums": [t.clone() for t in self._sums],
+            "point": self._point.clone(),
+            "shift": self._shift.clone(),
+            "longest": self._longest.clone(),
+            "passes": self.passes.clone(),
+            "round": self._round,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state; refuses one of another shape."""
+        missing = set(self.state_dict()) - set(state)
+        if missing:
+            raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        bundle = Bundle(**{k: t.clone() for k, t in state["bundle"].items()})
+        sums = [t.clone() for t in state["sums"]]
+        for name, old, new in (
+            *zip(("points", "loss"), self._bundle[:2], bundle[:2], strict=True),
+            *((f"sums[{k}]", a, b) for k, (a, b) in enumerate(zip(self._sums, sums, strict=False))),
+        ):
+            check_shape(f"state[{name!r}]", new, old.shape)
+        self.history.load_state_dict(state["history"])
+        self._bundle, self._sums = bundle, sums
+        self._point, self._shift, self._longest, self.passes = (
+            state[k].clone() for k in ("point", "shift", "longest", "passes")
+        )
+        self._round = int(state["round"])
 
     # ---- the minimum ---------------------------------------------------------------------
 
@@ -219,10 +255,10 @@ class AnchoredProgram:
 
     def _step(self, index: Tensor, ridge: Tensor) -> tuple[Tensor, Bracket]:
         """One Newton step on the model, and what it certifies."""
-        sums = [s[index] for s in self._sums]
-        c, p, lam, S = self._point[index], self._shift[index], ridge[index], self._radius[index]
-        eye = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
+        state = (self._point, self._shift, ridge, self._radius, self._longest, *self._sums)
+        c, p, lam, S, longest, *sums = state if self._is_all(index) else [t[index] for t in state]
         d = c.shape[-1]
+        eye = torch.eye(d, dtype=c.dtype, device=c.device)
         model = evaluate_model(sums, p)
         gradient = model.gradient + lam[:, None] * (c + p)
         hessian = model.hessian + lam[:, None, None] * eye
@@ -239,13 +275,16 @@ class AnchoredProgram:
             p,
             lam,
             S,
-            self._longest[index],
+            longest,
             self._ratio,
             self._concordance,
             self.order,
         )
-        self._shift = self._shift.index_copy(0, index, p)
+        self._shift = p if self._is_all(index) else self._shift.index_copy(0, index, p)
         return theta, bracket
+
+    def _is_all(self, index: Tensor) -> bool:
+        return index.shape[0] == self._point.shape[0]
 
     def _recenter(self, index: Tensor, theta: Tensor) -> None:
         rows = self._flat_rows(index)
@@ -283,6 +322,43 @@ class AnchoredProgram:
         low, high = (a.index_copy(0, index, b) for a, b in zip(bracket, new, strict=True))
         return theta, Bracket(low, high)
 
+    # ---- the program of this round -------------------------------------------------------
+
+    def program(
+        self,
+        radius: float | Tensor | None = None,
+        *,
+        level: Tensor | None = None,
+        regularization: float | Tensor = 0.0,
+    ) -> SublevelProgram:
+        """The program as it stands now, for ``support``, ``argmax_ball`` and set plots.
+
+        Args:
+            radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``.
+            level: the level itself, ``(*B)``, instead of a radius.
+            regularization: lambda of a ridge term.
+        """
+        ridge = self._ridge(regularization)
+        high = None if radius is None else self._minimum(ridge)[1].high
+        B = self._level(radius, level, high).reshape(self.batch_shape)
+        likelihood = NegativeLogLikelihood.of(
+            self.family, self.history, regularization=ridge.reshape(self.batch_shape)
+        )
+        return SublevelProgram(likelihood, self.domain, B)
+
+    def _level(
+        self, radius: float | Tensor | None, level: Tensor | None, minimum: Tensor | None
+    ) -> Tensor:
+        if (radius is None) == (level is None):
+            raise refuse(
+                "radius, level", "exactly one of them", "none" if level is None else "both"
+            )
+        if level is not None:
+            return level.expand(self.batch_shape).reshape(-1)
+        assert minimum is not None
+        beta = torch.as_tensor(radius, dtype=minimum.dtype, device=minimum.device)
+        return minimum + beta.expand(self.batch_shape).reshape(-1)
+
     # ---- the optimistic arm --------------------------------------------------------------
 
     def argmax(
@@ -318,11 +394,7 @@ class AnchoredProgram:
         self._round += 1
         before = self.passes
         hub, bracket = self._minimum(ridge)
-        if level is None:
-            beta = torch.as_tensor(radius, dtype=arms.dtype, device=arms.device)
-            B = bracket.high + beta.expand(shape).reshape(-1)
-        else:
-            B = level.expand(shape).reshape(-1)
+        B = self._level(radius, level, bracket.high)
         index, upper, lower = self._decide(
             arms, B, hub, bracket.high, ridge, tol, value_tol, max_steps
         )
@@ -353,6 +425,7 @@ class AnchoredProgram:
             ridge,
             self._radius,
             self._concordance * self._longest,
+            self.combined_cuts,
         )
         upper, cut, base = found.upper, found.cut, found.touch
         at_hub = (arms * hub[:, None, :]).sum(-1)
@@ -370,7 +443,10 @@ class AnchoredProgram:
             return leader, rival, contested
 
         leader, rival, contested = standing(upper, lower)
-        self._remember_use(found.cut, found.touch, leader, rival)
+        # anchors that bound some arm stay; the others make room
+        deciding = torch.cat([found.cut, found.touch], dim=-1)
+        used = self._bundle.used.scatter(-1, deciding, float(self._round))
+        self._bundle = self._bundle._replace(used=used)
         index = which(contested)
         for _ in range(max_steps):
             if not index.numel():
@@ -452,10 +528,3 @@ class AnchoredProgram:
         point = center + share[:, None] * (trial - center)
         lower = (candidates @ point[..., None])[..., 0]
         return upper, lower, slot
-
-    def _remember_use(self, cut: Tensor, touch: Tensor, leader: Tensor, rival: Tensor) -> None:
-        """Stamps the anchors that bound the leader and its rival."""
-        pair = torch.stack([leader, rival], dim=-1)
-        deciding = torch.cat([cut.gather(-1, pair), touch.gather(-1, pair)], dim=-1)
-        used = self._bundle.used.scatter(-1, deciding, float(self._round))
-        self._bundle = self._bundle._replace(used=used)

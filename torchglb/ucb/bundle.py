@@ -81,6 +81,7 @@ def scan(
     ridge: Tensor,
     radius: Tensor,
     slope_limit: Tensor,
+    steps: int,
 ) -> Scan:
     """Bounds on every arm from all anchors, O(K A d), no pass.
 
@@ -93,6 +94,7 @@ def scan(
         ridge: lambda, ``(N)``.
         radius: S, ``(N)``.
         slope_limit: R times the longest row, ``(N)``.
+        steps: how many cuts may be combined.
     """
     finfo = torch.finfo(arms.dtype)
     at = shift_by_ridge(Expansion(*bundle[1:4]), bundle.points, ridge[..., None])
@@ -101,22 +103,53 @@ def scan(
     # rounding of the carried sums is paid for, so that every cut errs upwards
     offset = offset + 64 * finfo.eps * (level.abs()[..., None] + at.loss.abs() + offset.abs())
     length = torch.linalg.vector_norm(at.gradient, dim=-1).clamp_min(finfo.tiny)
-    S = radius[..., None, None]
-    reach = (offset / length)[..., None, :]  # (N, 1, A)
-    near = torch.minimum(torch.maximum(reach, -S), S)
-    chord = ((S - near) * (S + near)).sqrt()
-    along = arms @ (at.gradient / length[..., None]).mT  # (N, K, A)
-    squared = arms.square().sum(-1, keepdim=True)
-    # |x|^2 - along^2 cancels where they agree: the added term keeps the root from falling short
-    across = ((squared - along * along).clamp_min(0.0) + 8 * finfo.eps * squared).sqrt()
-    whole = squared.sqrt() * (1 + 4 * finfo.eps)
-    active = (reach < S) & (S * along > reach * whole)
-    value = torch.where(active, near * along + chord * across, S * whole)
-    upper, cut = value.min(-1)
-
+    units = at.gradient / length[..., None]
+    upper, cut = combine_cuts(arms, units, offset / length, radius, steps)
     drawn = draw_to_level(at, bundle.points, level, hub, hub_loss, radius, slope_limit)
     lower, touch = (arms @ drawn.mT).max(-1)
     return Scan(upper, cut, lower, touch)
+
+
+def combine_cuts(
+    arms: Tensor, units: Tensor, reach: Tensor, radius: Tensor, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Upper bounds from several cuts at once, and the first cut taken for each arm.
+
+    For any weights ``alpha >= 0``, ``h(x) <= sum_a alpha_a reach_a + S |x - sum_a alpha_a u_a|``, by
+    duality over the ball. Each step gives the one cut that lowers the bound most its best weight.
+
+    Args:
+        arms: ``(N, K, d)``.
+        units: unit normals ``(N, A, d)``.
+        reach: ``(N, A)``: the set obeys ``<u_a, theta> <= reach_a``.
+        radius: S, ``(N)``.
+        steps: cuts to combine, at least 1.
+    """
+    eps = torch.finfo(arms.dtype).eps
+    S = radius[..., None, None]
+    near = torch.minimum(torch.maximum(reach[..., None, :], -S), S)  # (N, 1, A)
+    chord = ((S - near) * (S + near)).sqrt()
+    slack = near / chord.clamp_min(torch.finfo(arms.dtype).tiny)
+    left, paid = arms, torch.zeros_like(arms[..., 0])
+    first = None
+    for step in range(steps):
+        along = left @ units.mT  # (N, K, A)
+        squared = left.square().sum(-1, keepdim=True)
+        across = (squared - along * along).clamp_min(0.0).sqrt()
+        weight = (along - slack * across).clamp_min(0.0)
+        value = torch.where(weight > 0, near * along + chord * across, S * squared.sqrt())
+        choice = value.argmin(-1, keepdim=True)
+        alpha = weight.gather(-1, choice)
+        at_reach = reach[..., None, :].expand_as(value).gather(-1, choice)
+        normal = units.gather(-2, choice.expand(*choice.shape[:-1], units.shape[-1]))
+        left = left - alpha * normal
+        paid = paid + (alpha * at_reach)[..., 0]
+        first = choice[..., 0] if step == 0 else first
+    assert first is not None
+    # whatever was chosen, and however it was rounded, the weights certify this value
+    length = torch.linalg.vector_norm(left, dim=-1)
+    scale = paid.abs() + radius[..., None] * (length + torch.linalg.vector_norm(arms, dim=-1))
+    return paid + radius[..., None] * length + 8 * eps * scale, first
 
 
 def draw_to_level(
@@ -150,7 +183,11 @@ def draw_to_level(
     second = (v * (at.hessian @ v[..., None])[..., 0]).sum(-1).clamp_min(0.0)
     room = level[..., None] - at.loss  # negative outside the set
     chord = torch.where(
-        room >= 0, 0.0, (level[..., None] - hub_loss[..., None]) / (room.neg() + level[..., None] - hub_loss[..., None]) - 1.0
+        room >= 0,
+        0.0,
+        (level[..., None] - hub_loss[..., None])
+        / (room.neg() + level[..., None] - hub_loss[..., None])
+        - 1.0,
     )
     # D is fixed beforehand by a step twice as long as the tangent's, and checked afterwards
     longest = (2.0 * room.abs() / first).clamp_max(1.0)

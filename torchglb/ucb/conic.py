@@ -391,7 +391,7 @@ class Certificate(NamedTuple):
     Attributes:
         upper: ``(P)``, upper bounds; ``-inf`` proves that the set is empty.
         multiplier: ``(P)``, alpha of the dual bound.
-        ball_multiplier: ``(P)``, ``|x - alpha g| / S``.
+        ball_multiplier: ``(P)``, ``|x - alpha g|``.
         lower: ``(P)``, lower bounds.
         theta: ``(P, d)``, feasible points that attain them.
     """
@@ -422,8 +422,8 @@ def certify(
     finite = torch.isfinite(points).all(-1)
     inner = into_ball(torch.where(finite[:, None], points, c), radius)
     end, (_, gradient) = loss.value(inner), loss.value_and_gradient(inner)
-    rounding = _rounding(loss, radius, inner) + 4 * _EPS * abs(level) + 1e-300
-    offset = level - end + (gradient * inner).sum(-1) + rounding
+    rounding = _rounding(loss, radius, inner) + 4 * _EPS * abs(level)
+    offset = level - end + (gradient * inner).sum(-1) + rounding + 1e-300
     cut = cut_ball(x, gradient, offset, S)
     alpha = cut.multiplier
     rest = torch.linalg.vector_norm(x - alpha[:, None] * gradient, dim=-1)
@@ -432,19 +432,19 @@ def certify(
     upper = torch.where(cut.value == -torch.inf, cut.value, upper)
     upper = torch.where(finite & ~torch.isnan(upper), upper, torch.inf)
 
-    start = loss.value(c)
-    t = torch.where(end <= level, 1.0, torch.where(start <= level, 0.0, -1.0))
+    start, goal = loss.value(c), level - rounding
+    t = torch.where(end <= goal, 1.0, torch.where(start <= goal, 0.0, -1.0))
     there = torch.where(t == 1.0, end, start)
     for _ in range(6):
-        rise = ((level - rounding - there) / (end - there)).clamp(0.0, 1.0)
+        rise = ((goal - there) / (end - there)).clamp(0.0, 1.0)
         ahead = torch.where((t >= 0) & (t < 1), t + rise * (1 - t), t)
         loss_ahead = loss.value(c + ahead.clamp_min(0.0)[:, None] * (inner - c))
-        better = (ahead > t) & (loss_ahead <= level)
+        better = (ahead > t) & (loss_ahead <= level - 0.5 * rounding)
         t, there = torch.where(better, ahead, t), torch.where(better, loss_ahead, there)
     theta = torch.where((t == 1.0)[:, None], inner, c + t[:, None] * (inner - c))
     theta = torch.where((t >= 0)[:, None], theta, torch.nan)
     lower = torch.where(t >= 0, theta @ x, -torch.inf)
-    return Certificate(upper, alpha, rest / S, lower, theta)
+    return Certificate(upper, alpha, rest, lower, theta)
 
 
 def _rounding(loss: NegativeLogLikelihood, radius: float, points: Tensor) -> Tensor:
@@ -536,10 +536,11 @@ def _solve(A: Tensor, b: Tensor) -> Tensor:
 
 
 class Center(NamedTuple):
-    """Where a loss is least on the ball."""
+    """Where a loss is least on the ball, and by how much at most it is not."""
 
     theta: Tensor
     loss: float
+    gap: float
     status: Status
 
 
@@ -553,19 +554,21 @@ def minimize(
     """The minimiser of one loss over the ball: of the first solver that meets ``tol``."""
     origin = torch.zeros(loss.dim, dtype=torch.float64)
     if not is_finite(loss):
-        return Center(torch.full_like(origin, float("nan")), float("nan"), Status.NONFINITE)
+        nan = float("nan")
+        return Center(torch.full_like(origin, nan), nan, nan, Status.NONFINITE)
     weight = float(len(loss.r) if loss.w is None else loss.w.sum())
     scale = max(1.0, weight / loss.family.dispersion)
     program = ConicProgram(loss, radius, origin, scale, minimizes=True)
-    best, limited = Center(origin, float("inf"), Status.INACCURATE), False
+    found: list[Center] = []
+    limited = False
     for solver in solvers:
         point = program.solve(origin, 0.0, solver, max_steps)
         limited |= point.status == cp.USER_LIMIT
         start = origin if point.theta is None else point.theta
-        found = _least_near(loss, radius, start, tol, _steps(max_steps))
-        best = min(best, found, key=lambda center: center.loss)
-        if best.status == Status.CONVERGED:
-            return best
+        found.append(_least_near(loss, radius, start, tol, _steps(max_steps)))
+        if found[-1].status == Status.CONVERGED:
+            return found[-1]
+    best = min(found, key=lambda center: center.gap)
     return best._replace(status=Status.MAX_STEPS) if limited else best
 
 
@@ -577,12 +580,12 @@ def _least_near(
     starts = torch.stack([start, start])
     sharp = sharpen(loss, radius, 0.0, 0 * start, starts, never, sphere, steps)
     points = into_ball(torch.cat([start[None], sharp]), radius)
-    value, (_, gradient) = loss.value(points), loss.value_and_gradient(points)
-    k = int(torch.where(torch.isfinite(value), value, torch.inf).argmin())
-    theta, g, least = points[k], gradient[k], float(value[k])
-    gap = float(theta @ g + radius * torch.linalg.vector_norm(g))
+    value, (_, g) = loss.value(points), loss.value_and_gradient(points)
+    gaps = (points * g).sum(-1) + radius * torch.linalg.vector_norm(g, dim=-1)  # Frank-Wolfe
+    k = int(torch.where(torch.isfinite(gaps), gaps, torch.inf).argmin())
+    least, gap = float(value[k]), float(gaps[k])
     status = Status.CONVERGED if gap <= tol * (1 + abs(least)) else Status.INACCURATE
-    return Center(theta, least, status)
+    return Center(points[k], least, gap, status)
 
 
 def _steps(max_steps: int | None) -> int:

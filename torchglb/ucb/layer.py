@@ -15,14 +15,15 @@ for gradients on small problems; for speed there is the native solver.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import cvxpy as cp
 import torch
 from cvxpylayers.torch import CvxpyLayer
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from torchglb.checks import check_choice, refuse
 from torchglb.domain import Ball
@@ -244,16 +245,14 @@ class UCBLayer(nn.Module):
         ridged = bool(data.ridge > 0)
         if ridged:
             parameters.append((data.ridge / scale).sqrt() * T)
-        options: dict[str, Any] = {"solve_method": solver, "n_jobs_forward": 1}
+        options = {"solve_method": solver, "n_jobs_forward": 1, **settings(solver, self.max_steps)}
         if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
             options |= {"mode": self.mode, "n_jobs_backward": 1}
         layer = _compiled(kind, self.capacity, len(c), ridged)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about accuracy, which is judged by the certificate
-            try:
-                v, dual = layer(*parameters, solver_args=options | settings(solver, self.max_steps))
-            except Exception:  # each package below has errors of its own
-                return None
+        try:
+            v, dual = _Quiet.apply(partial(layer, solver_args=options), *parameters)
+        except Exception:  # each package below has errors of its own
+            return None
         return c + T @ v, dual * (length / scale)
 
 
@@ -368,6 +367,33 @@ class _Solution(NamedTuple):
 def _carry(carrier: Tensor, number: Tensor) -> Tensor:
     """The numbers of the second argument with the gradient of the first."""
     return number + (carrier - carrier.detach())
+
+
+class _Quiet(torch.autograd.Function):
+    """A call without the warnings of the packages below, forward and backward.
+
+    They are about accuracy, which the certificate judges, and about the packages' own age.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Callable[..., Sequence[Tensor]], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        needed = ctx.needs_input_grad[1:]
+        ctx.inputs = [t.detach().requires_grad_(n) for t, n in zip(inputs, needed, strict=True)]
+        with warnings.catch_warnings(), torch.set_grad_enabled(any(needed)):
+            warnings.simplefilter("ignore")
+            ctx.outputs = call(*ctx.inputs)
+        return tuple(t.detach() for t in ctx.outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        needed = [t for t in ctx.inputs if t.requires_grad]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = iter(torch.autograd.grad(ctx.outputs, needed, cotangents, retain_graph=True))
+        return (None, *(next(found) if t.requires_grad else None for t in ctx.inputs))
 
 
 @lru_cache(maxsize=8)

@@ -117,7 +117,9 @@ def stop_at_cut(start: Tensor, end: Tensor, normal: Tensor, offset: Tensor) -> T
     return start + share[..., None] * (end - start)
 
 
-def come_back(point: Tensor, at: Expansion, inner: Tensor, inner_loss: Tensor, level: Tensor) -> Tensor:
+def come_back(
+    point: Tensor, at: Expansion, inner: Tensor, inner_loss: Tensor, level: Tensor
+) -> Tensor:
     """From far outside the set, a point near its boundary on the segment to an inner point.
 
     It lies between the root of the power law through loss and slope at ``point`` (right for steep

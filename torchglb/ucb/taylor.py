@@ -23,14 +23,16 @@ from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
 
 #: the largest number of entries kept in the tensor of highest order
-LARGEST_TENSOR = 4096
+LARGEST_TENSOR = 1024
+#: beyond this order a further one saves fewer passes than it costs
+HIGHEST_ORDER = 4
 
 
 def choose_order(family: GLMFamily, dim: int, radius: float) -> int:
     """The highest order q whose tensor is small and whose remainder can be bounded (at least 2)."""
     order = 2
     while (
-        order < 6
+        order < HIGHEST_ORDER
         and dim ** (order + 1) <= LARGEST_TENSOR
         and family.derivative_ratio(order + 2, radius) is not None
     ):
@@ -78,19 +80,21 @@ class Model(NamedTuple):
 
 def evaluate_model(sums: Sequence[Tensor], p: Tensor) -> Model:
     """The polynomial ``sum_k T_k[p, ..., p] / k!`` with gradient and Hessian at ``p (N, d)``."""
-    d = p.shape[-1]
+    d, problems = p.shape[-1], p.shape[0]
     column = p[..., None]
-    value = sums[0][..., 0] + (sums[1] * p).sum(-1)
-    gradient, hessian = sums[1], torch.zeros_like(sums[2]).unflatten(-1, (d, d))
-    for k in range(2, len(sums)):
+    hessian = sums[2].view(problems, d, d)
+    vector = (hessian @ column)[..., 0]
+    gradient, curve = sums[1] + vector, 0.5 * vector
+    for k in range(3, len(sums)):
         partial = sums[k]
         for _ in range(k - 2):
-            partial = (partial.unflatten(-1, (-1, d)) @ column)[..., 0]
-        matrix = partial.unflatten(-1, (d, d))
+            partial = partial.view(problems, -1, d) @ column
+        matrix = partial.view(problems, d, d)
         vector = (matrix @ column)[..., 0]
-        hessian = hessian + matrix / math.factorial(k - 2)
-        gradient = gradient + vector / math.factorial(k - 1)
-        value = value + (vector * p).sum(-1) / math.factorial(k)
+        hessian = torch.add(hessian, matrix, alpha=1 / math.factorial(k - 2))
+        gradient = torch.add(gradient, vector, alpha=1 / math.factorial(k - 1))
+        curve = torch.add(curve, vector, alpha=1 / math.factorial(k))
+    value = sums[0][..., 0] + ((sums[1] + curve) * p).sum(-1)
     return Model(value, gradient, hessian)
 
 

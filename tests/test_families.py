@@ -1,0 +1,557 @@
+"""One contract for every family; a new family inherits all of it by saying what is exact."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+
+import mpmath
+import pytest
+import torch
+from mpmath import mp
+from problems import custom_family, draw_signs, pseudo_huber
+
+import torchglb as glb
+from torchglb.families.base import LossTerms
+
+DTYPES = [torch.float32, torch.float64]
+HALF = [1e-8, 1e-3, 0.1, 0.5, 1.0, 2.0, 2.9, 3.1, 5.0, 8.0, 13.0, 20.0, 36.0, 50.0, 88.0, 300.0, 700.0]
+GRID = [-z for z in reversed(HALF)] + [0.0, *HALF]
+RADII = [0.1, 1.0, 4.0, 10.0]
+
+
+@pytest.fixture(autouse=True)
+def high_precision():
+    with mp.workdps(350):  # 1 - e^-700 is not 1
+        yield
+
+
+def grid(dtype: torch.dtype, limit: float = 700.0) -> torch.Tensor:
+    z = torch.tensor(GRID, dtype=dtype)
+    return z[z.abs() <= limit]
+
+
+def assert_exact(
+    got: torch.Tensor,
+    z: torch.Tensor,
+    exact: Callable[[mpmath.mpf], mpmath.mpf],
+    slope: Callable[[mpmath.mpf], mpmath.mpf],
+    roundings: float = 8.0,
+) -> None:
+    """``got`` is ``exact(z)`` as if z had been perturbed by a few roundings, in relative terms.
+
+    What underflows must be at most the smallest normal number, what overflows the largest number.
+    """
+    info = torch.finfo(got.dtype)
+    assert torch.isfinite(got).all()
+    for point, value in zip(z.tolist(), got.tolist(), strict=True):
+        true = exact(mp.mpf(point))
+        if abs(true) > info.max:
+            assert abs(value) >= 0.9 * info.max, f"at {point}: {value}, overflow of {true}"
+            continue
+        spread = abs(true) + abs(point * slope(mp.mpf(point)))
+        error = abs(value - true)
+        assert error <= roundings * info.eps * spread + info.tiny, (
+            f"at {point}: got {value}, exact {mpmath.nstr(true, 17)},"
+            f" off by {mpmath.nstr(error / (info.eps * spread), 3)} roundings"
+        )
+
+
+class FamilyContract:
+    """What every family must keep. Subclasses define ``make`` and ``exact``, and may narrow the rest."""
+
+    good_rewards: list[float]
+    bad_rewards: list[float]
+    highest_order = 4  # of the derivatives that are compared
+    closed_limit = 700.0  # up to here |z| keeps full precision
+    sample_points = (-2.0, 0.0, 1.5)
+
+    def make(self) -> glb.GLMFamily:
+        raise NotImplementedError
+
+    def exact(self, order: int) -> Callable[[mpmath.mpf], mpmath.mpf]:
+        """The derivative of m of this order in arbitrary precision."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def family(self) -> glb.GLMFamily:
+        return self.make()
+
+    # ---- m and its derivatives -----------------------------------------------------------
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("order", range(4))
+    def test_derivative_is_exact(self, family, order, dtype):
+        z = grid(dtype, self.closed_limit)
+        got = family.derivative(z, order)
+        assert got.dtype == dtype
+        assert got.shape == z.shape
+        self.assert_derivative(got, z, order)
+
+    def assert_derivative(self, got, z, order):
+        assert_exact(got, z, self.exact(order), self.exact(order + 1))
+
+    def test_higher_derivatives(self, family):
+        for order in range(4, self.highest_order + 1):
+            z = grid(torch.float64, 13.0)
+            exact = z.new_tensor([float(self.exact(order)(mp.mpf(v))) for v in z.tolist()])
+            scale = exact.abs() + family.variance(z)
+            error = (family.derivative(z, order) - exact).abs()
+            assert (error <= 1e-10 * scale).all(), order
+
+    def test_named_methods_are_the_derivatives(self, family):
+        z = grid(torch.float64, 13.0)
+        for order, method in enumerate(
+            [family.log_partition, family.mean, family.variance, family.third_derivative]
+        ):
+            assert torch.equal(method(z), family.derivative(z, order))
+
+    @pytest.mark.parametrize("name", ["mean", "variance", "third_derivative"])
+    def test_closed_form_is_the_autograd_default(self, family, name):
+        z = grid(torch.float64, 30.0)
+        closed = getattr(family, name)(z)
+        default = getattr(glb.GLMFamily, name)(family, z)
+        scale = 1e-12 * closed.abs().max()
+        torch.testing.assert_close(default, closed, rtol=1e-9, atol=float(scale))
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_nothing_overflows(self, family, dtype):
+        limit = self.closed_limit
+        z = torch.linspace(-limit, limit, 2801, dtype=dtype)
+        r = torch.full_like(z, self.good_rewards[-1])
+        outputs = [family.derivative(z, order) for order in range(4)]
+        outputs += [family.nll(z, r), *family.loss_terms(z, r)]
+        for output in outputs:
+            assert output.dtype == dtype
+            assert torch.isfinite(output).all()
+        assert (family.variance(z) >= 0).all()
+
+    def test_any_shape(self, family):
+        z = torch.linspace(-2, 2, 12, dtype=torch.float64)
+        for shape in [(), (1,), (0,), (3, 4), (2, 3, 2)]:
+            part = z[: math.prod(shape)].reshape(shape)
+            r = torch.full_like(part, self.good_rewards[0])
+            for output in (family.mean(part), family.nll(part, r), *family.loss_terms(part, r)):
+                assert output.shape == part.shape
+
+    # ---- the loss ------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_nll_is_exact(self, family, dtype):
+        z = grid(dtype, self.closed_limit)
+        m, mean = self.exact(0), self.exact(1)
+        g = mp.mpf(family.dispersion)
+        for reward in self.good_rewards:
+            r = torch.full_like(z, reward)
+            self.assert_loss(
+                family.nll(z, r),
+                z,
+                lambda t, reward=mp.mpf(r[0].item()): (m(t) - reward * t) / g,
+                lambda t, reward=mp.mpf(r[0].item()): (mean(t) - reward) / g,
+            )
+
+    def assert_loss(self, got, z, exact, slope):
+        """Small against the largest term; families without cancellation override with more."""
+        info = torch.finfo(got.dtype)
+        for point, value in zip(z.tolist(), got.tolist(), strict=True):
+            true, t = exact(mp.mpf(point)), mp.mpf(point)
+            terms = abs(true) + abs(slope(t) * t) + abs(self.exact(0)(t)) + abs(t)
+            if terms < info.max / 8:
+                assert abs(value - true) <= 8 * info.eps * terms, (point, value, true)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_loss_terms_are_the_loss_and_its_derivatives(self, family, dtype):
+        z = grid(dtype, min(self.closed_limit, 80.0))
+        eps, g = torch.finfo(dtype).eps, family.dispersion
+        for reward in self.good_rewards:
+            r = torch.full_like(z, reward)
+            terms = family.loss_terms(z, r)
+            assert isinstance(terms, LossTerms)
+            # the sum over many rows needs the loss up to rounding of its terms; nll keeps the tails
+            scale = (family.log_partition(z).abs() + z.abs() * (1 + r.abs())) / g
+            assert ((terms.loss - family.nll(z, r)).abs() <= 8 * eps * scale).all()
+            slope = (family.mean(z) - r) / g
+            scale = (family.mean(z).abs() + r.abs()) / g
+            assert ((terms.slope - slope).abs() <= 8 * eps * scale).all()
+            torch.testing.assert_close(terms.curvature, family.variance(z) / g, rtol=8 * eps, atol=0)
+
+    def test_dispersion_divides_the_loss(self, family):
+        z = grid(torch.float64, 5.0)
+        r = torch.full_like(z, self.good_rewards[0])
+        expected = (family.log_partition(z) - r * z) / family.dispersion
+        torch.testing.assert_close(family.nll(z, r), expected, rtol=1e-12, atol=1e-12)
+
+    def test_gradients_flow_through_loss_terms(self, family):
+        z = torch.linspace(-2, 2, 5, dtype=torch.float64, requires_grad=True)
+        r = torch.full_like(z, self.good_rewards[0], requires_grad=True)
+        assert torch.autograd.gradcheck(lambda z, r: tuple(family.loss_terms(z, r)), (z, r))
+
+    # ---- rewards -------------------------------------------------------------------------
+
+    def test_good_rewards_pass(self, family):
+        family.check_rewards(torch.tensor(self.good_rewards, dtype=torch.float64))
+        family.check_rewards(torch.tensor(self.good_rewards, dtype=torch.float32))
+        family.check_rewards(torch.zeros(0))
+
+    def test_bad_rewards_are_named(self, family):
+        for bad in [*self.bad_rewards, math.nan, math.inf, -math.inf]:
+            rewards = torch.tensor([[self.good_rewards[0]], [bad]], dtype=torch.float64)
+            with pytest.raises(glb.InputError, match=r"^r: expected .*, got .*at index \(1, 0\)"):
+                family.check_rewards(rewards)
+        with pytest.raises(glb.InputError, match="r: expected .* got .*int64"):
+            family.check_rewards(torch.tensor([0, 1]))
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_samples_have_the_right_moments(self, family, generator, dtype):
+        n = 40_000
+        z = torch.tensor(self.sample_points, dtype=dtype)[:, None].expand(-1, n)
+        r = family.sample(z, generator)
+        assert r.shape == z.shape
+        assert r.dtype == dtype
+        family.check_rewards(r)
+        r, z = r.double(), z[:, 0].double()
+        mean, variance = r.mean(-1), r.var(-1)
+        assert ((mean - family.mean(z)).abs() <= 4.5 * (variance / n).sqrt()).all()
+        # the standard error of a variance, from the fourth moment
+        fourth = ((r - mean[:, None]) ** 4).mean(-1)
+        error = 4.5 * ((fourth - variance**2).clamp_min(0.0) / n).sqrt() + 10 / n
+        self.assert_variance(variance, family.dispersion * family.variance(z), error)
+
+    def assert_variance(self, variance, declared, error):
+        assert ((variance - declared).abs() <= error).all()
+
+    def test_samples_follow_the_generator(self, family):
+        z = torch.zeros(50, dtype=torch.float64)
+        first, second = (family.sample(z, torch.Generator().manual_seed(3)) for _ in range(2))
+        assert torch.equal(first, second)
+        other = family.sample(z, torch.Generator().manual_seed(4))
+        assert not torch.equal(first, other)
+
+    # ---- the constants -------------------------------------------------------------------
+
+    @pytest.mark.parametrize("radius", RADII)
+    def test_constants_bound(self, family, radius):
+        points = [radius * mp.mpf(k) / 40 for k in range(-40, 41)]
+        variance = [self.exact(2)(z) for z in points]
+        slack = 1 + 1e-12
+        assert max(variance) <= family.max_variance(radius) * slack
+        assert min(variance) >= family.min_variance(radius) / slack
+        assert family.min_variance(radius) >= 0
+        third = [abs(self.exact(3)(z)) for z in points]
+        ratio = max(t / v for t, v in zip(third, variance, strict=True))
+        assert ratio <= family.self_concordance(radius) * slack + 1e-300
+        for order in range(3, 9):
+            bound = family.derivative_ratio(order, radius)
+            if bound is not None:
+                derivative = [abs(self.exact(order)(z)) for z in points]
+                ratio = max(t / v for t, v in zip(derivative, variance, strict=True))
+                assert ratio <= bound * slack + 1e-300, order
+
+    def test_constants_of_a_large_ball(self, family):
+        for radius in (100.0, 2000.0):
+            assert family.self_concordance(radius) >= 0
+            assert family.max_variance(radius) > 0
+            assert family.min_variance(radius) >= 0
+
+    # ---- a torch module ------------------------------------------------------------------
+
+    def test_is_a_module(self, family):
+        assert isinstance(family, torch.nn.Module)
+        z, r = torch.zeros(3), torch.full((3,), self.good_rewards[0])
+        assert torch.equal(family(z, r), family.nll(z, r))
+        family.load_state_dict(family.state_dict())
+        assert torch.equal(copy.deepcopy(family).mean(z), family.mean(z))
+        assert torch.equal(pickle.loads(pickle.dumps(family)).mean(z), family.mean(z))
+        assert torch.nn.ModuleList([family])[0] is family
+
+    def test_works_under_transforms(self, family):
+        z = torch.linspace(-2, 2, 6, dtype=torch.float64)
+        assert torch.allclose(torch.vmap(family.mean)(z), family.mean(z), rtol=1e-14)
+        slope = torch.vmap(torch.func.grad(lambda t: family.mean(t)))(z)
+        torch.testing.assert_close(slope, family.variance(z))
+
+
+def logistic(trials: int) -> Callable[[int], Callable[[mpmath.mpf], mpmath.mpf]]:
+    """Derivatives of ``N log(1 + e^z)``: from order 1 on, polynomials q(p) with q -> q' p (1 - p)."""
+
+    def exact(order):
+        if order == 0:
+            return lambda z: trials * mp.log1p(mp.exp(z)) if z < 0 else trials * (
+                z + mp.log1p(mp.exp(-z))
+            )
+        q = [mp.mpf(0), mp.mpf(1)]
+        for _ in range(order - 1):
+            slope = [k * c for k, c in enumerate(q)][1:]
+            low, high = [0, *slope, 0], [0, 0, *slope]
+            q = [a - b for a, b in zip(low, high, strict=True)]
+
+        def value(z):
+            return trials * mp.polyval(q[::-1], 1 / (1 + mp.exp(-z)))
+
+        return value
+
+    return exact
+
+
+class TestBernoulli(FamilyContract):
+    good_rewards = [0.0, 1.0, 0.3]
+    bad_rewards = [-0.1, 1.0001, 2.0]
+    highest_order = 8
+
+    def make(self):
+        return glb.Bernoulli()
+
+    def exact(self, order):
+        return logistic(1)(order)
+
+    def assert_loss(self, got, z, exact, slope):
+        # no cancellation: a success at z = 700 costs e^-700
+        assert_exact(got, z, exact, slope)
+
+    def test_slopes_keep_their_tails(self, family):
+        z = torch.tensor([300.0, 700.0], dtype=torch.float64)
+        success, failure = torch.ones_like(z), torch.zeros_like(z)
+        torch.testing.assert_close(family.loss_terms(z, success).slope, -torch.exp(-z))
+        torch.testing.assert_close(family.loss_terms(-z, failure).slope, torch.exp(-z))
+        torch.testing.assert_close(family.loss_terms(z, success).curvature, torch.exp(-z))
+
+    def test_self_concordance_is_exact(self, family):
+        assert family.self_concordance(3.0) == math.tanh(1.5)
+
+
+class TestBinomial(TestBernoulli):
+    good_rewards = [0.0, 5.0, 1.0, 2.5]
+    bad_rewards = [-0.1, 5.1]
+
+    def make(self):
+        return glb.Binomial(5)
+
+    def exact(self, order):
+        return logistic(5)(order)
+
+    def test_slopes_keep_their_tails(self, family):
+        z = torch.tensor([700.0], dtype=torch.float64)
+        r = torch.full_like(z, 5.0)
+        torch.testing.assert_close(family.loss_terms(z, r).slope, -5 * torch.exp(-z))
+
+    @pytest.mark.parametrize("trials", [0, -1, 2.0, True, "3"])
+    def test_trials_are_checked(self, trials):
+        with pytest.raises(glb.InputError, match="trials: expected .* got"):
+            glb.Binomial(trials)
+
+
+class TestGaussian(FamilyContract):
+    good_rewards = [0.0, -3.5, 1e3]
+    bad_rewards = []
+
+    def make(self):
+        return glb.Gaussian(0.5)
+
+    def exact(self, order):
+        return [lambda z: z * z / 2, lambda z: z, lambda z: mp.mpf(1)][order] if order < 3 else (
+            lambda z: mp.mpf(0)
+        )
+
+    def test_dispersion(self, family):
+        assert family.dispersion == 0.25
+
+    @pytest.mark.parametrize("sigma", [0.0, -1.0, math.inf, math.nan, "1", True])
+    def test_sigma_is_checked(self, sigma):
+        with pytest.raises(glb.InputError, match="sigma: expected .* got"):
+            glb.Gaussian(sigma)
+
+
+class TestPoisson(FamilyContract):
+    good_rewards = [0.0, 1.0, 17.0, 0.5]
+    bad_rewards = [-1.0, -1e-9]
+    highest_order = 8
+
+    def make(self):
+        return glb.Poisson()
+
+    def exact(self, order):
+        return mp.exp
+
+
+class QuasiContract(FamilyContract):
+    good_rewards = [0.0, 1.0, 0.25]
+    bad_rewards = [-0.5, 1.5]
+
+    def assert_variance(self, variance, declared, error):
+        # rewards are bounded, not exactly dispersed: g mu-dot dominates their variance
+        assert (variance <= declared + error).all()
+
+    def test_dispersion_is_the_least_that_dominates(self, family):
+        ratio = []
+        for k in range(-400, 101):
+            mean, variance = (self.exact(order)(mp.mpf(k) / 20) for order in (1, 2))
+            ratio.append(mean * (1 - mean) / variance if variance > 1e-300 else 0)
+        assert max(ratio) <= family.dispersion * (1 + 1e-15)
+        assert max(ratio) >= family.dispersion * (1 - 1e-8)
+
+
+class TestProbit(QuasiContract):
+    def make(self):
+        return glb.QuasiBounded("probit")
+
+    def exact(self, order):
+        return [
+            lambda z: z * mp.ncdf(z) + mp.npdf(z),
+            mp.ncdf,
+            mp.npdf,
+            lambda z: -z * mp.npdf(z),
+            lambda z: (z * z - 1) * mp.npdf(z),
+        ][order]
+
+    def test_dispersion_is_that_of_the_text(self, family):
+        assert abs(family.dispersion - 0.6267) < 5e-5
+
+
+class TestCloglog(QuasiContract):
+    def make(self):
+        return glb.QuasiBounded("cloglog")
+
+    def exact(self, order):
+        def m(z):
+            v = mp.exp(z)
+            if z < 1:  # the series of Ein
+                return mp.nsum(lambda k: -((-v) ** k) / (k * mp.factorial(k)), [1, 80])
+            return mp.e1(v) + z + mp.euler
+
+        return [
+            m,
+            lambda z: -mp.expm1(-mp.exp(z)),
+            lambda z: mp.exp(z - mp.exp(z)),
+            lambda z: -mp.expm1(z) * mp.exp(z - mp.exp(z)),
+            lambda z: (1 - 3 * mp.exp(z) + mp.exp(2 * z)) * mp.exp(z - mp.exp(z)),
+        ][order]
+
+
+class DifferentiatedContract(FamilyContract):
+    """Families that only say what m is: precise against the largest value, not in every tail."""
+
+    def assert_derivative(self, got, z, order):
+        exact = torch.tensor([float(self.exact(order)(mp.mpf(v))) for v in z.tolist()], dtype=z.dtype)
+        tolerance = 8 * torch.finfo(z.dtype).eps * float(exact.abs().max())
+        torch.testing.assert_close(got, exact, rtol=0, atol=tolerance)
+
+
+class TestCustom(DifferentiatedContract):
+    """Everything but m is differentiated."""
+
+    good_rewards = [-1.0, 1.0, 0.1]
+    bad_rewards = [-1.1, 1.1]
+    closed_limit = 20.0  # sqrt(1 + z^2) is not written for tails
+
+    def make(self):
+        return custom_family()
+
+    def exact(self, order):
+        return [
+            lambda z: mp.sqrt(1 + z * z),
+            lambda z: z / mp.sqrt(1 + z * z),
+            lambda z: (1 + z * z) ** mp.mpf(-1.5),
+            lambda z: -3 * z * (1 + z * z) ** mp.mpf(-2.5),
+            lambda z: (12 * z * z - 3) * (1 + z * z) ** mp.mpf(-3.5),
+        ][order]
+
+    def assert_variance(self, variance, declared, error):
+        # the sampler draws signs, whose variance 1 - mu^2 is not that of the family
+        assert (variance > 0).all()
+
+    def test_declared_constants_are_used(self):
+        family = glb.CustomFamily(
+            pseudo_huber,
+            dispersion=2.0,
+            self_concordance=lambda radius: 3.0 * radius,
+            max_variance=1.0,
+            min_variance=lambda radius: (1 + radius**2) ** -1.5,
+        )
+        assert family.dispersion == 2.0
+        assert family.self_concordance(2.0) == 6.0
+        assert family.max_variance(2.0) == 1.0
+        assert family.min_variance(2.0) == 5.0**-1.5
+
+    def test_a_sampler_is_needed_to_sample(self):
+        with pytest.raises(glb.InputError, match="sampler: expected .* got None"):
+            glb.CustomFamily(pseudo_huber).sample(torch.zeros(2))
+
+    @pytest.mark.parametrize(
+        ("arguments", "name"),
+        [
+            ({"log_partition": 3}, "log_partition"),
+            ({"dispersion": 0.0}, "dispersion"),
+            ({"reward_range": (1.0, 0.0)}, "reward_range"),
+        ],
+    )
+    def test_arguments_are_checked(self, arguments, name):
+        with pytest.raises(glb.InputError, match=f"{name}: expected .* got"):
+            glb.CustomFamily(**{"log_partition": pseudo_huber, **arguments})
+
+
+class Exponential(glb.GLMFamily):
+    """The least that a family can say: one function."""
+
+    def log_partition(self, z):
+        return torch.logaddexp(z, -z)
+
+
+class TestLeastFamily(DifferentiatedContract):
+    """Rewards -1 and 1: ``m(z) = log(e^z + e^-z)``, from ``log_partition`` alone."""
+
+    good_rewards = [-1.0, 0.0, 5.0]  # no range is declared
+    bad_rewards = []
+    closed_limit = 5.0
+
+    def make(self):
+        return Exponential()
+
+    def exact(self, order):
+        def value(z):
+            t = mp.tanh(z)
+            c = 1 - t * t
+            return [mp.log(2 * mp.cosh(z)), t, c, -2 * t * c, (6 * t * t - 2) * c][order]
+
+        return value
+
+    def test_samples_have_the_right_moments(self, family):
+        with pytest.raises(NotImplementedError, match="Exponential does not define sample"):
+            family.sample(torch.zeros(2))
+
+    test_samples_follow_the_generator = None
+
+    def test_constants_of_a_large_ball(self, family):
+        # its own derivatives overflow there: the search says so instead of returning NaN
+        for constant in (family.self_concordance, family.max_variance, family.min_variance):
+            with pytest.raises(glb.InputError, match="log_partition: expected .* got nan at -2000"):
+                constant(2000.0)
+
+    def test_radius_is_checked(self, family):
+        for constant in (family.self_concordance, family.max_variance, family.min_variance):
+            with pytest.raises(glb.InputError, match="radius: expected a positive.*got -1"):
+                constant(-1.0)
+
+    def test_log_partition_is_required(self):
+        with pytest.raises(NotImplementedError, match="must define log_partition"):
+            glb.GLMFamily().mean(torch.zeros(2))
+
+
+def test_link_is_checked():
+    with pytest.raises(glb.InputError, match="link: expected one of 'probit', 'cloglog', got"):
+        glb.QuasiBounded("logit")
+
+
+def test_signs_have_the_mean_of_the_custom_family(generator):
+    z = torch.full((40_000,), 0.7, dtype=torch.float64)
+    r = draw_signs(z, generator)
+    assert abs(r.mean() - 0.7 / math.sqrt(1.49)) < 4.5 / math.sqrt(40_000)
+
+
+def test_integer_rewards_are_checked():
+    family = glb.Poisson()
+    family.integer_rewards = True
+    family.check_rewards(torch.tensor([0.0, 3.0]))
+    with pytest.raises(glb.InputError, match=r"r: expected whole-number rewards of Poisson, got 0.5"):
+        family.check_rewards(torch.tensor([0.5]))

@@ -1,0 +1,170 @@
+"""Arms from the whole unit ball: ``max <x, theta>`` over ``|x| <= 1`` and the set is ``max |theta|``.
+
+The norm is convex, so this is a maximisation of the wrong curvature: local maxima are possible. In
+the plane it is solved globally. If directions ``x_i`` leave no angle wider than delta to the nearest
+one, then ``max |theta| <= max_i h(x_i) / cos(delta)``: sectors whose bound falls below the best point
+found are dropped, the others are split, and the gap shrinks with delta squared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchglb.optim import Status, raise_unless_converged
+from torchglb.ucb.native import native_support
+from torchglb.ucb.program import SublevelProgram
+
+#: directions of the first round, and parts into which a surviving sector is split
+FIRST, SPLIT = 32, 4
+#: sectors kept per problem and round
+KEPT = 32
+
+
+@dataclass(frozen=True)
+class BallChoice:
+    """The best arm of the unit ball.
+
+    Attributes:
+        arm: ``(*B, d)``, a unit vector.
+        theta: ``(*B, d)``, a feasible point with ``<arm, theta> = lower``.
+        lower: ``(*B)``, its norm: a certified lower bound on the maximum.
+        upper: ``(*B)``, a certified upper bound.
+        is_global: whether upper and lower agree to the tolerance, ``(*B)``.
+        status: ``(*B)``, of :class:`torchglb.optim.Status`.
+    """
+
+    arm: Tensor
+    theta: Tensor
+    lower: Tensor
+    upper: Tensor
+    is_global: Tensor
+    status: Tensor
+
+
+def argmax_ball(
+    program: SublevelProgram, *, tol: float = 1e-6, max_rounds: int = 12, throw: bool = True
+) -> BallChoice:
+    """The arm of the unit ball with the largest ``h(x)``.
+
+    For d = 1 and d = 2 the answer is global, certified to ``tol (1 + upper)``. For d > 2 it is a
+    local maximum from 4 d + 1 starts, with the upper bound ``min(S, |widest box|)``: over any
+    orthonormal axes, ``|theta|^2`` is at most the sum of the squared largest coordinates.
+
+    Args:
+        program: the batch of programs.
+        tol: relative tolerance of the global answer.
+        max_rounds: rounds of splitting (d = 2) or of ascent (d > 2).
+        throw: raise if a support problem fails; a gap that stays open for d > 2 does not raise.
+    """
+    d = program.likelihood.dim
+    if d <= 2:
+        choice = _plane(program, tol, max_rounds)
+    else:
+        choice = _ascend(program, tol, max_rounds)
+    if throw:
+        raise_unless_converged(choice.status, "argmax_ball")
+    return choice
+
+
+def _solve(program: SublevelProgram, directions: Tensor, tol: float) -> tuple[Tensor, ...]:
+    """Upper bounds, feasible points and statuses for unit directions ``(*B, K, d)``."""
+    result = native_support(program, directions, tol=tol, throw=False, validate=False)
+    return result.upper, result.theta, result.status
+
+
+def _best(theta: Tensor) -> tuple[Tensor, Tensor]:
+    """The longest of the points ``(*B, K, d)``, and its length."""
+    length = torch.linalg.vector_norm(theta, dim=-1)
+    lower, place = length.max(-1)
+    index = place[..., None, None].expand(*place.shape, 1, theta.shape[-1])
+    return theta.gather(-2, index)[..., 0, :], lower
+
+
+def _finish(
+    program: SublevelProgram, theta: Tensor, upper: Tensor, status: Tensor, tol: float
+) -> BallChoice:
+    radius = program.domain.radius_like(theta)
+    lower = torch.linalg.vector_norm(theta, dim=-1)
+    upper = torch.minimum(upper, radius * (1 + 4 * torch.finfo(theta.dtype).eps))
+    upper = torch.maximum(upper, lower)
+    arm = theta / lower.clamp_min(torch.finfo(theta.dtype).tiny)[..., None]
+    closed = upper - lower <= tol * (1.0 + upper.abs())
+    return BallChoice(arm, theta, lower, upper, closed, status)
+
+
+def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
+    X = program.likelihood.X
+    batch, d = program.likelihood.batch_shape, program.likelihood.dim
+    if d == 1:
+        directions = X.new_tensor([[1.0], [-1.0]]).expand(*batch, 2, 1)
+        upper, theta, status = _solve(program, directions, tol / 4)
+        best, _ = _best(theta)
+        return _finish(program, best, upper.amax(-1), _worst(status), tol)
+    half = math.pi / FIRST  # half the angle of a sector
+    angle = X.new_tensor([2.0 * half * k for k in range(FIRST)]).expand(*batch, FIRST)
+    retired = X.new_full(batch, -torch.inf)  # the largest bound of the sectors dropped
+    status = torch.zeros(batch, dtype=torch.int64, device=X.device)
+    best, lower = X.new_zeros((*batch, 2)), X.new_full(batch, -torch.inf)
+    bound = retired
+    for _ in range(max_rounds):
+        directions = torch.stack([angle.cos(), angle.sin()], dim=-1)
+        support, theta, solved = _solve(program, directions, tol / 4)
+        status = torch.maximum(status, _worst(solved))
+        found, length = _best(theta)
+        better = length > lower
+        best = torch.where(better[..., None], found, best)
+        lower = torch.where(better, length, lower)
+        # h(x_i) >= |theta*| cos(delta) for the sector that holds theta*
+        sector = support.clamp_min(0.0) / math.cos(half)
+        kept, place = sector.topk(min(KEPT, sector.shape[-1]), dim=-1)
+        rest = sector.scatter(-1, place, -torch.inf).amax(-1)
+        retired = torch.maximum(retired, rest)
+        bound = torch.maximum(kept.amax(-1), retired)
+        closed = bound - lower <= tol * (1.0 + bound.abs())
+        if bool(closed.all()):
+            break
+        # split the sectors that remain into narrower ones
+        centre = angle.gather(-1, place)
+        step = 2.0 * half / SPLIT
+        parts = X.new_tensor([(k - 0.5 * (SPLIT - 1)) * step for k in range(SPLIT)])
+        angle = (centre[..., None] + parts).flatten(-2)
+        half = half / SPLIT
+    return _finish(program, best, bound, status, tol)
+
+
+def _ascend(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
+    X = program.likelihood.X
+    batch, d = program.likelihood.batch_shape, program.likelihood.dim
+    eye = torch.eye(d, dtype=X.dtype, device=X.device)
+    spread = torch.nn.functional.normalize(eye + 0.5 * eye.roll(1, 0), dim=-1)
+    pull = (X.mT @ program.likelihood.r[..., None])[..., 0]
+    tiny = torch.finfo(X.dtype).tiny
+    pull = pull / torch.linalg.vector_norm(pull, dim=-1, keepdim=True).clamp_min(tiny)
+    frame = torch.cat([eye, -eye, spread, -spread]).expand(*batch, 4 * d, d)
+    directions = torch.cat([frame, pull[..., None, :]], dim=-2)
+    box = None
+    for _ in range(max_rounds):
+        upper, theta, solved = _solve(program, directions, tol / 4)
+        if box is None:  # from the axes: the largest coordinate in either direction
+            axes = torch.maximum(upper[..., :d], upper[..., d : 2 * d]).clamp_min(0.0)
+            box, status = torch.linalg.vector_norm(axes, dim=-1), _worst(solved)
+        # h is convex: moving x to theta(x)/|theta(x)| never lowers it
+        length = torch.linalg.vector_norm(theta, dim=-1, keepdim=True).clamp_min(tiny)
+        moved = theta / length
+        shift = (moved - directions).abs().amax()
+        directions = moved
+        if bool(shift < tol):
+            break
+    assert box is not None
+    best, _ = _best(theta)
+    return _finish(program, best, box, status, tol)
+
+
+def _worst(status: Tensor) -> Tensor:
+    """The status of a problem from those of its arms: converged only if all are."""
+    failed = torch.where(status == Status.CONVERGED, -1, status).amax(-1)
+    return failed.clamp_min(0)
