@@ -136,6 +136,7 @@ def test_gaussian_ellipsoid_inside_the_ball(ridge, tilted, generator):
     result = conic_support(SublevelProgram(loss, ball, minimum.loss + beta2), x)
     assert torch.allclose(result.upper, x @ center + math.sqrt(2 * beta2) * width, atol=1e-10)
     assert torch.allclose(result.multiplier, width / math.sqrt(2 * beta2), rtol=1e-7)
+    assert torch.allclose(result.value, result.upper, atol=1e-7)  # the solver's own
     assert (result.ball_multiplier < 1e-9).all()
 
 

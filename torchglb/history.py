@@ -21,7 +21,7 @@ from torchglb.families import GLMFamily
 
 
 class Rows(NamedTuple):
-    """Observations: features ``(*B, n, d)``, rewards and weights ``(*B, n)``; None weights are 1."""
+    """Features ``(*B, n, d)``, rewards and weights ``(*B, n)``; no weights mean weights of 1."""
 
     X: Tensor
     r: Tensor
@@ -151,7 +151,8 @@ class History:
     # ---- writing -------------------------------------------------------------------------
 
     def append(self, x: Any, r: Any, weight: Any = None) -> None:
-        """Adds one row, ``x (*B, d)`` with ``r (*B)``, or many, ``x (*B, k, d)`` with ``r (*B, k)``.
+        """Adds one row, ``x (*B, d)`` with ``r (*B)``, or many, ``x (*B, k, d)`` with ``r (*B,
+        k)``.
 
         Args:
             x: features.

@@ -1,6 +1,7 @@
 """The negative log-likelihood of a history, as a torch module of theta.
 
-``L(theta) = sum_s w_s (m(<x_s, theta>) - r_s <x_s, theta>) / g + (lambda/2)|theta|^2 - <tilt, theta>``
+``L(theta) = sum_s w_s (m(<x_s, theta>) - r_s <x_s, theta>) / g + (lambda/2)|theta|^2 - <tilt,
+theta>``
 
 One evaluation of loss, gradient and Hessian is one *pass* over the history: O(n d^2) per point.
 """
@@ -20,7 +21,7 @@ from torchglb.history import History, Rows
 
 
 class Expansion(NamedTuple):
-    """The loss at a point, with its first two derivatives: ``(*B)``, ``(*B, d)``, ``(*B, d, d)``."""
+    """The loss at a point and its derivatives: ``(*B)``, ``(*B, d)``, ``(*B, d, d)``."""
 
     loss: Tensor
     gradient: Tensor

@@ -50,13 +50,14 @@ def minimize_on_ball(
     # one term alone already reaches the sphere here, so the root lies to the right
     nearest = (coefficients.abs() / radius[..., None] - eigenvalues).amax(-1).clamp_min(0.0)
     nu = torch.where(outside, nearest, nu)
+    moving = outside
     for _ in range(30):
         u, norm, shifted = solve(nu)
         slope = (u * u / shifted).sum(-1)
         step = (norm * norm / slope.clamp_min(tiny)) * (norm / radius - 1.0)
-        step = torch.where(outside, step.clamp_min(0.0), torch.zeros_like(step))
-        nu = nu + step
-        if idle(step > 1e-15 * nu):
+        nu = torch.where(moving, nu + step.clamp_min(0.0), nu)
+        moving = moving & (step > 1e-15 * nu)
+        if idle(moving):
             break
     u, norm, _ = solve(nu)
     # land on the sphere exactly, up to rounding

@@ -125,7 +125,7 @@ class GLMFamily(nn.Module):
         return _inflated_max(self._on_grid(2, radius))
 
     def min_variance(self, radius: float) -> float:
-        """``1/kappa``: the minimum of ``m''`` on ``[-radius, radius]`` (default: grid, deflated)."""
+        """``1/kappa``: the minimum of ``m''`` on ``[-radius, radius]`` (default: a grid)."""
         return max(0.0, -_inflated_max(-self._on_grid(2, radius)))
 
     def derivative_ratio(self, order: int, radius: float) -> float | None:

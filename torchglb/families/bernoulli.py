@@ -44,7 +44,7 @@ class Binomial(GLMFamily):
         return -self.variance(z) * torch.tanh(0.5 * z)
 
     def derivative(self, z: Tensor, order: int) -> Tensor:
-        """``m^(k)``, as a polynomial in the mean ``p``: each derivative maps q(p) to q'(p) p(1-p)."""
+        """``m^(k)``, a polynomial in the mean p: differentiation maps q(p) to q'(p) p (1 - p)."""
         if order <= 3:
             return super().derivative(z, order)
         coefficients = _logistic_polynomial(order)
@@ -64,8 +64,10 @@ class Binomial(GLMFamily):
     def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:  # noqa: D102
         up, down = torch.sigmoid(z), torch.sigmoid(-z)
         failures = self.trials - r
-        # the loss up to rounding of its terms; mu - r = (N - r) sigma(z) - r sigma(-z), exact in the tails
-        bend, curvature = F.logsigmoid(z), up * down
+        # the loss up to rounding of its terms; mu - r = (N - r) sigma(z) - r sigma(-z), exact in
+        the
+        tails bend, curvature = F.logsigmoid(z), up *
+        down
         if self.trials != 1:
             bend, curvature = self.trials * bend, self.trials * curvature
         slope = torch.addcmul(failures * up, r, down, value=-1)

@@ -2,9 +2,9 @@
 
 A solver's answer is treated as a constant ``y0`` with ``F(y0, p) = 0``. One Newton step
 ``y0 - J(y0, p)^-1 F(y0, p)``, written in differentiable operations of the data p, has the value y0
-and the exact first derivative of the solution map; because Newton's error is quadratic, k steps have
-exactly ``2^k - 1`` correct derivatives. Two steps serve first, second and third derivatives, and
-forward and reverse mode alike, with no derivative formula to write down.
+and the exact first derivative of the solution map; because Newton's error is quadratic, k steps
+have exactly ``2^k - 1`` correct derivatives. Two steps serve first, second and third derivatives,
+and forward and reverse mode alike, with no derivative formula to write down.
 """
 
 from __future__ import annotations

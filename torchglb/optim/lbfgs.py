@@ -1,8 +1,8 @@
 """L-BFGS on the ball: the low-rank model, minimised exactly on the ball.
 
 With pairs ``S = [s_i]``, ``Y = [y_i]`` the model's Hessian in compact form is
-``B = gamma I - W M^-1 W'``, ``W = [gamma S, Y]``, ``M = [[gamma S'S, L], [L', -D]]``, where L is the
-strict lower triangle of S'Y and D its diagonal. On the span of W it is a 2m x 2m matrix; on the
+``B = gamma I - W M^-1 W'``, ``W = [gamma S, Y]``, ``M = [[gamma S'S, L], [L', -D]]``, where L is
+the strict lower triangle of S'Y and D its diagonal. On the span of W it is a 2m x 2m matrix; on the
 complement it is gamma. So the ball-constrained minimiser needs one QR and one small
 eigendecomposition, O(d m^2), and nothing of size d x d.
 """

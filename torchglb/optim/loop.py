@@ -13,7 +13,7 @@ from torchglb.optim.result import Status
 
 
 class Progress(NamedTuple):
-    """What a step reports of every element: whether it is done, stuck, and finite; ``(*B)`` each."""
+    """What a step reports of every element, ``(*B)`` each: is it done, stuck, finite?"""
 
     converged: Tensor | Numbers
     stuck: Tensor | Numbers

@@ -33,12 +33,15 @@ def newton(
         The result, and the evaluation at its point.
     """
     S = numbers(radius)
+    flat = 16 * torch.finfo(start.dtype).eps ** 0.5  # pivots this small may be rounding
 
     def model(theta: Tensor, gradient: Tensor, hessian: Tensor, memory: Tensor) -> Tensor:
         # most steps end inside the ball, where a Cholesky factor is all that is needed
         factor, info = torch.linalg.cholesky_ex(hessian)
         free = theta - torch.cholesky_solve(gradient[..., None], factor)[..., 0]
-        inside = (numbers(info) == 0) & (numbers(torch.linalg.vector_norm(free, dim=-1)) <= S)
+        low, high = torch.aminmax(torch.diagonal(factor, dim1=-2, dim2=-1), dim=-1)
+        regular = (numbers(info) == 0) & (numbers(low) > flat * numbers(high))
+        inside = regular & (numbers(torch.linalg.vector_norm(free, dim=-1)) <= S)
         if surely(inside):
             return free
         # a NaN would make eigh raise for the whole batch; its element is stopped by its status

@@ -3,7 +3,8 @@
 Whether to accept a step or to stop takes some twenty operations on arrays of shape ``*B``. On a CPU
 their overhead as torch operations would exceed the cost of the steps. So a single problem keeps its
 books in Python numbers, a batch in NumPy views of the same memory, and only elsewhere do they stay
-tensors on the device. Arithmetic, comparisons, ``abs``, ``&`` and ``|`` serve all three; the rest is here.
+tensors on the device. Arithmetic, comparisons, ``abs``, ``&`` and ``|`` serve all three; the rest
+is here.
 """
 
 from __future__ import annotations

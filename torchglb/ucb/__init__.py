@@ -1,6 +1,7 @@
 """The exact optimistic (UCB) program: one statement, three solvers.
 
-``support(program, arms)`` is ``max <x, theta>`` over ``{|theta| <= S, L(theta) <= B}`` for every arm.
+``support(program, arms)`` is ``max <x, theta>`` over ``{|theta| <= S, L(theta) <= B}`` for every
+arm.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Two things are carried forward from round to round, each in O(d^2) to O(d^q) per observation: a
 Taylor model of the loss near its minimum, which certifies the level ``B = min L + beta^2``, and a
-bundle of anchors near the boundary of the set, whose cuts and chords bound every arm. A pass over the
-history is made only when the bounds do not yet decide, and only for the problems that need it.
+bundle of anchors near the boundary of the set, whose cuts and chords bound every arm. A pass over
+the history is made only when the bounds do not yet decide, and only for the problems that need it.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from torch import Tensor
 from torchglb.checks import check_positive, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History, Rows
+from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import cut_ball
-from torchglb.mle import minimize_likelihood
-from torchglb.optim.ball import frank_wolfe_gap, minimize_model
+from torchglb.optim import Status
+from torchglb.ucb.bounds import cut_offset, draw_back
 from torchglb.ucb.bundle import (
     Bundle,
+    Round,
     at_anchor,
     carry_forward,
     empty_bundle,
     insert,
+    mark_used,
     scan,
 )
-from torchglb.ucb.native import native_support
+from torchglb.ucb.minimum import CarriedMinimum, FlatHistory, which
+from torchglb.ucb.native import search_support
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.sqp import ball_weight, come_back, propose, stop_at_cut
-from torchglb.ucb.taylor import (
-    Bracket,
-    certify,
-    choose_order,
-    derivative_sums,
-    evaluate_model,
-)
+from torchglb.ucb.taylor import Bracket, shift_by_ridge
+
+#: how many cuts are combined in the first look at a round's arms
+COMBINED_CUTS = 2
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,16 @@ class Choice:
         index: ``(*B)``, the arm with the largest ``h(x)``, up to ``tol`` where arms tie.
         upper: ``(*B, K)``, certified upper bounds (the winner's beats all others' lower bounds).
         lower: ``(*B, K)``, certified lower bounds.
+        status: ``(*B)``, of :class:`torchglb.optim.Status`: INFEASIBLE where the level is below the
+            minimum, NONFINITE where a NaN came in.
         passes: ``(*B)``, passes over the history that this choice took, the minimum included.
     """
 
     index: Tensor
     upper: Tensor
     lower: Tensor
+    status: Tensor
     passes: Tensor
-
-
-def which(mask: Tensor) -> Tensor:
-    """The indices of the problems still open: the stopping test, and the only host sync."""
-    return torch.nonzero(mask)[:, 0]
 
 
 class AnchoredProgram:
@@ -132,58 +130,36 @@ class AnchoredProgram:
         like = torch.zeros((), dtype=dtype, device=self.history.device)
         if anchors is None:
             anchors = max(64, min(32 * 2 ** min(d, 10), 100_000 // d**2))
-        radius = domain.max_radius
-        self.order = choose_order(family, d, radius)
-        ratio = family.derivative_ratio(self.order + 1, radius)
-        self._ratio = float("inf") if ratio is None else ratio
-        self._concordance = family.self_concordance(radius)
         self._radius = domain.radius_like(like).expand(self.batch_shape).reshape(problems)
+        self._data = FlatHistory(family, self.history)
+        self._minimum = CarriedMinimum(self._data, domain, self._radius, self.level_tol)
         self._bundle = empty_bundle(problems, anchors, d, like)
-        self._sums = [like.new_zeros((problems, d**k)) for k in range(self.order + 1)]
-        self._point = like.new_zeros((problems, d))
-        self._shift = torch.zeros_like(self._point)
-        self._longest = like.new_zeros((problems,))
-        self.combined_cuts = 1 if d == 1 else 4
         self._round = 0
-        self.passes = like.new_zeros((problems,))
+        self._passes = torch.zeros_like(self._radius)
+
+    @property
+    def passes(self) -> Tensor:
+        """Passes over the history so far, ``(*B)``; one pass evaluates one point."""
+        return (self._passes + self._minimum.passes).reshape(self.batch_shape)
 
     # ---- data ----------------------------------------------------------------------------
 
     def append(self, x: Any, r: Any, weight: Any = None) -> None:
         """Adds observations, as :meth:`History.append` does, and carries everything forward."""
-        before = self.history
-        count = len(before)
+        count = len(self.history)
         self.history.append(x, r, weight)
-        problems, d = self._point.shape
-        new = len(self.history) - count
+        shape = (*self.batch_shape, len(self.history) - count)
 
         def rows(value: Any, *tail: int) -> Tensor:
             tensor = torch.as_tensor(value, dtype=self.history.dtype, device=self.history.device)
-            return tensor.expand(*self.batch_shape, *tensor.shape[len(self.batch_shape) :]).reshape(
-                problems, new, *tail
-            )
+            if tensor.ndim:
+                return tensor.reshape(self._data.problems, -1, *tail)
+            return tensor.expand(shape).reshape(self._data.problems, -1)
 
-        X, reward = rows(x, d), rows(r)
+        X, reward = rows(x, self.domain.dim), rows(r)
         w = torch.ones_like(reward) if weight is None else rows(weight)
-        self._longest = torch.maximum(self._longest, torch.linalg.vector_norm(X, dim=-1).amax(-1))
-        added = derivative_sums(self.family, self._point, X, reward, w, self.order)
-        self._sums = [old + more for old, more in zip(self._sums, added, strict=True)]
+        self._minimum.observe(X, reward, w)
         self._bundle = carry_forward(self._bundle, self.family, X, reward, w)
-
-    def _flat_rows(self, index: Tensor) -> Rows:
-        """The rows of the problems ``index``, with the batch axes flattened into one."""
-        X, r, w = self.history.rows()
-        problems = self._point.shape[0]
-        X, r = X.reshape(problems, *X.shape[-2:]), r.reshape(problems, r.shape[-1])
-        w = None if w is None else w.reshape(problems, w.shape[-1])
-        if self._is_all(index):
-            return Rows(X, r, w)
-        return Rows(X[index], r[index], None if w is None else w[index])
-
-    def _likelihood(self, index: Tensor, ridge: Tensor) -> NegativeLogLikelihood:
-        return NegativeLogLikelihood.of(
-            self.family, self._flat_rows(index), regularization=ridge[index]
-        )
 
     # ---- saving --------------------------------------------------------------------------
 
@@ -191,12 +167,9 @@ class AnchoredProgram:
         """Everything needed to continue bit by bit, as plain tensors and numbers."""
         return {
             "history": self.history.state_dict(),
-            "bundle": {k: t.clone() for k, t in self._bundle._asdict().items()},
-            "sums": [t.clone() for t in self._sums],
-            "point": self._point.clone(),
-            "shift": self._shift.clone(),
-            "longest": self._longest.clone(),
-            "passes": self.passes.clone(),
+            "minimum": self._minimum.state_dict(),
+            "bundle": {name: t.clone() for name, t in self._bundle._asdict().items()},
+            "passes": self._passes.clone(),
             "round": self._round,
         }
 
@@ -205,25 +178,19 @@ class AnchoredProgram:
         missing = set(self.state_dict()) - set(state)
         if missing:
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
-        bundle = Bundle(**{k: t.clone() for k, t in state["bundle"].items()})
-        sums = [t.clone() for t in state["sums"]]
-        for name, old, new in (
-            *zip(("points", "loss"), self._bundle[:2], bundle[:2], strict=True),
-            *((f"sums[{k}]", a, b) for k, (a, b) in enumerate(zip(self._sums, sums, strict=False))),
-        ):
-            check_shape(f"state[{name!r}]", new, old.shape)
+        for name, old in self._bundle._asdict().items():
+            check_shape(f"state['bundle'][{name!r}]", state["bundle"][name], old.shape)
         self.history.load_state_dict(state["history"])
-        self._bundle, self._sums = bundle, sums
-        self._point, self._shift, self._longest, self.passes = (
-            state[k].clone() for k in ("point", "shift", "longest", "passes")
-        )
+        self._minimum.load_state_dict(state["minimum"])
+        self._bundle = Bundle(**{name: t.clone() for name, t in state["bundle"].items()})
+        self._passes = state["passes"].clone()
         self._round = int(state["round"])
 
     # ---- the minimum ---------------------------------------------------------------------
 
     def minimum(self, regularization: float | Tensor = 0.0) -> Minimum:
         """``min L`` over the ball, certified to ``level_tol``; a pass only where the model ends."""
-        theta, bracket = self._minimum(self._ridge(regularization))
+        theta, bracket = self._minimum.find(self._ridge(regularization))
         shape = self.batch_shape
         return Minimum(
             theta.reshape(*shape, -1),
@@ -234,93 +201,7 @@ class AnchoredProgram:
     def _ridge(self, regularization: float | Tensor) -> Tensor:
         if isinstance(regularization, Tensor):
             return regularization.expand(self.batch_shape).reshape(-1)
-        return torch.full_like(self._longest, regularization)
-
-    def _minimum(self, ridge: Tensor) -> tuple[Tensor, Bracket]:
-        everyone = torch.arange(ridge.shape[0], device=ridge.device)
-        theta, bracket = self._step(everyone, ridge)
-        open_ = which(~(bracket.high - bracket.low <= self.level_tol))
-        for _ in range(2):
-            if not open_.numel():
-                break
-            # move the model to its own minimum: one pass
-            self._recenter(open_, theta[open_])
-            theta, bracket = self._merge(open_, theta, bracket, *self._step(open_, ridge))
-            open_ = open_[which(~((bracket.high - bracket.low)[open_] <= self.level_tol))]
-        if open_.numel():
-            theta, bracket = self._merge(
-                open_, theta, bracket, *self._from_scratch(open_, theta[open_], ridge)
-            )
-        return theta, bracket
-
-    def _step(self, index: Tensor, ridge: Tensor) -> tuple[Tensor, Bracket]:
-        """One Newton step on the model, and what it certifies."""
-        state = (self._point, self._shift, ridge, self._radius, self._longest, *self._sums)
-        c, p, lam, S, longest, *sums = state if self._is_all(index) else [t[index] for t in state]
-        d = c.shape[-1]
-        eye = torch.eye(d, dtype=c.dtype, device=c.device)
-        model = evaluate_model(sums, p)
-        gradient = model.gradient + lam[:, None] * (c + p)
-        hessian = model.hessian + lam[:, None, None] * eye
-        curved, turn = torch.linalg.eigh(torch.nan_to_num(hessian))
-        theta = minimize_model(curved.clamp_min(0.0), turn, c + p, gradient, S)
-        p = theta - c
-        model = evaluate_model(sums, p)
-        eigenvalues, basis = torch.linalg.eigh(torch.nan_to_num(sums[2].unflatten(-1, (d, d))))
-        bracket = certify(
-            model,
-            eigenvalues,
-            basis,
-            theta,
-            p,
-            lam,
-            S,
-            longest,
-            self._ratio,
-            self._concordance,
-            self.order,
-        )
-        self._shift = p if self._is_all(index) else self._shift.index_copy(0, index, p)
-        return theta, bracket
-
-    def _is_all(self, index: Tensor) -> bool:
-        return index.shape[0] == self._point.shape[0]
-
-    def _recenter(self, index: Tensor, theta: Tensor) -> None:
-        rows = self._flat_rows(index)
-        sums = derivative_sums(self.family, theta, *rows, self.order)
-        self._sums = [
-            old.index_copy(0, index, new) for old, new in zip(self._sums, sums, strict=True)
-        ]
-        self._point = self._point.index_copy(0, index, theta)
-        self._shift = self._shift.index_fill(0, index, 0.0)
-        self.passes = self.passes.index_add(0, index, torch.ones_like(theta[:, 0]))
-
-    def _from_scratch(self, index: Tensor, start: Tensor, ridge: Tensor) -> tuple[Tensor, Bracket]:
-        """A solve over the history, for few rows or a model that moved too far."""
-        likelihood = self._likelihood(index, ridge)
-        S = self._radius[index]
-        finite = torch.where(torch.isfinite(start), start, 0.0)
-        scale = 1.0 + likelihood.value(finite).abs().amax() if index.numel() else 1.0
-        fit = minimize_likelihood(
-            likelihood,
-            self.domain.resized(S),
-            start=finite,
-            tol=float(self.level_tol / (4.0 * scale)),
-            throw=False,
-        )
-        self.passes = self.passes.index_add(0, index, fit.num_steps.to(ridge.dtype) + 1.0)
-        self._recenter(index, fit.theta)
-        gap = frank_wolfe_gap(fit.theta, fit.gradient, S)
-        return fit.theta, Bracket(fit.loss - gap, fit.loss)
-
-    @staticmethod
-    def _merge(
-        index: Tensor, theta: Tensor, bracket: Bracket, new_theta: Tensor, new: Bracket
-    ) -> tuple[Tensor, Bracket]:
-        theta = theta.index_copy(0, index, new_theta)
-        low, high = (a.index_copy(0, index, b) for a, b in zip(bracket, new, strict=True))
-        return theta, Bracket(low, high)
+        return torch.full_like(self._radius, regularization)
 
     # ---- the program of this round -------------------------------------------------------
 
@@ -331,33 +212,34 @@ class AnchoredProgram:
         level: Tensor | None = None,
         regularization: float | Tensor = 0.0,
     ) -> SublevelProgram:
-        """The program as it stands now, for ``support``, ``argmax_ball`` and set plots.
+        """The program as it stands now, for ``support``, ``argmax_ball`` and pictures of the set.
 
         Args:
             radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``.
             level: the level itself, ``(*B)``, instead of a radius.
             regularization: lambda of a ridge term.
         """
+        shape = self.batch_shape
         ridge = self._ridge(regularization)
-        high = None if radius is None else self._minimum(ridge)[1].high
-        B = self._level(radius, level, high).reshape(self.batch_shape)
+        B, _, _ = self._level(radius, level, ridge)
         likelihood = NegativeLogLikelihood.of(
-            self.family, self.history, regularization=ridge.reshape(self.batch_shape)
+            self.family, self.history, regularization=ridge.reshape(shape)
         )
-        return SublevelProgram(likelihood, self.domain, B)
+        return SublevelProgram(likelihood, self.domain, B.reshape(shape))
 
     def _level(
-        self, radius: float | Tensor | None, level: Tensor | None, minimum: Tensor | None
-    ) -> Tensor:
+        self, radius: float | Tensor | None, level: Tensor | None, ridge: Tensor
+    ) -> tuple[Tensor, Tensor, Bracket]:
+        """B, the minimiser and the enclosure of the minimum."""
         if (radius is None) == (level is None):
-            raise refuse(
-                "radius, level", "exactly one of them", "none" if level is None else "both"
-            )
-        if level is not None:
-            return level.expand(self.batch_shape).reshape(-1)
-        assert minimum is not None
-        beta = torch.as_tensor(radius, dtype=minimum.dtype, device=minimum.device)
-        return minimum + beta.expand(self.batch_shape).reshape(-1)
+            got = "none" if level is None else "both"
+            raise refuse("radius, level", "exactly one of them", got)
+        hub, minimum = self._minimum.find(ridge)
+        given = torch.as_tensor(
+            radius if level is None else level, dtype=hub.dtype, device=hub.device
+        )
+        given = given.expand(self.batch_shape).reshape(-1)
+        return (minimum.high + given if level is None else given), hub, minimum
 
     # ---- the optimistic arm --------------------------------------------------------------
 
@@ -383,148 +265,111 @@ class AnchoredProgram:
             value_tol: if given, the winner's own gap is closed to ``value_tol (1 + |h|)`` too.
             max_steps: single evaluations before all arms of a problem are solved to tolerance.
         """
-        shape, d = self.batch_shape, self._point.shape[-1]
-        check_shape("arms", arms, (*shape, "K", d))
-        if (radius is None) == (level is None):
-            raise refuse(
-                "radius, level", "exactly one of them", "both" if level is not None else "none"
-            )
-        arms = arms.reshape(-1, *arms.shape[-2:])
-        ridge = self._ridge(regularization)
-        self._round += 1
+        shape = self.batch_shape
+        check_shape("arms", arms, (*shape, "K", self.domain.dim))
+        if arms.shape[-2] == 0:
+            raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
         before = self.passes
-        hub, bracket = self._minimum(ridge)
-        B = self._level(radius, level, bracket.high)
-        index, upper, lower = self._decide(
-            arms, B, hub, bracket.high, ridge, tol, value_tol, max_steps
-        )
+        ridge = self._ridge(regularization)
+        B, hub, minimum = self._level(radius, level, ridge)
+        self._round += 1
+        flat = arms.reshape(-1, *arms.shape[-2:])
+        task = Round(flat, B, hub, minimum.high, ridge, self._radius)
+        index, upper, lower = self._decide(task, tol, value_tol, max_steps)
+        status = torch.where(minimum.low > B, int(Status.INFEASIBLE), int(Status.CONVERGED))
+        status = torch.where(torch.isfinite(upper.sum(-1)), status, int(Status.NONFINITE))
         return Choice(
             index.reshape(shape),
             upper.reshape(*shape, -1),
             lower.reshape(*shape, -1),
-            (self.passes - before).reshape(shape),
+            status.reshape(shape),
+            self.passes - before,
         )
 
     def _decide(
-        self,
-        arms: Tensor,
-        level: Tensor,
-        hub: Tensor,
-        hub_loss: Tensor,
-        ridge: Tensor,
-        tol: float,
-        value_tol: float | None,
-        max_steps: int,
+        self, task: Round, tol: float, value_tol: float | None, max_steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        found = scan(
-            self._bundle,
-            arms,
-            level,
-            hub,
-            hub_loss,
-            ridge,
-            self._radius,
-            self._concordance * self._longest,
-            self.combined_cuts,
-        )
+        """The winner, and bounds on all arms; ``(N)``, ``(N, K)``, ``(N, K)``."""
+        found = scan(self._bundle, task, self._minimum.slope_limit, COMBINED_CUTS)
+        self._bundle = mark_used(self._bundle, found, self._round)
         upper, cut, base = found.upper, found.cut, found.touch
-        at_hub = (arms * hub[:, None, :]).sum(-1)
-        lower = torch.maximum(found.lower, at_hub)
+        lower = torch.maximum(found.lower, (task.arms @ task.hub[..., None])[..., 0])
 
-        def standing(upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """The leader, its strongest rival, and whether the contest is open."""
+        def standing() -> tuple[Tensor, Tensor, Tensor]:
+            """The leader, its strongest rival, and the problems where the contest is open."""
             best, leader = lower.max(-1)
-            others = upper.scatter(-1, leader[:, None], -torch.inf)
-            threat, rival = others.max(-1)
+            threat, rival = upper.scatter(-1, leader[:, None], -torch.inf).max(-1)
             contested = threat - best > tol * (1.0 + best.abs())
             if value_tol is not None:
                 own = upper.gather(-1, leader[:, None])[:, 0]
                 contested = contested | (own - best > value_tol * (1.0 + own.abs()))
-            return leader, rival, contested
+            return leader, rival, which(contested)
 
-        leader, rival, contested = standing(upper, lower)
-        # anchors that bound some arm stay; the others make room
-        deciding = torch.cat([found.cut, found.touch], dim=-1)
-        used = self._bundle.used.scatter(-1, deciding, float(self._round))
-        self._bundle = self._bundle._replace(used=used)
-        index = which(contested)
+        leader, rival, index = standing()
         for _ in range(max_steps):
             if not index.numel():
                 break
             # work on whichever of leader and rival is known less well
-            gap = (upper - lower)[index]
-            pair = torch.stack([leader[index], rival[index]], dim=-1)
-            arm = pair.gather(-1, gap.gather(-1, pair).argmax(-1, keepdim=True))[:, 0]
-            new_upper, new_lower, slot = self._evaluate(
-                index, arm, cut, base, arms, level, hub, hub_loss, ridge
+            pair = torch.stack([leader, rival], dim=-1)[index]
+            unknown = (upper - lower)[index].gather(-1, pair)
+            arm = pair.gather(-1, unknown.argmax(-1, keepdim=True))[:, 0]
+            above, below, slot = self._evaluate(
+                task.pick(index), index, arm, cut[index, arm], base[index, arm]
             )
             base = base.index_put((index, arm), slot)
-            tighter = new_upper < upper[index]
-            cut = cut.index_copy(0, index, torch.where(tighter, slot[:, None], cut[index]))
-            upper = upper.index_copy(0, index, torch.minimum(new_upper, upper[index]))
-            lower = lower.index_copy(0, index, torch.maximum(new_lower, lower[index]))
-            leader, rival, contested = standing(upper, lower)
-            index = which(contested)
+            cut = cut.index_copy(
+                0, index, torch.where(above < upper[index], slot[:, None], cut[index])
+            )
+            upper = upper.index_copy(0, index, torch.minimum(above, upper[index]))
+            lower = lower.index_copy(0, index, torch.maximum(below, lower[index]))
+            leader, rival, index = standing()
         if index.numel():
-            likelihood = self._likelihood(index, ridge)
-            program = SublevelProgram(
-                likelihood, self.domain.resized(self._radius[index]), level[index]
-            )
-            exact = native_support(
-                program, arms[index], center=hub[index], tol=tol / 4, throw=False, validate=False
-            )
-            upper = upper.index_copy(0, index, torch.minimum(exact.upper, upper[index]))
-            lower = lower.index_copy(0, index, torch.maximum(exact.lower, lower[index]))
-            spent = torch.full_like(hub_loss[index], float(arms.shape[-2]))
-            self.passes = self.passes.index_add(0, index, spent)
-            leader, _, _ = standing(upper, lower)
+            above, below = self._solve_all(task.pick(index), index, tol)
+            upper = upper.index_copy(0, index, torch.minimum(above, upper[index]))
+            lower = lower.index_copy(0, index, torch.maximum(below, lower[index]))
+            leader, _, _ = standing()
         return leader, upper, lower
 
     def _evaluate(
-        self,
-        index: Tensor,
-        arm: Tensor,
-        cut: Tensor,
-        base: Tensor,
-        arms: Tensor,
-        level: Tensor,
-        hub: Tensor,
-        hub_loss: Tensor,
-        ridge: Tensor,
+        self, task: Round, index: Tensor, arm: Tensor, cut: Tensor, base: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass at the SQP point of one arm per problem; bounds for all arms of it."""
-        rows = torch.arange(index.shape[0], device=index.device)
-        candidates, B, center, floor, S = (
-            t[index] for t in (arms, level, hub, hub_loss, self._radius)
-        )
-        x = candidates[rows, arm]
+        """One pass at the SQP point of one arm of each picked problem.
+
+        Returns:
+            Bounds on all arms of the picked problems, from above and from below, and the slot of
+            the new anchor.
+        """
+        arms, B, hub, floor, ridge, S = task
+        x = arms[torch.arange(index.shape[0], device=index.device), arm]
         anchors = Bundle(*(t[index] for t in self._bundle))
-        tangent_point, tight = at_anchor(anchors, cut[index, arm], ridge[index])
-        offset = B - tight.loss + (tight.gradient * tangent_point).sum(-1)
-        theta, at = at_anchor(anchors, base[index, arm], ridge[index])
-        guess = ball_weight(x, tight.gradient, offset, S)
+        tangent_point, tight = at_anchor(anchors, cut, ridge)
+        offset = cut_offset(tangent_point, tight, B)
+        theta, at = at_anchor(anchors, base, ridge)
         eigenvalues, basis = torch.linalg.eigh(torch.nan_to_num(at.hessian))
+        guess = ball_weight(x, tight.gradient, offset, S)
         forth = propose(x, theta, at.gradient, eigenvalues, basis, B - at.loss, S, guess)
         forth = stop_at_cut(theta, forth, tight.gradient, offset)
         # an anchor far outside is no base for a quadratic model: come back along the chord first
-        back = come_back(theta, at, center, floor, B)
         far = at.loss - B > B - floor
-        trial = torch.where(far[:, None], back, forth)
+        trial = torch.where(far[:, None], come_back(theta, at, hub, floor, B), forth)
 
-        likelihood = self._likelihood(index, torch.zeros_like(ridge))
-        data = likelihood.expand(trial)
-        self.passes = self.passes.index_add(0, index, torch.ones_like(floor))
+        data = self._data.likelihood(index).expand(trial)
+        self._passes = self._passes.index_add(0, index, torch.ones_like(floor))
         slot = anchors.used.argmin(-1)
-        self._bundle = insert(self._bundle, index, trial, data, float(self._round))
+        self._bundle = insert(self._bundle, index, slot, trial, data, self._round)
+        there = shift_by_ridge(data, trial, ridge)
+        offset = cut_offset(trial, there, B)
+        above = cut_ball(arms, there.gradient[:, None, :], offset[:, None], S[:, None]).value
+        point = draw_back(trial, there.loss, hub, floor, B)
+        return above, (arms @ point[..., None])[..., 0], slot
 
-        lam = ridge[index]
-        value = data.loss + 0.5 * lam * trial.square().sum(-1)
-        gradient = data.gradient + lam[:, None] * trial
-        offset = B - value + (gradient * trial).sum(-1)
-        eps = torch.finfo(x.dtype).eps
-        offset = offset + 16 * eps * (B.abs() + value.abs() + offset.abs())
-        upper = cut_ball(candidates, gradient[:, None, :], offset[:, None], S[:, None]).value
-        share = torch.where(value <= B, 1.0, (B - floor) / (value - floor)).clamp(0.0, 1.0)
-        point = center + share[:, None] * (trial - center)
-        lower = (candidates @ point[..., None])[..., 0]
-        return upper, lower, slot
+    def _solve_all(self, task: Round, index: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+        """All arms of the picked problems to tolerance, where single steps did not decide."""
+        arms, B, hub, _, ridge, S = task
+        likelihood = self._data.likelihood(index, ridge)
+        program = SublevelProgram(likelihood, self.domain.resized(S), B)
+        search, _, steps = search_support(
+            program, hub, likelihood.expand(hub), arms, tol=tol / 4, max_steps=100
+        )
+        self._passes = self._passes.index_add(0, index, steps.sum(-1).to(B.dtype) + 1.0)
+        return search.upper, search.lower

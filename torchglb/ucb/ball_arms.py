@@ -1,9 +1,10 @@
-"""Arms from the whole unit ball: ``max <x, theta>`` over ``|x| <= 1`` and the set is ``max |theta|``.
+"""Arms from the whole unit ball: ``max <x, theta>`` over ``|x| <= 1`` and the set is ``max
+|theta|``.
 
 The norm is convex, so this is a maximisation of the wrong curvature: local maxima are possible. In
-the plane it is solved globally. If directions ``x_i`` leave no angle wider than delta to the nearest
-one, then ``max |theta| <= max_i h(x_i) / cos(delta)``: sectors whose bound falls below the best point
-found are dropped, the others are split, and the gap shrinks with delta squared.
+the plane it is solved globally. If directions ``x_i`` leave no angle wider than delta to the
+nearest one, then ``max |theta| <= max_i h(x_i) / cos(delta)``: sectors whose bound falls below the
+best point found are dropped, the others are split, and the gap shrinks with delta squared.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
+from torchglb.ucb.bounds import cut_offset
 from torchglb.ucb.taylor import shift_by_ridge
 
 
@@ -54,13 +55,29 @@ def carry_forward(bundle: Bundle, family: GLMFamily, x: Tensor, r: Tensor, w: Te
     )
 
 
-def insert(bundle: Bundle, rows: Tensor, point: Tensor, at: Expansion, now: float) -> Bundle:
-    """Puts one new anchor into each of the problems ``rows``, in place of the longest unused."""
-    slot = bundle.used[rows].argmin(-1)
+def insert(
+    bundle: Bundle, rows: Tensor, slot: Tensor, point: Tensor, at: Expansion, now: int
+) -> Bundle:
+    """Puts one new anchor into the given slot of each of the problems ``rows``."""
+    stamp = torch.full_like(at.loss, float(now))
+    new = (point, *at, stamp)
     place = (rows, slot)
-    stamp = torch.full_like(at.loss, now)
-    new = (point, at.loss, at.gradient, at.hessian, stamp)
     return Bundle(*(old.index_put(place, value) for old, value in zip(bundle, new, strict=True)))
+
+
+class Round(NamedTuple):
+    """The programs of one round, N at once."""
+
+    arms: Tensor  # (N, K, d)
+    level: Tensor  # B, (N)
+    hub: Tensor  # a feasible centre, (N, d)
+    hub_loss: Tensor  # an upper bound on its loss, (N)
+    ridge: Tensor  # lambda, (N)
+    radius: Tensor  # S, (N)
+
+    def pick(self, index: Tensor) -> Round:
+        """The same for some of the problems."""
+        return Round(*(t[index] for t in self))
 
 
 class Scan(NamedTuple):
@@ -72,37 +89,20 @@ class Scan(NamedTuple):
     touch: Tensor  # (N, K), the anchor behind lower
 
 
-def scan(
-    bundle: Bundle,
-    arms: Tensor,
-    level: Tensor,
-    hub: Tensor,
-    hub_loss: Tensor,
-    ridge: Tensor,
-    radius: Tensor,
-    slope_limit: Tensor,
-    steps: int,
-) -> Scan:
+def scan(bundle: Bundle, task: Round, slope_limit: Tensor, steps: int) -> Scan:
     """Bounds on every arm from all anchors, O(K A d), no pass.
 
     Args:
         bundle: the anchors.
-        arms: ``(N, K, d)``.
-        level: B, ``(N)``.
-        hub: a feasible centre, ``(N, d)``.
-        hub_loss: an upper bound on its loss, at most B.
-        ridge: lambda, ``(N)``.
-        radius: S, ``(N)``.
+        task: arms, levels and centres.
         slope_limit: R times the longest row, ``(N)``.
         steps: how many cuts may be combined.
     """
-    finfo = torch.finfo(arms.dtype)
+    arms, level, hub, hub_loss, ridge, radius = task
     at = shift_by_ridge(Expansion(*bundle[1:4]), bundle.points, ridge[..., None])
-    room = level[..., None] - at.loss
-    offset = room + (at.gradient * bundle.points).sum(-1)
-    # rounding of the carried sums is paid for, so that every cut errs upwards
-    offset = offset + 64 * finfo.eps * (level.abs()[..., None] + at.loss.abs() + offset.abs())
-    length = torch.linalg.vector_norm(at.gradient, dim=-1).clamp_min(finfo.tiny)
+    # carried sums have seen more roundings than a fresh one
+    offset = cut_offset(bundle.points, at, level[..., None], roundings=64)
+    length = torch.linalg.vector_norm(at.gradient, dim=-1).clamp_min(torch.finfo(arms.dtype).tiny)
     units = at.gradient / length[..., None]
     upper, cut = combine_cuts(arms, units, offset / length, radius, steps)
     drawn = draw_to_level(at, bundle.points, level, hub, hub_loss, radius, slope_limit)
@@ -110,13 +110,20 @@ def scan(
     return Scan(upper, cut, lower, touch)
 
 
+def mark_used(bundle: Bundle, found: Scan, now: int) -> Bundle:
+    """Stamps the anchors that bound some arm: they stay, the others make room."""
+    deciding = torch.cat([found.cut, found.touch], dim=-1)
+    return bundle._replace(used=bundle.used.scatter(-1, deciding, float(now)))
+
+
 def combine_cuts(
     arms: Tensor, units: Tensor, reach: Tensor, radius: Tensor, steps: int
 ) -> tuple[Tensor, Tensor]:
     """Upper bounds from several cuts at once, and the first cut taken for each arm.
 
-    For any weights ``alpha >= 0``, ``h(x) <= sum_a alpha_a reach_a + S |x - sum_a alpha_a u_a|``, by
-    duality over the ball. Each step gives the one cut that lowers the bound most its best weight.
+    For any weights ``alpha >= 0``, ``h(x) <= sum_a alpha_a reach_a + S |x - sum_a alpha_a u_a|``,
+    by duality over the ball. Each step gives the one cut that lowers the bound most its best
+    weight.
 
     Args:
         arms: ``(N, K, d)``.
@@ -161,12 +168,13 @@ def draw_to_level(
     radius: Tensor,
     slope_limit: Tensor,
 ) -> Tensor:
-    """Feasible points near the boundary of the set, one on the ray from the hub through each anchor.
+    """Feasible points near the boundary of the set, one on the ray from the hub through each
+    anchor.
 
     Along the ray, ``f(s) = L(anchor + s v)``, ``v = anchor - hub``, self-concordance gives
-    ``f(s) <= f + s f' + s^2 f'' psi(D)``, ``psi(D) = (e^D - 1 - D)/D^2``, ``D = |s| |v| R max |x|``: a
-    certified step to the level, inwards or outwards. The chord, which needs only convexity, is
-    taken where it reaches farther.
+    ``f(s) <= f + s f' + s^2 f'' psi(D)``, ``psi(D) = (e^D - 1 - D)/D^2``, ``D = |s| |v| R max
+    |x|``: a certified step to the level, inwards or outwards. The chord, which needs only
+    convexity, is taken where it reaches farther.
 
     Args:
         at: loss ``(N, A)``, gradient and Hessian at the anchors.

@@ -23,7 +23,6 @@ import cvxpy as cp
 import torch
 from cvxpylayers.torch import CvxpyLayer
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from torchglb.checks import check_choice, refuse
 from torchglb.domain import Ball
@@ -380,20 +379,38 @@ class _Quiet(torch.autograd.Function):
         ctx: Any, call: Callable[..., Sequence[Tensor]], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         needed = ctx.needs_input_grad[1:]
-        ctx.inputs = [t.detach().requires_grad_(n) for t, n in zip(inputs, needed, strict=True)]
+        ctx.save_for_backward(*inputs)
+        ctx.leaves = [t.detach().requires_grad_(n) for t, n in zip(inputs, needed, strict=True)]
         with warnings.catch_warnings(), torch.set_grad_enabled(any(needed)):
             warnings.simplefilter("ignore")
-            ctx.outputs = call(*ctx.inputs)
+            ctx.outputs = call(*ctx.leaves)
         return tuple(t.detach() for t in ctx.outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        needed = [t for t in ctx.inputs if t.requires_grad]
+        needed = [t for t in ctx.leaves if t.requires_grad]
+        seeds = [t.detach() for t in cotangents]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = iter(torch.autograd.grad(ctx.outputs, needed, cotangents, retain_graph=True))
-        return (None, *(next(found) if t.requires_grad else None for t in ctx.inputs))
+            found = torch.autograd.grad(ctx.outputs, needed, seeds, retain_graph=True)
+        if torch.is_grad_enabled():
+            found = _Once.apply(len(found), *found, *cotangents, *ctx.saved_tensors)
+        gradients = iter(found)
+        return (None, *(next(gradients) if t.requires_grad else None for t in ctx.leaves))
+
+
+class _Once(torch.autograd.Function):
+    """The first of its arguments, as a function of all of them that has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(t.clone() for t in inputs[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError(
+            "UCBLayer has first derivatives only; the native solver can be differentiated again"
+        )
 
 
 @lru_cache(maxsize=8)

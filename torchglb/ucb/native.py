@@ -1,9 +1,9 @@
 """The optimistic program solved in torch: batched, with a certificate for every arm.
 
-Every evaluated point bounds every arm from above (its half-space cut, intersected with the ball, has
-a closed-form support) and, drawn back towards the centre, is feasible and so bounds it from below.
-New points come from sequential quadratic programming, which converges quadratically; both bounds
-then close quadratically too. The gap that is returned is a duality gap, not an estimate.
+Every evaluated point bounds every arm from above (its half-space cut, intersected with the ball,
+has a closed-form support) and, drawn back towards the centre, is feasible and so bounds it from
+below. New points come from sequential quadratic programming, which converges quadratically; both
+bounds then close quadratically too. The gap that is returned is a duality gap, not an estimate.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.optim.implicit import is_transformed, opaque, wants_gradient
 from torchglb.optim.loop import Progress, iterate
+from torchglb.ucb.bounds import cut_offset, draw_back
 from torchglb.ucb.differentiate import differentiable
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.sqp import ball_weight, come_back, propose, stop_at_cut
@@ -164,19 +165,15 @@ def search_support(
         trial = search.trial
         at = program.likelihood.expand(trial)
         value, gradient, _ = at
-        # the cut at the trial point; rounding of the sums is paid for, so that it errs upwards
-        offset = level - value + (gradient * trial).sum(-1)
-        offset = offset + 16 * eps * (level.abs() + value.abs() + offset.abs())
+        offset = cut_offset(trial, at, level)
         bound = cut_ball(arms, gradient, offset, radius).value
         tighter = bound < search.upper
         upper = torch.where(tighter, bound, search.upper)
         normal = torch.where(tighter[..., None], gradient, search.normal)
         offset = torch.where(tighter, offset, search.offset)
 
-        # the trial point itself if feasible, else where the chord to the centre crosses the level
         feasible = value <= level
-        share = torch.where(feasible, 1.0, (level - floor) / (value - floor)).clamp(0.0, 1.0)
-        point = hub + share[..., None] * (trial - hub)
+        point = draw_back(trial, value, hub, floor, level)
         reached = (arms * point).sum(-1)
         better = reached > search.lower
         lower = torch.where(better, reached, search.lower)

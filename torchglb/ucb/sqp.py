@@ -110,7 +110,7 @@ def ball_weight(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Te
 
 
 def stop_at_cut(start: Tensor, end: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
-    """``end``, or where the segment from ``start`` first meets the cut that all of the set obeys."""
+    """``end``, or where the segment from ``start`` meets a cut that all of the set obeys."""
     here, there = (normal * start).sum(-1), (normal * end).sum(-1)
     crosses = (there > offset) & (here < offset)
     share = torch.where(crosses, (offset - here) / (there - here), 1.0)

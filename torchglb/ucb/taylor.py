@@ -1,7 +1,7 @@
 """The loss near a fixed point, carried forward: a Taylor model whose remainder is certified.
 
-At a fixed point c every derivative of the loss is a sum over observations, so a new observation adds
-one term to each: O(d^q) for derivatives up to order q, and no pass over the history. If
+At a fixed point c every derivative of the loss is a sum over observations, so a new observation
+adds one term to each: O(d^q) for derivatives up to order q, and no pass over the history. If
 ``|m^(q+1)| <= C m''`` and ``|m'''| <= R m''``, then for ``theta = c + p`` and ``D = max |x_s| |p|``
 
 ``|L(theta) - T(p)| <= C e^(R D) D^(q-1) |p|^2_H / (q+1)!``  with H the Hessian at c,
@@ -71,7 +71,7 @@ def derivative_sums(
 
 
 class Model(NamedTuple):
-    """The Taylor model and its derivatives at a displacement: ``(N)``, ``(N, d)``, ``(N, d, d)``."""
+    """The Taylor model and its derivatives: ``(N)``, ``(N, d)``, ``(N, d, d)``."""
 
     value: Tensor
     gradient: Tensor
@@ -99,7 +99,7 @@ def evaluate_model(sums: Sequence[Tensor], p: Tensor) -> Model:
 
 
 class Bracket(NamedTuple):
-    """The minimum of the loss over the ball lies in ``[low, high]``; ``high`` bounds L(theta) too."""
+    """The minimum of the loss lies in ``[low, high]``; ``high`` bounds L(theta) too."""
 
     low: Tensor
     high: Tensor

@@ -1,0 +1,422 @@
+"""Averages over posteriors, PAC-Bayes, Gaussian-prior and mixture levels, calculated independently."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from mpmath import mp, mpf
+from scipy import integrate, special
+
+from torchglb import (
+    Ball,
+    Bernoulli,
+    Binomial,
+    Gaussian,
+    InputError,
+    NegativeLogLikelihood,
+    Poisson,
+    radii,
+)
+from torchglb.families import CustomFamily, QuasiBounded
+from torchglb.radii.ball_mean import ball_rule
+from torchglb.radii.increments import growth, increment
+from torchglb.radii.laws import BallLaw, NormalLaw, series_terms
+
+LOG_PARTITION = {
+    "Bernoulli": lambda z: np.logaddexp(0, z),
+    "Gaussian": lambda z: z * z / 2,
+    "Poisson": np.exp,
+    "probit": lambda z: z * special.ndtr(z) + np.exp(-z * z / 2) / math.sqrt(2 * math.pi),
+}
+FAMILIES = {
+    "Bernoulli": Bernoulli(),
+    "Gaussian": Gaussian(),
+    "Poisson": Poisson(),
+    "probit": QuasiBounded("probit"),
+}
+
+
+def tensor(value):
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def draw(family, n, d, S, generator, star=0.8):
+    X = torch.randn(n, d, dtype=torch.float64, generator=generator)
+    X = X / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    theta = torch.randn(d, dtype=torch.float64, generator=generator)
+    theta = theta * star * S / torch.linalg.vector_norm(theta)
+    return NegativeLogLikelihood(family, X, family.sample(X @ theta, generator)), theta
+
+
+def average(function, nu):
+    """``E function(U)`` for the density (1 - u^2)^(nu - 1/2), by substitution u = sin(a)."""
+    a, w = np.polynomial.legendre.leggauss(2000)
+    a, w = a * np.pi / 2, w * np.cos(a * np.pi / 2) ** (2 * nu)
+    return (w * function(np.sin(a))).sum() / w.sum()
+
+
+# ---- one coordinate ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.0, 2.5, 10.0, 42.0])
+def test_law_of_a_coordinate(nu):
+    mp.dps = 30
+    s = np.array([0.0, 1e-4, 0.1, 1.0, 3.0, 8.0, 20.0, 49.0])
+    law = BallLaw(tensor(nu), series_terms(50.0))
+    assert float(law.second_moment()) == pytest.approx(average(lambda u: u * u, nu), rel=1e-9)
+    assert float(law.mean_absolute()) == pytest.approx(average(np.abs, nu), rel=1e-5)
+    exact = [float(mp.hyp0f1(nu + 1, mpf(v) ** 2 / 4) - 1) for v in s]
+    found = law.hyperbolic(tensor(s) ** 2).numpy()
+    np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-30)
+    assert (found >= np.array(exact) * (1 - 1e-14)).all()
+    both = [average(lambda u, v=v: np.exp(v * abs(u)) - 1 - v * abs(u), nu) for v in s[2:]]
+    found = law.exponential(tensor(s[2:])).numpy()
+    np.testing.assert_allclose(found, both, rtol=1e-5)
+
+
+def test_few_terms_still_bound_the_series():
+    s = torch.logspace(-2, 1.7, 40, dtype=torch.float64)
+    for nu in (0.5, 3.0, 20.0):
+        full, short = BallLaw(tensor(nu), 96), BallLaw(tensor(nu), 3)
+        assert (short.hyperbolic(s**2) >= full.hyperbolic(s**2) * (1 - 1e-14)).all()
+        assert (short.exponential(s) >= full.exponential(s) * (1 - 1e-14)).all()
+
+
+def test_law_of_a_normal():
+    u, w = np.polynomial.hermite_e.hermegauss(120)
+    w = w / w.sum()
+    law, s = NormalLaw(), tensor([0.1, 1.0, 3.0])
+    np.testing.assert_allclose(law.hyperbolic(s**2), (np.cosh(s[:, None] * u) - 1) @ w, rtol=1e-9)
+    z = np.linspace(-12, 16, 400001)
+    density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    for a in (0.1, 1.0, 3.0):
+        values = (np.exp(a * abs(z)) - 1 - a * abs(z)) * density
+        expected = integrate.trapezoid(values, z)
+        assert float(law.exponential(tensor(a))) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("d", [1, 2, 20])
+def test_mean_over_the_ball(name, d):
+    for S in (0.1, 4.0, 50.0):
+        rule = ball_rule(FAMILIES[name], d, S)
+        s = np.array([0.0, 0.3, 1.0]) * S
+        exact = np.array([average(lambda u, v=v: LOG_PARTITION[name](v * u), d / 2) for v in s])
+        found = rule(FAMILIES[name], tensor(s)).numpy()
+        assert (found >= exact * (1 - 1e-12)).all()
+        # Gauss's rule is exact to its stated error; chords, which need no constant, to 1e-3
+        loose = 2e-3 if name == "probit" else 1e-9
+        assert (found <= exact + loose * (exact - LOG_PARTITION[name](0.0)) + 1e-9).all()
+
+
+def test_mean_over_the_ball_of_any_convex_function():
+    family = CustomFamily(lambda z: torch.log(torch.cosh(z)) + 0.01 * z**4)
+    for d in (1, 3):
+        s = tensor([0.5, 2.0])
+        exact = [
+            average(lambda u, v=v: np.log(np.cosh(v * u)) + 0.01 * (v * u) ** 4, d / 2)
+            for v in (0.5, 2.0)
+        ]
+        found = ball_rule(family, d, 2.0)(family, s).numpy()
+        assert (found >= exact).all()
+        np.testing.assert_allclose(found, exact, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_increments_bound_the_average(name):
+    family = FAMILIES[name]
+    for nu in (0.5, 1.0, 6.0):
+        for S in (1.0, 4.0):
+            R, top = tensor(family.self_concordance(S)), tensor(family.max_variance(S))
+            law = BallLaw(tensor(nu), series_terms(S))
+            for z in (-2.0, 0.0, 0.7):
+                for s in (1e-2, 0.3, 1.0, S - min(abs(z), S - 0.1)):
+                    m = LOG_PARTITION[name]
+                    exact = average(lambda u, z=z, s=s, m=m: m(z + s * u), nu) - m(z)
+                    if abs(z) + s > S:
+                        continue
+                    s2 = tensor(s**2)
+                    found = float(increment(family, law, tensor(z), s2, R, top))
+                    assert found >= exact - 1e-13
+                    cap = float(family.variance(tensor(z)) * growth(family, law, s2, R))
+                    assert found <= cap * (1 + 1e-12)
+                    if name in ("Gaussian", "Poisson"):
+                        assert found == pytest.approx(exact, rel=1e-6, abs=1e-12)
+                    if s <= 0.3:
+                        assert found == pytest.approx(exact, rel=0.15, abs=1e-12)
+
+
+def test_increment_of_wide_posteriors_is_lipschitz():
+    law = BallLaw(tensor(1.0), series_terms(50.0))
+    for trials in (1, 7):
+        family = Binomial(trials)
+        z = torch.linspace(-40, 40, 41, dtype=torch.float64)
+        found = increment(family, law, z, tensor(2500.0), tensor(1.0), tensor(0.25 * trials))
+        exact = [
+            trials * (average(lambda u, v=v: np.logaddexp(0, v + 50 * u), 1.0) - np.logaddexp(0, v))
+            for v in z.numpy()
+        ]
+        assert (found.numpy() >= np.array(exact) - 1e-9).all()
+        assert (found <= 0.5 * trials * 50 * law.mean_absolute() + 1e-12).all()
+
+
+# ---- posteriors on ellipsoids ------------------------------------------------------------------
+
+
+def reference_ellipsoid(loss, S, centre, kappa, rho2):
+    """W written out from its formula, and its inverse."""
+    H = loss.expand(centre).hessian.numpy()
+    c = centre.numpy()
+    q = S * S - c @ c
+    W = H / rho2 + (np.eye(len(c)) + np.outer(c, c) / ((1 - kappa) * q)) / (kappa * q)
+    return W
+
+
+@pytest.mark.parametrize("kappa", [0.5, 0.9])
+@pytest.mark.parametrize("edge", [0.0, 0.5, 0.999])
+def test_ellipsoid_lies_in_the_ball(kappa, edge, generator):
+    S, d = 3.0, 3
+    loss, theta = draw(Bernoulli(), 30, d, S, generator)
+    centre = theta / torch.linalg.vector_norm(theta) * S * edge
+    W = reference_ellipsoid(loss, S, centre, kappa, 5.0)
+    u = torch.randn(20000, d, dtype=torch.float64, generator=generator).numpy()
+    u /= np.linalg.norm(u, axis=1, keepdims=True)
+    points = centre.numpy() + u @ np.linalg.inv(np.linalg.cholesky(W))
+    assert np.linalg.norm(points, axis=1).max() <= S * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kappa", "rho2", "shape"), [(0.5, None, 0.0), (0.8, 3.0, 0.0), (0.5, None, 2.5)]
+)
+@pytest.mark.parametrize("name", ["Bernoulli", "Gaussian", "Poisson"])
+def test_pac_bayes_level_in_the_plane(name, kappa, rho2, shape, generator):
+    family, S, delta = FAMILIES[name], 2.0, 0.05
+    loss, theta = draw(family, 25, 2, S, generator, star=0.6)
+    centre = 0.9 * theta
+    found = radii.pac_bayes_level(
+        loss, Ball(2, S), delta, centre, kappa=kappa, rho2=rho2, shape=shape
+    )
+    W = reference_ellipsoid(loss, S, centre, kappa, 4.0 + 2 * shape if rho2 is None else rho2)
+    # polar quadrature over the ellipse; the density is (1 - r^2)^k, normalised numerically
+    radius, weight = np.polynomial.legendre.leggauss(200)
+    radius, weight = (radius + 1) / 2, weight / 2
+    angle = 2 * np.pi * np.arange(200) / 200
+    density = (1 - radius**2) ** shape
+    mass = weight * radius * density
+    mass /= mass.sum() * len(angle)
+    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    points = radius[:, None, None] * circle @ np.linalg.inv(np.linalg.cholesky(W))
+    losses = loss.value(tensor((centre.numpy() + points).reshape(-1, 2))).numpy().reshape(200, 200)
+    mean_loss = (mass[:, None] * losses).sum()
+    normaliser = 2 * np.pi * (weight * radius * density).sum()  # of (1 - |u|^2)^k on the disc
+    log_density = np.log(density / normaliser) + 0.5 * np.linalg.slogdet(W)[1]
+    divergence = (mass * len(angle) * log_density).sum() + math.log(math.pi * S * S)
+    expected = math.log(1 / delta) + divergence + mean_loss
+    if name == "Bernoulli":  # Jensen in the increments, nothing else
+        assert expected - 1e-9 <= float(found) <= expected + 0.1
+    else:
+        assert float(found) == pytest.approx(expected, abs=1e-6)
+    lazy = radii.pac_bayes_level(
+        loss,
+        Ball(2, S),
+        delta,
+        centre,
+        kappa=kappa,
+        rho2=rho2,
+        shape=shape,
+        increments="aggregated",
+    )
+    assert float(found) - 1e-9 <= float(lazy)
+
+
+def test_pac_bayes_level_in_many_dimensions_by_sampling(generator):
+    d, S, n = 8, 3.0, 60
+    loss, theta = draw(Bernoulli(), n, d, S, generator, star=0.5)
+    centre = 0.8 * theta
+    found = radii.pac_bayes_level(loss, Ball(d, S), 0.05, centre)
+    W = reference_ellipsoid(loss, S, centre, 0.5, d + 2)
+    u = torch.randn(200000, d, dtype=torch.float64, generator=generator).numpy()
+    u *= (torch.rand(200000, dtype=torch.float64, generator=generator).numpy() ** (1 / d))[
+        :, None
+    ] / (np.linalg.norm(u, axis=1, keepdims=True))
+    points = centre.numpy() + u @ np.linalg.inv(np.linalg.cholesky(W))
+    losses = loss.value(tensor(points)).numpy()
+    error = losses.std() / math.sqrt(len(losses))
+    divergence = d * math.log(S) + 0.5 * np.linalg.slogdet(W)[1]
+    expected = math.log(20) + divergence + losses.mean()
+    assert expected - 4 * error <= float(found) <= expected + 0.5
+
+
+def test_pac_bayes_level_is_batched_and_weighted(generator):
+    S, d = 2.0, 2
+    loss, theta = draw(Bernoulli(), 12, d, S, generator)
+    w = torch.rand(12, dtype=torch.float64, generator=generator)
+    alone = [
+        radii.pac_bayes_level(
+            NegativeLogLikelihood(Bernoulli(), loss.X, loss.r, v), Ball(d, S), 0.05, c
+        )
+        for v in (w, torch.ones_like(w))
+        for c in (theta, 0.5 * theta)
+    ]
+    X, r = loss.X.expand(2, 2, 12, d), loss.r.expand(2, 2, 12)
+    weights = torch.stack([w, torch.ones_like(w)])[:, None].expand(2, 2, 12)
+    centres = torch.stack([theta, 0.5 * theta]).expand(2, 2, d)
+    batch = NegativeLogLikelihood(Bernoulli(), X, r, weights)
+    ball = Ball(d, torch.full((2, 1), S, dtype=torch.float64))
+    together = radii.pac_bayes_level(batch, ball, 0.05, centres)
+    torch.testing.assert_close(together.flatten(), torch.stack(alone))
+    # a row of weight 2 counts as the row twice
+    double = NegativeLogLikelihood(Bernoulli(), loss.X, loss.r, 2 * torch.ones_like(w))
+    twice = NegativeLogLikelihood(Bernoulli(), loss.X.repeat(2, 1), loss.r.repeat(2))
+    torch.testing.assert_close(
+        radii.pac_bayes_level(double, ball.__class__(d, S), 0.05, theta),
+        radii.pac_bayes_level(twice, ball.__class__(d, S), 0.05, theta),
+    )
+
+
+def test_pac_bayes_level_refuses(generator):
+    loss, theta = draw(Bernoulli(), 5, 2, 1.0, generator)
+    ball = Ball(2, 1.0)
+    for bad in ({"kappa": 1.0}, {"rho2": 0.0}, {"shape": -1.0}, {"increments": "some"}):
+        with pytest.raises(InputError):
+            radii.pac_bayes_level(loss, ball, 0.05, theta, **bad)
+    with pytest.raises(InputError, match="strictly inside"):
+        radii.pac_bayes_level(loss, ball, 0.05, 2 * theta)
+    ridged = NegativeLogLikelihood(Bernoulli(), loss.X, loss.r, regularization=1.0)
+    for level in (radii.pac_bayes_level, radii.mixture_level):
+        with pytest.raises(InputError, match="without ridge"):
+            level(ridged, ball, 0.05, theta)
+
+
+# ---- Gaussian prior ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_gaussian_prior_is_conjugate(d, generator):
+    # with a Gaussian likelihood and a = 1 the posterior is exact: the level is the log-evidence
+    sigma, variance, n = 0.7, 2.0, 20
+    loss, _ = draw(Gaussian(sigma), n, d, 3.0, generator)
+    X, r = loss.X.numpy(), loss.r.numpy()
+    precision = X.T @ X / sigma**2 + np.eye(d) / variance
+    centre = np.linalg.solve(precision, X.T @ r / sigma**2)
+    found = radii.gaussian_prior_level(loss, 0.05, tensor(centre), variance)
+    covariance = sigma**2 * np.eye(n) + variance * X @ X.T
+    log_evidence = -0.5 * (r @ np.linalg.solve(covariance, r) + np.linalg.slogdet(covariance)[1])
+    at_zero = -0.5 * (r @ r / sigma**2 + n * math.log(sigma**2))  # L(0) = 0 drops this
+    assert float(found) == pytest.approx(math.log(20) - (log_evidence - at_zero), abs=1e-9)
+
+
+@pytest.mark.parametrize("temper", [1.0, 0.5])
+@pytest.mark.parametrize("name", ["Bernoulli", "Poisson", "probit"])
+def test_gaussian_prior_level_in_the_plane(name, temper, generator):
+    family, variance = FAMILIES[name], 1.5
+    loss, theta = draw(family, 20, 2, 1.0, generator)
+    found = radii.gaussian_prior_level(loss, 0.05, theta, variance, temper)
+    H = loss.expand(theta).hessian
+    W = H / temper + torch.eye(2, dtype=torch.float64) / variance
+    prior = torch.distributions.MultivariateNormal(
+        torch.zeros(2).double(), variance * torch.eye(2).double()
+    )
+    posterior = torch.distributions.MultivariateNormal(theta, precision_matrix=W)
+    divergence = torch.distributions.kl_divergence(posterior, prior)
+    u, w = np.polynomial.hermite_e.hermegauss(60)
+    grid = np.stack(np.meshgrid(u, u, indexing="ij"), -1).reshape(-1, 2)
+    weights = np.outer(w, w).flatten() / w.sum() ** 2
+    points = theta + tensor(grid) @ posterior.scale_tril.T
+    mean_loss = (tensor(weights) * loss.value(points)).sum()
+    expected = float(math.log(20) + divergence + mean_loss)
+    # probit has no self-concordance on the whole line: its largest curvature takes over
+    slack = {"Bernoulli": 0.1, "Poisson": 1e-6, "probit": 5.0}[name]
+    assert expected - 1e-6 <= float(found) <= expected + slack
+
+
+def test_gaussian_prior_refuses_constants_of_the_ball_only():
+    family = CustomFamily(torch.nn.functional.softplus, reward_range=(0.0, 1.0))
+    loss = NegativeLogLikelihood(family, torch.eye(2).double(), torch.ones(2).double())
+    with pytest.raises(InputError, match="whole line"):
+        radii.gaussian_prior_level(loss, 0.05, torch.zeros(2).double(), 1.0)
+    with pytest.raises(InputError, match="whole line"):
+        radii.GaussianPrior().init(radii.Problem(family, Ball(2, 1.0), 0.05))
+
+
+# ---- the mixture -------------------------------------------------------------------------------
+
+
+def log_mean(losses, weights):
+    """``log sum weights exp(-losses)``."""
+    return special.logsumexp(-losses, b=weights)
+
+
+def dense_mixture(loss, S, d, nodes):
+    """``-log E_Q exp(-L)`` by product quadrature in polar coordinates about the origin."""
+    x, w = np.polynomial.legendre.leggauss(nodes)
+    if d == 1:
+        return -log_mean(loss.value(tensor(S * x[:, None])).numpy(), w / 2)
+    r, wr = S * (x + 1) / 2, w / 2 * ((x + 1) / 2) ** (d - 1) * d
+    angle = 2 * np.pi * np.arange(2 * nodes) / (2 * nodes)
+    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    if d == 2:
+        directions, wd = circle, np.full(len(angle), 1 / len(angle))
+    else:
+        height = np.sqrt(1 - x**2)
+        flat = height[:, None, None] * circle
+        directions = np.concatenate(
+            [flat, np.broadcast_to(x[:, None, None], (*flat.shape[:2], 1))], -1
+        )
+        directions, wd = directions.reshape(-1, 3), np.repeat(w / 2, len(angle)) / len(angle)
+    parts = []
+    for radius, weight in zip(r, wr, strict=True):
+        losses = loss.value(tensor(radius * directions)).numpy()
+        parts.append(log_mean(losses, weight * wd))
+    return -special.logsumexp(parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "d", "S", "n", "star"),
+    [
+        ("Bernoulli", 1, 4.0, 3, 0.5),
+        ("Bernoulli", 1, 30.0, 60, 1.0),
+        ("Bernoulli", 2, 0.5, 10, 1.0),
+        ("Bernoulli", 2, 4.0, 1, 0.5),
+        ("Bernoulli", 2, 4.0, 60, 1.0),
+        ("Bernoulli", 2, 30.0, 15, 1.0),
+        ("Bernoulli", 3, 3.0, 15, 1.0),
+        ("Gaussian", 2, 2.0, 30, 0.5),
+        ("Gaussian", 3, 1.0, 10, 1.0),
+        ("Poisson", 2, 1.5, 30, 0.8),
+        ("probit", 1, 3.0, 20, 0.5),
+    ],
+)
+def test_mixture_level(name, d, S, n, star, generator):
+    loss, theta = draw(FAMILIES[name], n, d, S, generator, star)
+    problem = radii.Problem(FAMILIES[name], Ball(d, S), 0.05)
+    radius = radii.Mixture()
+    state = radius.update(problem, radius.init(problem), loss.X, loss.r)
+    result = radius.evaluate(problem, state, loss, theta)
+    centre = result.state["centre_point"][0]
+    found = float(radii.mixture_level(loss, Ball(d, S), 0.05, centre))
+    expected = math.log(20) + dense_mixture(loss, S, d, {1: 3000, 2: 250, 3: 48}[d])
+    assert expected - 1e-6 <= found <= expected + (0.02 if d == 3 else 0.01)
+    assert expected - 1e-6 <= float(result.level) <= found + 1e-9
+    # any centre is valid
+    other = radii.mixture_level(loss, Ball(d, S), 0.05, 0.3 * centre)
+    assert expected - 1e-6 <= float(other)
+
+
+def test_mixture_without_rows():
+    for d in (1, 2, 3):
+        X = torch.zeros(0, d, dtype=torch.float64)
+        loss = NegativeLogLikelihood(Bernoulli(), X, X[:, 0])
+        for S in (0.1, 50.0):
+            level = radii.mixture_level(loss, Ball(d, S), 0.05, torch.zeros(d).double())
+            assert math.log(20) - 1e-9 <= float(level) <= math.log(20) + 0.01
+
+
+def test_mixture_of_four_dimensions_is_refused():
+    X = torch.zeros(0, 4, dtype=torch.float64)
+    loss = NegativeLogLikelihood(Bernoulli(), X, X[:, 0])
+    with pytest.raises(InputError, match="at most 3"):
+        radii.mixture_level(loss, Ball(4, 1.0), 0.05, torch.zeros(4).double())
+    with pytest.raises(InputError, match="at most 3"):
+        radii.Mixture().init(radii.Problem(Bernoulli(), Ball(4, 1.0), 0.05))
