@@ -64,10 +64,8 @@ class Binomial(GLMFamily):
     def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:  # noqa: D102
         up, down = torch.sigmoid(z), torch.sigmoid(-z)
         failures = self.trials - r
-        # the loss up to rounding of its terms; mu - r = (N - r) sigma(z) - r sigma(-z), exact in
-        the
-        tails bend, curvature = F.logsigmoid(z), up *
-        down
+        # the loss up to rounding; mu - r = (N - r) sigma(z) - r sigma(-z), exact in the tails
+        bend, curvature = F.logsigmoid(z), up * down
         if self.trials != 1:
             bend, curvature = self.trials * bend, self.trials * curvature
         slope = torch.addcmul(failures * up, r, down, value=-1)
