@@ -15,6 +15,8 @@ from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, constrained_mle
 from torchglb.optim import SolveResult, Status
+from torchglb.sequence import ConfidenceSequence
+from torchglb.sets import EllipsoidSet, Interval, LikelihoodRatioSet
 from torchglb.ucb import (
     AnchoredProgram,
     SublevelProgram,
@@ -30,11 +32,15 @@ __all__ = [
     "Ball",
     "Bernoulli",
     "Binomial",
+    "ConfidenceSequence",
     "CustomFamily",
+    "EllipsoidSet",
     "GLMFamily",
     "Gaussian",
     "History",
     "InputError",
+    "Interval",
+    "LikelihoodRatioSet",
     "MLEResult",
     "NegativeLogLikelihood",
     "Poisson",

@@ -151,7 +151,7 @@ class History:
     # ---- writing -------------------------------------------------------------------------
 
     def append(self, x: Any, r: Any, weight: Any = None) -> None:
-        """Adds one row, ``x (*B, d)`` and ``r (*B)``, or k rows, ``x (*B, k, d)`` and ``r (*B, k)``.
+        """Adds one row, ``x (*B, d)`` and ``r (*B)``, or k, ``x (*B, k, d)`` and ``r (*B, k)``.
 
         Args:
             x: features.

@@ -163,14 +163,12 @@ def minimize_model(
     turned = basis.mT
     at = (turned @ theta[..., None])[..., 0]
     force = (turned @ gradient[..., None])[..., 0]
-    pull = eigenvalues * at  # Q' H theta
-    b = pull - force
-    # where the curvature is pure rounding and so is the pull, stay as short as possible
-    eps = torch.finfo(theta.dtype).eps
-    flat = eigenvalues <= 8 * eps * eigenvalues.amax(-1, keepdim=True)
-    scale = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True) + pull.abs().amax(
-        -1, keepdim=True
-    )
-    b = torch.where(flat & (b.abs() <= 8 * eps * scale), torch.zeros_like(b), b)
+    b = eigenvalues * at - force
+    # where the curvature is pure rounding and so is the force, stay as short as possible
+    rounding = 8 * theta.shape[-1] * torch.finfo(theta.dtype).eps
+    largest = eigenvalues.amax(-1, keepdim=True)
+    scale = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True) + largest * radius[..., None]
+    flat = (eigenvalues <= rounding * largest) & (b.abs() <= rounding * scale)
+    b = torch.where(flat, torch.zeros_like(b), b)
     u, _ = minimize_on_ball(eigenvalues, b, radius)
     return (basis @ u[..., None])[..., 0]

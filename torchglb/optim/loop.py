@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class Progress(NamedTuple):
     finite: Tensor | Numbers
 
 
-State = TypeVar("State", bound=tuple)  # type: ignore[type-arg]
+State = TypeVar("State", bound=tuple[Any, ...])
 
 
 def iterate(

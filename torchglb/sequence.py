@@ -1,0 +1,203 @@
+"""Confidence sequences: honest intervals at all times, from adaptively collected data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import ValueChecks, as_tensor, check_choice, refuse
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
+from torchglb.history import History
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.mle import MLEResult, minimize_likelihood
+from torchglb.optim import frank_wolfe_gap
+from torchglb.radii import (
+    Evaluation,
+    Problem,
+    Radius,
+    by_name,
+    regularization_for,
+    require_weights,
+    self_concordance_of,
+    theorem32,
+)
+from torchglb.sets import EllipsoidSet, LikelihoodRatioSet
+
+
+class ConfidenceSequence:
+    """Sets ``C_t`` with ``P(theta* in C_t for all t at once) >= 1 - delta``.
+
+    Features may be chosen in any way from the past (bandits, active learning, peeking), and rows
+    may come in any order and with any delay. The guarantee holds at every time you look.
+
+    Args:
+        family: the GLM family.
+        domain: the ball that contains theta*.
+        delta: the failure probability.
+        radius: ``"pac-bayes"`` (the default: tight, any d), ``"mixture"`` (tightest, d <= 3),
+            ``"mean-loss"``, ``"lipschitz"`` (Theorem 3.1 with Table 1), ``"gaussian-prior"`` (needs
+            no bound on |theta*|), ``"covering"``, or a :class:`torchglb.radii.Radius`.
+        ellipsoidal: give ellipsoids (Theorem 3.2) instead of likelihood-ratio sets.
+        batch_shape: ``*B``, sequences that advance together.
+        ellipsoid: ``"fixed_point"`` (sharper) or ``"theorem"`` (as printed).
+        aggregate: merge repeated feature vectors.
+        dtype: float64 or float32.
+        device: where everything lives.
+
+    Example:
+        >>> import torchglb as glb
+        >>> sequence = ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+        >>> sequence.update([0.6, 0.8], 1.0)
+        >>> sequence.current().contains(torch.zeros(2).double())
+        tensor(True)
+    """
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float,
+        radius: str | Radius = "pac-bayes",
+        ellipsoidal: bool = False,
+        batch_shape: tuple[int, ...] = (),
+        *,
+        ellipsoid: str = "fixed_point",
+        aggregate: bool = False,
+        validate: bool = True,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.radius = by_name(radius) if isinstance(radius, str) else radius
+        if not isinstance(self.radius, Radius):
+            raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
+        self.problem = Problem(family, domain, delta, batch_shape, dtype, device)
+        self.family, self.domain, self.delta = family, domain, delta
+        self.ellipsoidal = bool(ellipsoidal)
+        self.ellipsoid = check_choice("ellipsoid", ellipsoid, ("fixed_point", "theorem"))
+        if self.ellipsoidal:
+            self._concordance = self_concordance_of(family, domain.max_radius)
+        self.history = History(
+            domain.dim,
+            batch_shape,
+            aggregate,
+            family=family,
+            validate=validate,
+            dtype=dtype,
+            device=device,
+        )
+        self._state = self.radius.init(self.problem)
+        self._fit: MLEResult | None = None
+        self._fresh: tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation] | None = None
+
+    def __len__(self) -> int:
+        """The number of observations so far."""
+        return len(self.history)
+
+    def update(self, x: Any, r: Any, weight: Any = None) -> None:
+        """Adds one observation, ``x (*B, d)``, or many, ``x (*B, k, d)``.
+
+        Args:
+            x: features of norm at most 1.
+            r: rewards.
+            weight: in [0, 1], fixed before the reward was seen; 1 if left out.
+
+        Raises:
+            InputError: on any argument that does not fit; nothing is then changed.
+        """
+        history = self.history
+        x = as_tensor("x", x, dtype=history.dtype, device=history.device)
+        r = as_tensor("r", r, dtype=history.dtype, device=history.device)
+        if weight is not None:
+            weight = as_tensor("weight", weight, dtype=history.dtype, device=history.device)
+            if history.validate:
+                checks = ValueChecks()
+                require_weights(checks, weight)
+                checks.settle()
+        history.append(x, r, weight)
+        batch = tuple(history.batch_shape)
+        if x.ndim == len(batch) + 1:
+            x, r = x[..., None, :], r[..., None]
+            weight = None if weight is None else weight.expand(batch)[..., None]
+        elif weight is not None:
+            weight = weight.expand(r.shape)
+        self._state = self.radius.update(self.problem, self._state, x, r, weight)
+        self._fresh = None
+
+    def current(self) -> LikelihoodRatioSet | EllipsoidSet:
+        """The set now: an immutable snapshot. Costs a fit, and the passes of the radius."""
+        return self._current()[0]
+
+    def evaluation(self) -> Evaluation:
+        """The level and radius now, with the shares of delta that were spent."""
+        return self._current()[1]
+
+    def _current(self) -> tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation]:
+        if self._fresh is not None:
+            return self._fresh
+        likelihood = NegativeLogLikelihood.of(self.family, self.history)
+        start = None if self._fit is None else self._fit.theta.detach()
+        fit = minimize_likelihood(likelihood, self.domain, start=start)
+        self._fit = fit
+        with torch.no_grad():
+            found = self.radius.evaluate(
+                self.problem,
+                self._state,
+                likelihood,
+                fit.theta,
+                fit.loss,
+                fit.gradient,
+                fit.hessian,
+            )
+        self._state = found.state
+        # the level follows the data through the loss; the radius counts as a constant of them
+        level = fit.loss + found.radius
+        result: LikelihoodRatioSet | EllipsoidSet = LikelihoodRatioSet(
+            likelihood, self.domain, level, fit.theta, self.radius.confined
+        )
+        if self.ellipsoidal:
+            result = self._as_ellipsoid(result, fit, found.radius)
+        self._fresh = (result, found)
+        return self._fresh
+
+    def _as_ellipsoid(
+        self, outer: LikelihoodRatioSet, fit: MLEResult, radius: Tensor
+    ) -> EllipsoidSet:
+        if not self.radius.confined:
+            raise refuse(
+                "radius", "one that confines theta to the ball, for ellipsoids", self.radius
+            )
+        if self.ellipsoid == "fixed_point":
+            return outer.ellipsoid()
+        S = self.domain.radius_like(radius).expand(radius.shape)
+        lam = torch.as_tensor(regularization_for(S, self._concordance))
+        gap = frank_wolfe_gap(fit.theta, fit.gradient, S)
+        gamma = theorem32(radius, S, self._concordance, lam, gap)
+        eye = torch.eye(self.domain.dim, dtype=radius.dtype, device=radius.device)
+        shape = fit.hessian + lam[..., None, None] * eye
+        return EllipsoidSet(self.family, self.domain, fit.theta, shape, gamma)
+
+    # ---- saving --------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue, as plain tensors and numbers."""
+        start = None if self._fit is None else self._fit.theta.detach().clone()
+        radius = {name: t.clone() for name, t in self._state.items()}
+        return {"history": self.history.state_dict(), "radius": radius, "start": start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state; refuses one of another shape or radius."""
+        missing = {"history", "radius", "start"} - set(state)
+        if missing:
+            raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        if set(state["radius"]) != set(self._state):
+            raise refuse("state['radius']", sorted(self._state), sorted(state["radius"]))
+        self.history.load_state_dict(state["history"])
+        self._state = {name: t.clone() for name, t in state["radius"].items()}
+        self._fresh, self._fit = None, None
+        if state["start"] is not None:
+            likelihood = NegativeLogLikelihood.of(self.family, self.history)
+            self._fit = minimize_likelihood(likelihood, self.domain, start=state["start"])
