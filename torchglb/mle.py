@@ -12,7 +12,7 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.optim import lbfgs, newton, raise_unless_converged
+from torchglb.optim import Evaluation, lbfgs, newton, raise_unless_converged
 from torchglb.optim.implicit import is_transformed, newton_polish, opaque, wants_gradient
 
 #: above this many features a Hessian costs more than the steps it saves
@@ -129,7 +129,7 @@ def minimize_likelihood(
             result, there = newton(loss.expand, start, radius, tol=tol, max_steps=max_steps)
         else:
             result, _ = lbfgs(loss.value_and_gradient, start, radius, tol=tol, max_steps=max_steps)
-            there = loss.expand(result.point)
+            there = Evaluation(*loss.expand(result.point))
         return (result.point, *there, result.gap, result.status, result.num_steps)
 
     def solve(start: Tensor, radius: Tensor, *data: Tensor) -> tuple[Tensor, ...]:

@@ -155,21 +155,20 @@ class ConfidenceSequence:
         self._state = found.state
         # the level follows the data through the loss; the radius counts as a constant of them
         level = fit.loss + found.radius
-        result: LikelihoodRatioSet | EllipsoidSet = LikelihoodRatioSet(
+        ratio_set = LikelihoodRatioSet(
             likelihood, self.domain, level, fit.theta, self.radius.confined
         )
         if self.ellipsoidal:
-            result = self._as_ellipsoid(result, fit, found.radius)
-        self._fresh = (result, found)
+            self._fresh = self._as_ellipsoid(ratio_set, fit, found.radius), found
+        else:
+            self._fresh = ratio_set, found
         return self._fresh
 
     def _as_ellipsoid(
         self, outer: LikelihoodRatioSet, fit: MLEResult, radius: Tensor
     ) -> EllipsoidSet:
         if not self.radius.confined:
-            raise refuse(
-                "radius", "one that confines theta to the ball, for ellipsoids", self.radius
-            )
+            raise refuse("radius", "one that keeps to the ball, for ellipsoids", self.radius)
         if self.ellipsoid == "fixed_point":
             return outer.ellipsoid()
         S = self.domain.radius_like(radius).expand(radius.shape)
@@ -194,7 +193,8 @@ class ConfidenceSequence:
         if missing:
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
         if set(state["radius"]) != set(self._state):
-            raise refuse("state['radius']", sorted(self._state), sorted(state["radius"]))
+            expected = f"the entries {sorted(self._state)}"
+            raise refuse("state['radius']", expected, sorted(state["radius"]))
         self.history.load_state_dict(state["history"])
         self._state = {name: t.clone() for name, t in state["radius"].items()}
         self._fresh, self._fit = None, None

@@ -69,7 +69,7 @@ Remember = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @torch.no_grad()
 def descend(
-    evaluate: Callable[[Tensor], Evaluation],
+    evaluate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
     model: Model,
     remember: Remember | None,
     memory: Tensor,

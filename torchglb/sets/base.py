@@ -1,4 +1,4 @@
-"""What every confidence set can do, from two primitives: slack of a point, support of a direction."""
+"""What every confidence set can do, from the slack of a point and the support of a direction."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ConfidenceSet(ABC):
         return Interval(lower, upper)
 
     def contrast(self, x1: Tensor, x2: Tensor, **options: Any) -> Interval:
-        """Where ``<x1, theta> - <x2, theta>`` can be: which of two arms is better, and by how much."""
+        """Where ``<x1, theta> - <x2, theta>`` can be: which arm is better, and by how much."""
         check_same("x2", x2, "x1", x1)
         check_shape("x2", x2, x1.shape)
         return self.interval(x1 - x2, **options)
@@ -140,6 +140,8 @@ class IntersectionSet(ConfidenceSet):
     Its bounds are the least of the members' bounds: valid, though the true support of the
     intersection may be smaller still.
     """
+
+    members: list[ConfidenceSet]
 
     def __init__(self, members: list[ConfidenceSet]) -> None:
         flat: list[ConfidenceSet] = []

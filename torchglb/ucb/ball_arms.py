@@ -1,5 +1,4 @@
-"""Arms from the whole unit ball: ``max <x, theta>`` over ``|x| <= 1`` and the set is ``max
-|theta|``.
+"""Arms from the whole unit ball: ``max <x, theta>`` over x and theta is the largest ``|theta|``.
 
 The norm is convex, so this is a maximisation of the wrong curvature: local maxima are possible. In
 the plane it is solved globally. If directions ``x_i`` leave no angle wider than delta to the

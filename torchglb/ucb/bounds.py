@@ -9,15 +9,13 @@ from torchglb.likelihood import Expansion
 
 
 def cut_offset(point: Tensor, at: Expansion, level: Tensor, roundings: int = 16) -> Tensor:
-    """``b`` of the cut ``<grad L(point), theta> <= b`` that all of ``{L <= B}`` obeys, by
-    convexity.
+    """``b`` of the cut ``<grad L(point), theta> <= b`` that all of ``{L <= B}`` obeys.
 
     Args:
         point: ``(*, d)``.
         at: the loss there.
         level: B, broadcasts with ``(*)``.
-        roundings: how many roundings of the sums behind ``at`` are paid for, so that b errs
-        upwards.
+        roundings: how many roundings of the sums behind ``at`` are paid for: b errs upwards.
     """
     offset = level - at.loss + (at.gradient * point).sum(-1)
     size = level.abs() + at.loss.abs() + offset.abs()

@@ -168,8 +168,7 @@ def draw_to_level(
     radius: Tensor,
     slope_limit: Tensor,
 ) -> Tensor:
-    """Feasible points near the boundary of the set, one on the ray from the hub through each
-    anchor.
+    """Feasible points near the boundary, one on the ray from the hub through each anchor.
 
     Along the ray, ``f(s) = L(anchor + s v)``, ``v = anchor - hub``, self-concordance gives
     ``f(s) <= f + s f' + s^2 f'' psi(D)``, ``psi(D) = (e^D - 1 - D)/D^2``, ``D = |s| |v| R max
