@@ -194,26 +194,31 @@ def test_multiplier_is_the_derivative_in_the_level(generator):
     assert torch.allclose(at.multiplier, (up.upper - down.upper) / (2 * h), rtol=1e-6)
 
 
-def test_bounds_enclose_fifty_digits(generator):
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: type(f).__name__)
+def test_bounds_enclose_fifty_digits(family, generator):
     """d = 1: the largest theta with L(theta) <= B is a root, known to 50 digits."""
     mpmath.mp.dps = 50
-    X, r = rows(Bernoulli(), 9, 1, generator)
-    r[0], r[1] = 0.0, 1.0  # so that the minimiser is inside
-    loss, ball = NegativeLogLikelihood(Bernoulli(), X.abs(), r), Ball(1, 50.0)
-    level = level_of(loss, ball, 0.8)
-    result = conic_support(SublevelProgram(loss, ball, level), torch.ones(1, 1).double())
-    data = [
-        (mpmath.mpf(float(a)), mpmath.mpf(float(b))) for a, b in zip(X.abs()[:, 0], r, strict=True)
-    ]
+    m = {
+        Bernoulli: lambda z: mpmath.log1p(mpmath.exp(z)),
+        Binomial: lambda z: 3 * mpmath.log1p(mpmath.exp(z)),
+        Poisson: mpmath.exp,
+        Gaussian: lambda z: z * z / 2,
+    }[type(family)]
+    dispersion = mpmath.mpf(family.dispersion)
+    for beta2 in (0.1, 0.7, 1.3, 2.9, 5.0):
+        X, r = rows(family, 60, 1, generator, S=1.0)
+        loss, ball = NegativeLogLikelihood(family, X, r), Ball(1, 50.0)
+        level = level_of(loss, ball, beta2)
+        result = conic_support(SublevelProgram(loss, ball, level), number([[1.0]]))
+        data = [(mpmath.mpf(float(a)), mpmath.mpf(float(b))) for a, b in zip(X, r, strict=True)]
 
-    def excess(theta):
-        terms = (mpmath.log1p(mpmath.exp(a * theta)) - b * a * theta for a, b in data)
-        return mpmath.fsum(terms) - mpmath.mpf(float(level))
+        def excess(theta, data=data, level=level):
+            loss = mpmath.fsum(m(a * theta) - b * a * theta for a, b in data)
+            return loss / dispersion - mpmath.mpf(float(level))
 
-    root = mpmath.findroot(excess, float(result.upper[0]))
-    assert mpmath.mpf(float(result.upper[0])) >= root
-    assert mpmath.mpf(float(result.lower[0])) <= root
-    assert float(result.gap[0]) < 1e-12
+        root = mpmath.findroot(excess, float(result.upper[0]))
+        assert mpmath.mpf(float(result.lower[0])) <= root <= mpmath.mpf(float(result.upper[0]))
+        assert float(result.gap[0]) < 1e-12
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: type(f).__name__)
@@ -320,7 +325,7 @@ def test_program_is_dpp_and_its_duals_are_ours(family, generator):
     ball, x = Ball(3, 2.0), directions(1, 3, generator)
     ((alone, radius),) = split(loss, ball)
     center = conic_minimum(loss, ball)
-    program = ConicProgram(alone, radius, center.theta, 1.0)
+    program = ConicProgram(alone, radius, center.theta, 2.5)
     assert program.problem.is_dcp(dpp=True)
     assert {p.shape for p in program.problem.parameters()} == {(3,), ()}
     for beta2 in (0.5, 1.0, 2.0):  # one program for every level
@@ -460,6 +465,16 @@ def test_minimum_reports_the_nan(generator):
     theta, value = conic_minimum(loss, Ball(2, 2.0), throw=False)
     assert torch.isnan(value).tolist() == [False, True, False]
     assert torch.isfinite(theta[[0, 2]]).all()
+
+
+def test_minimum_reports_the_iteration_cap(generator):
+    X, r = rows(Bernoulli(), 100, 4, generator, S=8.0)
+    loss, ball = NegativeLogLikelihood(Bernoulli(), X, r), Ball(4, 8.0)
+    with pytest.raises(SolverError, match="MAX_STEPS"):
+        conic_minimum(loss, ball, max_steps=1, fallbacks=())
+    theta, value = conic_minimum(loss, ball, max_steps=1, fallbacks=(), throw=False)
+    assert torch.linalg.vector_norm(theta) <= 8.0
+    assert value > conic_minimum(loss, ball).loss
 
 
 def test_iteration_cap_keeps_the_bounds_true(generator):

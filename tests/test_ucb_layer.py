@@ -295,7 +295,7 @@ def test_unconverged_solve_is_no_answer(generator):
         layer_support(data.program(), data.arms, max_steps=2, fallbacks=())
 
 
-@pytest.mark.parametrize("wrong", ["infeasible", "suboptimal", "nan", "raises"])
+@pytest.mark.parametrize("wrong", ["infeasible", "suboptimal", "sideways", "nan", "raises"])
 def test_wrong_answers_from_below_are_caught(wrong, generator, monkeypatch):
     data = Data(Bernoulli(), generator, S=1.0)
     good = module._compiled("logistic", 8, 2, False)
@@ -304,7 +304,14 @@ def test_wrong_answers_from_below_are_caught(wrong, generator, monkeypatch):
         v, dual = good(*parameters, solver_args=solver_args)
         if wrong == "raises":
             raise RuntimeError("Solver failed")
-        return {"infeasible": 1.01 * v, "suboptimal": 0.99 * v, "nan": torch.nan * v}[wrong], dual
+        beside = torch.stack([-parameters[0][1], parameters[0][0]])  # orthogonal to the arm
+        wrongs = {
+            "infeasible": 1.01 * v,
+            "suboptimal": 0.99 * v,
+            "sideways": v + 0.1 * beside,
+            "nan": torch.nan * v,
+        }
+        return wrongs[wrong], dual
 
     monkeypatch.setattr(module, "_compiled", lambda *key: bad)
     result = layer_support(data.program(), data.arms, throw=False)

@@ -99,7 +99,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         return value if theta.ndim == self.theta_hat.ndim else value[..., None]
 
     def support(self, arms: Tensor, solver: str = "native", **options: Any) -> SupportResult:
-        """``max <x, theta>`` over the set for every arm ``(*B, K, d)``; see ``torchglb.support``."""
+        """``max <x, theta>`` over the set for every arm ``(*B, K, d)``; see ``torchglb.support``"""
         if solver == "native":
             feasible = self._at_center.loss <= self.level
             center = torch.where(feasible[..., None], self.theta_hat, torch.nan).detach()

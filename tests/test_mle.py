@@ -1,0 +1,563 @@
+import itertools
+import math
+
+import pytest
+import torch
+from problems import custom_family, random_problem, reference_families
+
+import torchglb as glb
+from torchglb.mle import minimize_likelihood
+from torchglb.optim import Status, frank_wolfe_gap
+
+BATCHES = [(), (1,), (3,), (2, 3)]
+DTYPES = [torch.float32, torch.float64]
+SOLVERS = ["newton", "lbfgs"]
+FAMILIES = list(reference_families())
+
+#: by torch's own forward mode
+deprecated = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+
+
+def data(batch, n, d, generator, family=None, weighted=True, dtype=torch.float64) -> glb.Rows:
+    X = torch.randn((*batch, n, d), generator=generator, dtype=torch.float64)
+    X = torch.nn.functional.normalize(X, dim=-1)
+    r = (family or glb.Bernoulli()).sample(1.5 * X[..., 0], generator)
+    w = 0.5 + torch.rand((*batch, n), generator=generator, dtype=torch.float64)
+    return glb.Rows(X.to(dtype), r.to(dtype), w.to(dtype) if weighted else None)
+
+
+def elements(batch):
+    return itertools.product(*(range(k) for k in batch))
+
+
+def assert_optimal(fit: glb.MLEResult, likelihood: glb.NegativeLogLikelihood, ball: glb.Ball, tol: float):
+    """Everything the result says is true."""
+    loss, gradient, hessian = likelihood.expand(fit.theta)
+    dtype = fit.theta.dtype
+    close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(fit.loss, loss, **close)
+    torch.testing.assert_close(fit.gradient, gradient, **close)
+    torch.testing.assert_close(fit.hessian, hessian, **close)
+    radius = ball.radius_like(fit.theta).expand(fit.loss.shape)
+    gap = frank_wolfe_gap(fit.theta, fit.gradient, radius)
+    torch.testing.assert_close(fit.gap, gap, **close)
+    assert (fit.gap <= tol * (1 + loss.abs())).all()
+    assert (fit.status == Status.CONVERGED).all()
+    assert ball.contains(fit.theta).all()
+
+
+# ---- batches --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_batch_equals_loop(batch, solver, dtype, generator):
+    """Radii from deep inside to active, one per problem."""
+    d, n = 4, 40
+    rows = data(batch, n, d, generator, dtype=dtype)
+    count = math.prod(batch)
+    radius = torch.linspace(0.3, 6.0, max(count, 1), dtype=torch.float64).reshape(batch).to(dtype)
+    ball, family = glb.Ball(d, radius), glb.Bernoulli()
+    fit = glb.constrained_mle(family, rows, ball, solver=solver)
+    shapes = [batch + (d,), batch, batch + (d,), batch + (d, d), batch, batch, batch]
+    for value, shape in zip(vars(fit).values(), shapes, strict=True):
+        assert value.shape == shape
+        assert value.dtype == (dtype if value.is_floating_point() else torch.int64)
+    tol = 1e-9 if dtype == torch.float64 else 1e-4
+    assert_optimal(fit, glb.NegativeLogLikelihood(family, *rows), ball, tol)
+    for i in elements(batch):
+        alone = glb.constrained_mle(
+            family, glb.Rows(*(t[i] for t in rows)), glb.Ball(d, radius[i].item()), solver=solver
+        )
+        assert alone.status == fit.status[i]
+        close = {"rtol": 1e-8, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-3}
+        torch.testing.assert_close(alone.theta, fit.theta[i], **close)
+        torch.testing.assert_close(alone.loss, fit.loss[i], **close)
+        torch.testing.assert_close(alone.hessian, fit.hessian[i], **close)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_splitting_and_permuting_change_nothing(solver, generator):
+    d, n, count = 3, 30, 10
+    family = glb.Poisson()
+    rows = data((count,), n, d, generator, family)
+    radius = torch.linspace(0.1, 8.0, count, dtype=torch.float64)
+
+    def fit(part):
+        picked = glb.Rows(*(t[part] for t in rows))
+        return glb.constrained_mle(family, picked, glb.Ball(d, radius[part]), solver=solver)
+
+    whole = fit(slice(None))
+    order = torch.randperm(count, generator=generator)
+    for part in [order, slice(0, 1), slice(0, 4), slice(4, None)]:
+        some = fit(part)
+        assert torch.equal(some.num_steps, whole.num_steps[part])
+        assert torch.equal(some.status, whole.status[part])
+        # up to the rounding of batched matrix products
+        for name in ("theta", "loss", "gradient", "hessian", "gap"):
+            expected = getattr(whole, name)[part]
+            torch.testing.assert_close(getattr(some, name), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_hard_companion_does_not_disturb(generator):
+    """An element that fails leaves the others as they are alone."""
+    family = glb.Bernoulli()
+    rows = data((3,), 20, 2, generator, weighted=False)
+    alone = glb.constrained_mle(family, rows, glb.Ball(2, 2.0))
+    bad = glb.Rows(rows.X.clone(), rows.r)
+    bad.X[1, 0, 0] = math.nan
+    fit = glb.constrained_mle(family, bad, glb.Ball(2, 2.0), validate=False, throw=False)
+    assert fit.status.tolist() == [0, int(Status.NONFINITE), 0]
+    torch.testing.assert_close(fit.theta[[0, 2]], alone.theta[[0, 2]])
+    with pytest.raises(glb.SolverError, match=r"constrained_mle: NONFINITE .*\(1,\)"):
+        glb.constrained_mle(family, bad, glb.Ball(2, 2.0), validate=False)
+
+
+# ---- special problems -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_no_data(name, batch):
+    family = reference_families()[name].family
+    fit = glb.constrained_mle(family, glb.History(3, batch), glb.Ball(3, 2.0))
+    assert fit.theta.abs().max() == 0
+    assert fit.gap.abs().max() == 0
+    assert (fit.num_steps == 0).all()
+
+
+def test_gaussian_inside_is_least_squares(generator):
+    rows = data((), 50, 5, generator, glb.Gaussian(0.5), weighted=False)
+    fit = glb.constrained_mle(glb.Gaussian(0.5), rows, glb.Ball(5, 100.0))
+    expected = torch.linalg.lstsq(rows.X, rows.r[:, None]).solution[:, 0]
+    torch.testing.assert_close(fit.theta, expected)
+    assert fit.num_steps == 1
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_ridge_is_the_augmented_least_squares(solver, generator):
+    rows = data((2,), 30, 4, generator, glb.Gaussian(0.5))
+    ridge = torch.tensor([0.1, 3.0], dtype=torch.float64)
+    family = glb.Gaussian(0.5)
+    fit = glb.constrained_mle(family, rows, glb.Ball(4, 50.0), regularization=ridge, solver=solver)
+    X, r, w = rows
+    gram = X.mT @ (w[..., None] * X) / 0.25 + ridge[:, None, None] * torch.eye(4, dtype=X.dtype)
+    expected = torch.linalg.solve(gram, (X.mT @ (w * r)[..., None])[..., 0] / 0.25)
+    torch.testing.assert_close(fit.theta, expected, rtol=1e-6, atol=1e-8)
+    one = glb.constrained_mle(family, rows, glb.Ball(4, 50.0), regularization=3.0, solver=solver)
+    torch.testing.assert_close(one.theta[1], fit.theta[1], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_separable_data_end_on_the_sphere(solver):
+    rows = glb.Rows(torch.eye(2, dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64))
+    fit = glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(2, 3.0), solver=solver)
+    corner = 3.0 / math.sqrt(2.0)
+    torch.testing.assert_close(fit.theta, torch.tensor([corner, -corner], dtype=torch.float64))
+
+
+def test_rank_deficient_answer_has_no_part_in_the_kernel(generator):
+    """Directions without information stay at zero: the answer does not wander."""
+    rows = data((5,), 3, 6, generator, weighted=False)
+    fit = glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(6, 4.0), regularization=0.0)
+    kernel = torch.linalg.svd(rows.X)[2][:, 3:]
+    assert (kernel @ fit.theta[..., None]).abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_merged_history_has_the_same_estimate(solver, generator):
+    arms = data((), 6, 3, generator).X
+    histories = [glb.History(3, (2,), aggregate=a, family=glb.Bernoulli()) for a in (False, True)]
+    for _ in range(60):
+        x = arms[torch.randint(6, (2,), generator=generator)]
+        r = glb.Bernoulli().sample(x.sum(-1), generator)
+        for history in histories:
+            history.append(x, r)
+    plain, merged = (
+        glb.constrained_mle(glb.Bernoulli(), h, glb.Ball(3, 3.0), solver=solver) for h in histories
+    )
+    torch.testing.assert_close(plain.theta, merged.theta, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(plain.loss, merged.loss)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_good_start_saves_steps(solver, generator):
+    rows = data((4,), 60, 3, generator)
+    ball = glb.Ball(3, torch.tensor([0.5, 1.0, 4.0, 8.0], dtype=torch.float64))
+    cold = glb.constrained_mle(glb.Bernoulli(), rows, ball, solver=solver)
+    warm = glb.constrained_mle(glb.Bernoulli(), rows, ball, solver=solver, start=cold.theta)
+    assert (warm.num_steps == 0).all()
+    torch.testing.assert_close(warm.theta, cold.theta)
+    far = torch.full((4, 3), 1e3, dtype=torch.float64)  # projected first
+    again = glb.constrained_mle(glb.Bernoulli(), rows, ball, solver=solver, start=far)
+    torch.testing.assert_close(again.theta, cold.theta, rtol=1e-4, atol=1e-6)
+    assert torch.equal(far, torch.full_like(far, 1e3))
+
+
+def test_tilted_likelihood(generator):
+    rows = data((), 40, 3, generator)
+    tilt = torch.randn(3, generator=generator, dtype=torch.float64)
+    likelihood = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows, tilt=tilt, regularization=0.1)
+    fit = minimize_likelihood(likelihood, glb.Ball(3, 5.0))
+    assert_optimal(fit, likelihood, glb.Ball(3, 5.0), 1e-9)
+
+
+def test_default_solver_goes_by_size(generator, monkeypatch):
+    import torchglb.mle as module
+
+    used = []
+    for name in SOLVERS:
+        real = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, name=name, real=real, **k: used.append(name) or real(*a, **k)
+        )
+    for d in (3, 300):
+        rows = data((), 10, d, generator)
+        glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(d, 1.0))
+    assert used == ["newton", "lbfgs"]
+
+
+def test_step_limit_and_throw(generator):
+    rows = data((2,), 40, 3, generator)
+    ball = glb.Ball(3, 5.0)
+    fit = glb.constrained_mle(glb.Bernoulli(), rows, ball, max_steps=1, throw=False)
+    assert fit.status.tolist() == [int(Status.MAX_STEPS)] * 2
+    assert (fit.gap > 0).all()  # still a valid certificate
+    best = glb.constrained_mle(glb.Bernoulli(), rows, ball)
+    assert (fit.loss - fit.gap <= best.loss).all()
+    with pytest.raises(glb.SolverError, match="MAX_STEPS"):
+        glb.constrained_mle(glb.Bernoulli(), rows, ball, max_steps=1)
+
+
+def test_tolerance_is_kept(generator):
+    rows = data((), 40, 3, generator)
+    loose, tight = (
+        glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(3, 5.0), tol=tol) for tol in (1e-2, 1e-13)
+    )
+    assert loose.gap <= 1e-2 * (1 + loose.loss)
+    assert tight.gap <= 1e-13 * (1 + tight.loss)
+    assert loose.num_steps < tight.num_steps
+
+
+@pytest.mark.parametrize("seed", range(0, 56, 3))
+def test_float32_is_as_good_as_it_says(seed):
+    """Against the float64 answer of the same rounded data."""
+    single, double = (random_problem(seed, dtype) for dtype in DTYPES)
+    exact = glb.Rows(*(None if t is None else t.double() for t in single.rows))
+    best = glb.constrained_mle(double.family, exact, double.domain, validate=False)
+    fit = glb.constrained_mle(single.family, single.rows, single.domain, throw=False)
+    assert fit.theta.dtype == torch.float32
+    assert single.domain.contains(fit.theta)
+    assert fit.status in (Status.CONVERGED, Status.INACCURATE)
+    assert fit.status == Status.CONVERGED or "poisson" in single.name
+    loss = glb.NegativeLogLikelihood(double.family, *exact)(fit.theta.double())
+    assert loss - best.loss <= 2e-4 * (1 + best.loss.abs())
+
+
+# ---- derivatives ----------------------------------------------------------------------------------
+
+
+def small(family, generator, n=7, d=3):
+    X, r, w = data((2,), n, d, generator, family)
+    return X, r, w, torch.tensor([0.3, 0.5], dtype=torch.float64)
+
+
+def fit_of(family):
+    """theta and loss as a function of features, rewards, weights, ridge and radius."""
+
+    def fit(X, r, w, ridge, radius):
+        result = glb.constrained_mle(
+            family,
+            glb.Rows(X, r, w),
+            glb.Ball(X.shape[-1], radius),
+            regularization=ridge,
+            tol=1e-13,
+            throw=False,
+            validate=False,  # finite differences leave the support of the rewards
+        )
+        return result.theta, result.loss
+
+    return fit
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("family", [glb.Bernoulli(), glb.Gaussian(0.7), glb.Poisson(), glb.QuasiBounded("probit"), custom_family()], ids=lambda f: type(f).__name__)
+@pytest.mark.parametrize("radii", [(20.0, 30.0), (0.3, 0.2), (0.2, 20.0)], ids=["interior", "active", "mixed"])
+def test_gradcheck(family, radii, solver, generator):
+    inputs = (*small(family, generator), torch.tensor(radii, dtype=torch.float64))
+    inputs = tuple(t.requires_grad_() for t in inputs)
+    norm = torch.linalg.vector_norm(fit_of(family)(*inputs)[0].detach(), dim=-1)
+    active = norm > inputs[-1].detach() * (1 - 1e-6)
+    assert active.tolist() == [radius < 1.0 for radius in radii]
+
+    def fit(X, r, w, ridge, radius):
+        result = glb.constrained_mle(
+            family,
+            glb.Rows(X, r, w),
+            glb.Ball(3, radius),
+            regularization=ridge,
+            solver=solver,
+            tol=1e-13 if solver == "newton" else 1e-10,
+            throw=False,
+            validate=False,
+        )
+        return result.theta, result.loss, result.gradient, result.hessian
+
+    assert torch.autograd.gradcheck(fit, inputs)
+
+
+@pytest.mark.parametrize("family", [glb.Bernoulli(), glb.Poisson()], ids=lambda f: type(f).__name__)
+@pytest.mark.parametrize("radii", [(20.0, 30.0), (0.3, 0.2)], ids=["interior", "active"])
+def test_gradgradcheck(family, radii, generator):
+    inputs = (*small(family, generator, n=4, d=2), torch.tensor(radii, dtype=torch.float64))
+    inputs = tuple(t.requires_grad_() for t in inputs)
+    assert torch.autograd.gradgradcheck(fit_of(family), inputs)
+
+
+def test_third_derivatives(generator):
+    """What two Newton steps give exactly: derivatives up to the third."""
+    X, r, w, ridge = (t[0] for t in small(glb.Bernoulli(), generator, n=5, d=2))
+    radius = torch.tensor(0.3, dtype=torch.float64)
+
+    def theta(t):
+        return fit_of(glb.Bernoulli())(X, r, t * w, ridge, radius)[0][0]
+
+    one = torch.tensor(1.0, dtype=torch.float64)
+    derivative = theta
+    for _ in range(3):
+        derivative = torch.func.grad(derivative)
+    step = 1e-2
+
+    def second(t):
+        return torch.func.grad(torch.func.grad(theta))(t)
+
+    difference = (second(one + step) - second(one - step)) / (2 * step)
+    torch.testing.assert_close(derivative(one), difference, rtol=1e-3, atol=1e-6)
+
+
+def test_gradients_through_a_history(generator):
+    """Rows that require grad keep their graph through append and fit."""
+    X, r, _, _ = (t[0] for t in small(glb.Bernoulli(), generator))
+    X.requires_grad_()
+    history = glb.History(3)
+    history.append(X[:4], r[:4])
+    history.append(X[4:], r[4:])
+    fit = glb.constrained_mle(glb.Bernoulli(), history, glb.Ball(3, 0.5))
+    (through,) = torch.autograd.grad(fit.theta.sum(), X)
+    direct = glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r), glb.Ball(3, 0.5))
+    (expected,) = torch.autograd.grad(direct.theta.sum(), X)
+    torch.testing.assert_close(through, expected)
+
+
+def test_loss_gradient_is_the_envelope(generator):
+    X, r, w, ridge = small(glb.Bernoulli(), generator)
+    r.requires_grad_()
+    fit = glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r, w), glb.Ball(3, 0.5), regularization=ridge)
+    (gradient,) = torch.autograd.grad(fit.loss.sum(), r)
+    z = (X @ fit.theta.detach()[..., None])[..., 0]
+    torch.testing.assert_close(gradient, -w * z, rtol=1e-6, atol=1e-8)
+
+
+def test_values_do_not_depend_on_asking_for_gradients(generator):
+    X, r, w, ridge = small(glb.Bernoulli(), generator)
+    plain = glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r, w), glb.Ball(3, 0.5))
+    tracked = glb.constrained_mle(glb.Bernoulli(), glb.Rows(X.clone().requires_grad_(), r, w), glb.Ball(3, 0.5))
+    for name in ("theta", "loss", "gradient", "hessian"):
+        torch.testing.assert_close(getattr(tracked, name).detach(), getattr(plain, name), rtol=1e-7, atol=1e-8)
+    with torch.no_grad():
+        quiet = glb.constrained_mle(
+            glb.Bernoulli(), glb.Rows(X.clone().requires_grad_(), r, w), glb.Ball(3, 0.5)
+        )
+    assert not quiet.theta.requires_grad
+
+
+def test_no_derivative_where_theta_is_not_unique():
+    X = torch.tensor([[1.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    r = torch.tensor([0.6], dtype=torch.float64)
+    with pytest.raises(glb.SolverError, match="not a differentiable function of the data"):
+        glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r), glb.Ball(2, 5.0))
+    # a ridge makes it so
+    fit = glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r), glb.Ball(2, 5.0), regularization=0.1)
+    (gradient,) = torch.autograd.grad(fit.theta.sum(), X)
+    assert torch.isfinite(gradient).all()
+
+
+# ---- torch.func -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["interior", "active"])
+def function(request, generator):
+    """theta as a function of the features of one problem."""
+    X, r, w, ridge = (t[0] for t in small(glb.Bernoulli(), generator, n=5, d=2))
+    radius = 20.0 if request.param == "interior" else 0.2
+
+    def theta(X):
+        return glb.constrained_mle(
+            glb.Bernoulli(),
+            glb.Rows(X, r, w),
+            glb.Ball(2, radius),
+            regularization=ridge,
+            tol=1e-13,
+        ).theta
+
+    return theta, X
+
+
+def finite_jacobian(function, x, step=1e-5):
+    columns = []
+    for k in range(x.numel()):
+        shift = torch.zeros_like(x).reshape(-1)
+        shift[k] = step
+        shift = shift.reshape(x.shape)
+        columns.append((function(x + shift) - function(x - shift)) / (2 * step))
+    return torch.stack(columns, dim=-1).reshape(*columns[0].shape, *x.shape)
+
+
+def test_vmap_equals_batch(generator):
+    X, r, w = data((4,), 12, 3, generator)
+    radius = torch.tensor([0.2, 0.5, 3.0, 9.0], dtype=torch.float64)
+    family = glb.Bernoulli()
+    batched = glb.constrained_mle(family, glb.Rows(X, r, w), glb.Ball(3, radius))
+
+    def fit(X, r, w, radius):
+        result = glb.constrained_mle(family, glb.Rows(X, r, w), glb.Ball(3, 1.0).resized(radius))
+        return result.theta, result.loss, result.gradient, result.hessian, result.status
+
+    mapped = torch.vmap(fit)(X, r, w, radius)
+    for got, name in zip(mapped, ("theta", "loss", "gradient", "hessian", "status"), strict=True):
+        torch.testing.assert_close(got, getattr(batched, name), rtol=1e-8, atol=1e-8)
+    # along another axis, some arguments shared, and nested
+    shared = torch.vmap(lambda X: fit(X, r[0], w[0], radius[2])[0], in_dims=1)(X.movedim(0, 1))
+    for k in range(4):
+        alone = glb.constrained_mle(family, glb.Rows(X[k], r[0], w[0]), glb.Ball(3, 3.0))
+        torch.testing.assert_close(shared[k], alone.theta, rtol=1e-8, atol=1e-8)
+    nested = torch.vmap(torch.vmap(lambda X, r, w: fit(X, r, w, radius[1])[0]))(
+        *(t.unflatten(0, (2, 2)) for t in (X, r, w))
+    )
+    expected = glb.constrained_mle(family, glb.Rows(X, r, w), glb.Ball(3, 0.5)).theta
+    torch.testing.assert_close(nested.flatten(0, 1), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_jacrev(function):
+    theta, X = function
+    jacobian = torch.func.jacrev(theta)(X)
+    torch.testing.assert_close(jacobian, finite_jacobian(theta, X), rtol=1e-5, atol=1e-7)
+    by_autograd = torch.autograd.functional.jacobian(theta, X)
+    torch.testing.assert_close(jacobian, by_autograd, rtol=1e-9, atol=1e-10)
+
+
+@deprecated
+def test_jacfwd(function):
+    theta, X = function
+    torch.testing.assert_close(torch.func.jacfwd(theta)(X), torch.func.jacrev(theta)(X))
+
+
+@deprecated
+def test_second_derivatives(function):
+    theta, X = function
+    twice = torch.func.jacrev(torch.func.jacrev(theta))(X)
+    torch.testing.assert_close(
+        twice, finite_jacobian(torch.func.jacrev(theta), X), rtol=1e-4, atol=1e-6
+    )
+    mixed = torch.func.jacfwd(torch.func.jacrev(theta))(X)
+    torch.testing.assert_close(mixed, twice, rtol=1e-7, atol=1e-8)
+
+
+def test_grad_under_vmap(function):
+    theta, X = function
+    stacked = torch.stack([X, 0.9 * X, 0.8 * X])
+    grads = torch.vmap(torch.func.grad(lambda X: theta(X).sum()))(stacked)
+    for k in range(3):
+        alone = torch.func.grad(lambda X: theta(X).sum())(stacked[k])
+        torch.testing.assert_close(grads[k], alone, rtol=1e-8, atol=1e-9)
+
+
+def test_jacobian_in_the_radius(generator):
+    X, r, w, ridge = (t[0] for t in small(glb.Bernoulli(), generator))
+
+    def theta(radius):
+        return fit_of(glb.Bernoulli())(X, r, w, ridge, radius)[0]
+
+    radius = torch.tensor(0.3, dtype=torch.float64)
+    jacobian = torch.func.jacrev(theta)(radius)
+    torch.testing.assert_close(jacobian, finite_jacobian(theta, radius), rtol=1e-6, atol=1e-8)
+    inside = torch.tensor(50.0, dtype=torch.float64)
+    assert torch.func.jacrev(theta)(inside).abs().max() == 0
+
+
+# ---- bad input ------------------------------------------------------------------------------------
+
+D = torch.float64
+GOOD = glb.Rows(torch.eye(2, dtype=D), torch.tensor([1.0, 0.0], dtype=D))
+BALL = glb.Ball(2, 1.0)
+NAN, INF = math.nan, math.inf
+
+
+def call(rows=GOOD, domain=BALL, family=None, **keywords):
+    return glb.constrained_mle(family or glb.Bernoulli(), rows, domain, **keywords)
+
+
+BAD = {
+    "nan in X": ("X", lambda: call(glb.Rows(GOOD.X * NAN, GOOD.r))),
+    "inf in X": ("X", lambda: call(glb.Rows(GOOD.X + INF, GOOD.r))),
+    "shape of X": ("X", lambda: call(glb.Rows(GOOD.r, GOOD.r))),
+    "integer X": ("X", lambda: call(glb.Rows(GOOD.X.long(), GOOD.r))),
+    "half X": ("X", lambda: call(glb.Rows(GOOD.X.half(), GOOD.r.half()))),
+    "nan in r": ("r", lambda: call(glb.Rows(GOOD.X, GOOD.r * NAN))),
+    "r outside the support": ("r", lambda: call(glb.Rows(GOOD.X, GOOD.r + 0.5))),
+    "negative count": ("r", lambda: call(glb.Rows(GOOD.X, -GOOD.r), family=glb.Poisson())),
+    "shape of r": ("r", lambda: call(glb.Rows(GOOD.X, GOOD.r[:1]))),
+    "dtype of r": ("r", lambda: call(glb.Rows(GOOD.X, GOOD.r.float()))),
+    "device of r": ("r", lambda: call(glb.Rows(GOOD.X, GOOD.r.to("meta")))),
+    "negative weight": ("w", lambda: call(glb.Rows(GOOD.X, GOOD.r, GOOD.r - 1))),
+    "nan weight": ("w", lambda: call(glb.Rows(GOOD.X, GOOD.r, GOOD.r * NAN))),
+    "shape of w": ("w", lambda: call(glb.Rows(GOOD.X, GOOD.r, GOOD.X))),
+    "dtype of w": ("w", lambda: call(glb.Rows(GOOD.X, GOOD.r, GOOD.r.float()))),
+    "S = 0": ("radius", lambda: call(domain=glb.Ball(2, 0.0))),
+    "S < 0": ("radius", lambda: call(domain=glb.Ball(2, -1.0))),
+    "S infinite": ("radius", lambda: call(domain=glb.Ball(2, INF))),
+    "one S < 0": ("radius", lambda: call(domain=glb.Ball(2, torch.tensor([1.0, -1.0])))),
+    "shape of S": ("radius", lambda: call(domain=glb.Ball(2, torch.ones(3, dtype=D)))),
+    "device of S": ("radius", lambda: call(domain=BALL.resized(torch.ones((), device="meta")))),
+    "dimension of the ball": ("domain", lambda: call(domain=glb.Ball(3, 1.0))),
+    "not a ball": ("domain", lambda: call(domain=1.0)),
+    "solver": ("solver", lambda: call(solver="adam")),
+    "shape of start": ("start", lambda: call(start=torch.zeros(3, dtype=D))),
+    "dtype of start": ("start", lambda: call(start=torch.zeros(2))),
+    "nan in start": ("start", lambda: call(start=torch.full((2,), NAN, dtype=D))),
+    "list as start": ("start", lambda: call(start=[0.0, 0.0])),
+    "negative ridge": ("regularization", lambda: call(regularization=-1.0)),
+    "nan ridge": ("regularization", lambda: call(regularization=NAN)),
+    "negative ridge tensor": (
+        "regularization",
+        lambda: call(regularization=torch.tensor(-1.0, dtype=D)),
+    ),
+    "shape of ridge": ("regularization", lambda: call(regularization=torch.ones(3, dtype=D))),
+    "dtype of ridge": ("regularization", lambda: call(regularization=torch.tensor(1.0))),
+    "tol": ("tol", lambda: call(tol=-1.0)),
+    "nan tol": ("tol", lambda: call(tol=NAN)),
+    "max_steps": ("max_steps", lambda: call(max_steps=-1)),
+    "fractional max_steps": ("max_steps", lambda: call(max_steps=2.5)),
+    "history": ("history", lambda: call(rows="rows")),
+    "family": ("family", lambda: call(family="bernoulli")),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_named(case):
+    name, bad = BAD[case]
+    with pytest.raises(glb.InputError, match=rf"^{name}: expected .+, got .+"):
+        bad()
+
+
+def test_unchecked_values(generator):
+    """A history that checked its rows on arrival is not checked again; nor is anything on request."""
+    history = glb.History(2, family=glb.Bernoulli())
+    history.append(GOOD.X, GOOD.r)
+    call(history)
+    call(glb.Rows(GOOD.X, GOOD.r), validate=False)
+    other = glb.History(2)  # rewards unchecked, so they are checked now
+    other.append(GOOD.X, GOOD.r + 5)
+    with pytest.raises(glb.InputError, match="^r: expected rewards of Bernoulli"):
+        call(other)

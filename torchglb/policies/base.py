@@ -1,0 +1,214 @@
+"""The base of every bandit policy: what it is asked, what it may cover, how it is saved.
+
+Settings are fixed when a policy is built; the state is what ``state_dict`` holds. All replicates of a
+batch run at once, and what one does never depends on the others.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import (
+    FLOATS,
+    ValueChecks,
+    as_tensor,
+    check_probability,
+    check_same,
+    check_shape,
+    refuse,
+)
+from torchglb.domain import Ball
+from torchglb.errors import InputError
+from torchglb.families import GLMFamily
+from torchglb.policies.random_streams import RandomStreams
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a policy's theory covers.
+
+    Attributes:
+        families: the family classes covered; empty for every GLM.
+        bounded_rewards: whether rewards must have a finite range.
+        horizon: whether the horizon T must be known.
+        fixed_arms: whether the arm set must be the same in every round.
+    """
+
+    families: tuple[type[GLMFamily], ...] = ()
+    bounded_rewards: bool = False
+    horizon: bool = False
+    fixed_arms: bool = False
+
+
+class Policy(ABC):
+    """A bandit policy for a batch of replicates.
+
+    Args:
+        family: the GLM family of the rewards.
+        domain: the ball that contains theta*.
+        delta: the failure level.
+        horizon: T, where the policy needs it.
+        batch_shape: ``*B``, replicates that run together.
+        seed: of the policy's own randomness.
+        replicates: names of the replicates, integers of shape ``*B``, by default 0, 1, ...: a
+            replicate draws the same numbers in every batch it is part of.
+        validate: look at the values of what is passed in.
+        dtype: float64 or float32.
+        device: where the state lives.
+    """
+
+    #: the name in the registry
+    name: ClassVar[str]
+    requires: ClassVar[Requirements] = Requirements()
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        horizon: int | None = None,
+        batch_shape: tuple[int, ...] = (),
+        *,
+        seed: int = 0,
+        replicates: Tensor | None = None,
+        validate: bool = True,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self._check_coverage(family, horizon)
+        if dtype not in FLOATS:
+            raise refuse("dtype", "torch.float32 or torch.float64", dtype)
+        self.family = family
+        self.domain = domain
+        self.delta = check_probability("delta", delta)
+        self.horizon = horizon
+        self.batch_shape = torch.Size(batch_shape)
+        self.validate = validate
+        self.dtype = dtype
+        self.device = torch.zeros(0, device=device).device
+        self.random = RandomStreams(seed, self.batch_shape, replicates, self.device)
+        self.rounds = 0  # observations so far
+
+    def _check_coverage(self, family: GLMFamily, horizon: int | None) -> None:
+        if not isinstance(family, GLMFamily):
+            raise refuse("family", "a GLMFamily", type(family).__name__)
+        covered = self.requires.families
+        if covered and not isinstance(family, covered):
+            names = ", ".join(sorted(c.__name__ for c in covered))
+            raise refuse("family", f"one that {self.name} covers ({names})", type(family).__name__)
+        low, high = family.reward_range
+        if self.requires.bounded_rewards and not high - low < float("inf"):
+            expected = f"a family of bounded rewards, which {self.name} needs"
+            raise refuse("family", expected, f"{type(family).__name__} on [{low:g}, {high:g}]")
+        if horizon is not None and (
+            isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1
+        ):
+            raise refuse("horizon", "an integer of at least 1", repr(horizon))
+        if self.requires.horizon and horizon is None:
+            raise refuse("horizon", f"the number of rounds, which {self.name} needs", None)
+
+    # ---- choosing ------------------------------------------------------------------------
+
+    def select(self, arms: Tensor) -> Tensor:
+        """The index ``(*B)`` of the arm to play, of ``arms (*B, K, d)``."""
+        return self.scores(arms).argmax(-1)
+
+    def scores(self, arms: Tensor) -> Tensor:
+        """The index that is maximised over the arms, ``(*B, K)``."""
+        self._check_arms(arms)
+        return self._scores(arms)
+
+    @abstractmethod
+    def _scores(self, arms: Tensor) -> Tensor:
+        """The scores of arms that have passed the checks."""
+
+    def _check_arms(self, arms: Tensor) -> None:
+        if not isinstance(arms, Tensor):
+            raise refuse("arms", "a tensor", type(arms).__name__)
+        check_same("arms", arms, "the policy", torch.empty(0, dtype=self.dtype, device=self.device))
+        check_shape("arms", arms, (*self.batch_shape, "K", self.domain.dim))
+        if arms.shape[-2] == 0:
+            raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
+        if self.validate:
+            checks = ValueChecks()
+            self._require_rows(checks, "arms", arms)
+            checks.settle()
+
+    @staticmethod
+    def _require_rows(checks: ValueChecks, name: str, rows: Tensor) -> None:
+        checks.finite(name, rows)
+        norm = torch.linalg.vector_norm(rows, dim=-1)
+        limit = 1.0 + 64 * torch.finfo(rows.dtype).eps
+        checks.require(name, norm <= limit, "rows of norm at most 1", norm)
+
+    # ---- learning ------------------------------------------------------------------------
+
+    def update(self, x: Any, r: Any) -> None:
+        """Adds one observation, ``x (*B, d)`` and ``r (*B)``, or k, ``x (*B, k, d)``, ``r (*B, k)``.
+
+        Raises:
+            InputError: on any argument that does not fit; the state is then unchanged.
+        """
+        x = as_tensor("x", x, dtype=self.dtype, device=self.device)
+        r = as_tensor("r", r, dtype=self.dtype, device=self.device)
+        batch = tuple(self.batch_shape)
+        if x.ndim == len(batch) + 1:
+            check_shape("x", x, (*batch, self.domain.dim))
+            check_shape("r", r, batch)
+            x, r = x[..., None, :], r[..., None]
+        else:
+            check_shape("x", x, (*batch, "k", self.domain.dim))
+            check_shape("r", r, (*batch, x.shape[-2]))
+        if self.validate:
+            checks = ValueChecks()
+            self._require_rows(checks, "x", x)
+            self.family.require_rewards(checks, r)
+            checks.settle()
+        self._update(x, r)
+        self.rounds += x.shape[-2]
+
+    @abstractmethod
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        """Learns from ``x (*B, k, d)`` and ``r (*B, k)`` that have passed the checks.
+
+        ``self.rounds`` is the number of observations before these.
+        """
+
+    # ---- saving --------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, as plain tensors, numbers, lists and dictionaries of them."""
+        return {
+            "policy": self.name,
+            "rounds": self.rounds,
+            "random": self.random.state_dict(),
+            "state": self._state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues bit by bit from a saved state of the same policy and settings."""
+        missing = {"policy", "rounds", "random", "state"} - set(state)
+        if missing:
+            raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        if state["policy"] != self.name:
+            raise refuse("state", f"a state of {self.name}", f"one of {state['policy']}")
+        try:
+            self._load(state["state"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"state: expected a state of {self.name}, got {error!r}") from None
+        self.random.load_state_dict(state["random"])
+        self.rounds = int(state["rounds"])
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """What the policy has learnt."""
+
+    @abstractmethod
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`_state` gave."""

@@ -1,0 +1,71 @@
+"""Policies by name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, TypeVar
+
+from torchglb.checks import check_choice, refuse
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
+from torchglb.policies.base import Policy
+
+_POLICIES: dict[str, type[Policy]] = {}
+
+P = TypeVar("P", bound=type[Policy])
+
+
+def register(policy: P) -> P:
+    """Class decorator: makes a policy known under its ``name``."""
+    if policy.name in _POLICIES:
+        raise refuse("name", "a name that is not taken", policy.name)
+    _POLICIES[policy.name] = policy
+    return policy
+
+
+def available(family: GLMFamily | None = None) -> list[str]:
+    """The names of all policies, or of those that cover a family."""
+    names = sorted(_POLICIES)
+    return names if family is None else [name for name in names if _covers(_POLICIES[name], family)]
+
+
+def _covers(policy: type[Policy], family: GLMFamily) -> bool:
+    needs = policy.requires
+    low, high = family.reward_range
+    bounded = high - low < float("inf")
+    fits = not needs.families or isinstance(family, needs.families)
+    return fits and (bounded or not needs.bounded_rewards)
+
+
+def options_of(name: str) -> list[str]:
+    """The options that ``make`` takes for a policy."""
+    policy = _POLICIES[check_choice("name", name, tuple(sorted(_POLICIES)))]
+    options: list[str] = []
+    for cls in policy.__mro__:
+        if "__init__" in cls.__dict__ and issubclass(cls, Policy):
+            for key, parameter in inspect.signature(cls.__init__).parameters.items():
+                named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+                if named and key != "self" and key not in options:
+                    options.append(key)
+    return options
+
+
+def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Policy:
+    """Builds a policy by name.
+
+    Args:
+        name: one of :func:`available`.
+        family: the GLM family.
+        domain: the ball.
+        options: ``delta``, ``horizon``, ``batch_shape``, ``device``, ``dtype``, ``seed``,
+            ``replicates``, ``validate``, and the policy's own; an unknown one is refused.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = make("ofuglb", family=glb.Bernoulli(), domain=glb.Ball(2, 4.0))
+    """
+    known = options_of(name)
+    for option in options:
+        if option not in known:
+            raise refuse(f"option of {name}", "one of " + ", ".join(sorted(known)), repr(option))
+    return _POLICIES[name](family, domain, **options)
