@@ -2,24 +2,65 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
+from torchglb.linalg import cut_ball
 
 
-def cut_offset(point: Tensor, at: Expansion, level: Tensor, roundings: int = 16) -> Tensor:
-    """``b`` of the cut ``<grad L(point), theta> <= b`` that all of ``{L <= B}`` obeys.
+def pull_of_rows(family: GLMFamily, X: Tensor, r: Tensor, w: Tensor | None) -> Tensor:
+    """``sum_s w_s |x_s| c_s / g``, with ``c_s`` the larger of ``|r_s|`` and the rewards' range.
+
+    S times this bounds the terms ``r z`` of the loss and, for bounded rewards, those of the slope:
+    the sizes that are rounded, even where they cancel in the sum.
+
+    Args:
+        family: the GLM family.
+        X: rows ``(*B, n, d)``.
+        r: rewards ``(*B, n)``.
+        w: weights ``(*B, n)`` or None.
+    """
+    ends = [abs(end) for end in family.reward_range if math.isfinite(end)]
+    largest = r.abs().clamp_min(max(ends, default=0.0)) / family.dispersion
+    size = torch.linalg.vector_norm(X, dim=-1) * largest
+    return (size if w is None else size * w).sum(-1)
+
+
+def cut_offset(
+    point: Tensor, at: Expansion, level: Tensor, radius: Tensor, pull: Tensor, roundings: float
+) -> Tensor:
+    """``b`` of the cut ``<grad L(point), theta> <= b`` that all of ``{L <= B}`` obeys, by convexity.
+
+    Rounding is paid for, so that b errs upwards: the terms of the loss add up to at most
+    ``|L| + 2 S pull`` and those of the gradient, times S, to ``S pull + S^2 tr H``.
 
     Args:
         point: ``(*, d)``.
         at: the loss there.
         level: B, broadcasts with ``(*)``.
-        roundings: how many roundings of the sums behind ``at`` are paid for: b errs upwards.
+        radius: S, broadcasts with ``(*)``.
+        pull: of :func:`pull_of_rows`, broadcasts with ``(*)``.
+        roundings: how many roundings of these sizes the sums behind ``at`` have seen.
     """
     offset = level - at.loss + (at.gradient * point).sum(-1)
-    size = level.abs() + at.loss.abs() + offset.abs()
+    curvature = at.hessian.diagonal(dim1=-2, dim2=-1).sum(-1)
+    size = level.abs() + at.loss.abs() + offset.abs() + radius * (pull + radius * curvature)
     return offset + roundings * torch.finfo(point.dtype).eps * size
+
+
+def roundings_of(count: int) -> float:
+    """How many roundings to pay for in a sum of so many terms, whatever order they are added in."""
+    return 16.0 + math.sqrt(count)
+
+
+def cut_value(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:
+    """:func:`cut_ball`'s value, rounded up."""
+    whole = radius * torch.linalg.vector_norm(x, dim=-1)
+    return cut_ball(x, normal, offset, radius).value + 8 * torch.finfo(x.dtype).eps * whole
 
 
 def draw_back(point: Tensor, loss: Tensor, hub: Tensor, hub_loss: Tensor, level: Tensor) -> Tensor:

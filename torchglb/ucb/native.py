@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import check_same, check_shape
-from torchglb.likelihood import Expansion
+from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.linalg import cut_ball
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.optim.implicit import is_transformed, opaque, wants_gradient
 from torchglb.optim.loop import Progress, iterate
-from torchglb.ucb.bounds import cut_offset, draw_back
+from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, pull_of_rows, roundings_of
 from torchglb.ucb.differentiate import differentiable
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.sqp import ball_weight, come_back, propose, stop_at_cut
@@ -149,6 +149,7 @@ def search_support(
     level = program.level[..., None].expand(shape)
     floor = at_center.loss[..., None].expand(shape)
     hub = center[..., None, :].expand(arms.shape)
+    pull, roundings = _rounding(program.likelihood)
 
     def sqp_point(theta: Tensor, at: Expansion, guess: Tensor) -> Tensor:
         # a NaN would make eigh raise for the whole batch; its element is stopped by its status
@@ -165,8 +166,8 @@ def search_support(
         trial = search.trial
         at = program.likelihood.expand(trial)
         value, gradient, _ = at
-        offset = cut_offset(trial, at, level)
-        bound = cut_ball(arms, gradient, offset, radius).value
+        offset = cut_offset(trial, at, level, radius, pull, roundings)
+        bound = cut_value(arms, gradient, offset, radius)
         tighter = bound < search.upper
         upper = torch.where(tighter, bound, search.upper)
         normal = torch.where(tighter[..., None], gradient, search.normal)
@@ -205,7 +206,7 @@ def search_support(
     zero = torch.zeros_like(level)
     start = Search(
         trial=sqp_point(hub, copies, zero),
-        upper=radius * torch.linalg.vector_norm(arms, dim=-1) * (1.0 + 4 * eps),
+        upper=radius * torch.linalg.vector_norm(arms, dim=-1) * (1.0 + 8 * eps),
         lower=(arms * hub).sum(-1),
         best=hub,
         normal=torch.zeros_like(arms),
@@ -215,6 +216,15 @@ def search_support(
         stalled=zero,
     )
     return iterate(step, start, report(start), max_steps)
+
+
+def _rounding(likelihood: NegativeLogLikelihood) -> tuple[Tensor, float]:
+    """What :func:`cut_offset` pays for rounding: sizes ``(*B, 1)`` and their number."""
+    X, tilt = likelihood.X, likelihood.tilt
+    pull = pull_of_rows(likelihood.family, X, likelihood.r, likelihood.w)
+    if tilt is not None:
+        pull = pull + torch.linalg.vector_norm(tilt, dim=-1)
+    return pull[..., None], roundings_of(X.shape[-2])
 
 
 def _per_arm(value: Tensor, like: Tensor) -> Tensor:
