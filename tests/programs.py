@@ -104,7 +104,7 @@ def random_program(
     rows = glb.Rows(X, r, w)
     fit = glb.constrained_mle(family, rows, domain, regularization=ridge, tol=1e-14, throw=False)
     beta2 = {
-        "tiny": log_uniform(1e-6, 1e-3),
+        "tiny": log_uniform(1e-6, 1e-3) * max(1.0, abs(float(fit.loss)) / 100),
         "moderate": log_uniform(1e-1, 1e2),
         # the loss on the sphere, somewhere: ball and loss contend
         "large": uniform(0.2, 1.0) * max(float(loss(truth * (S / truth.norm())) - fit.loss), 0.5),
@@ -236,7 +236,7 @@ def _newton(loss: ExactLoss, arm: list[Any], theta: list[Any], on_loss: bool, on
                 J[i, d + 1], J[d + 1, i] = -theta[i], theta[i]
         try:
             step = mpmath.lu_solve(J, mpmath.matrix(residual))
-        except ZeroDivisionError:
+        except ZeroDivisionError:  # the maximiser is not unique
             return None
         theta = [t - step[i] for i, t in enumerate(theta)]
         lam = lam - step[d]

@@ -14,6 +14,15 @@ from torchglb.mle import minimize_likelihood
 from torchglb.radii.theorem32 import _contraction
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These problems are too small to share among threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def draw(family, n, d, S, generator, star=0.8):
     X = torch.randn(n, d, dtype=torch.float64, generator=generator)
     X = X / torch.linalg.vector_norm(X, dim=-1, keepdim=True)

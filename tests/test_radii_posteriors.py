@@ -41,6 +41,15 @@ def tensor(value):
     return torch.tensor(value, dtype=torch.float64)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These problems are too small to share among threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def draw(family, n, d, S, generator, star=0.8):
     X = torch.randn(n, d, dtype=torch.float64, generator=generator)
     X = X / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
@@ -73,24 +82,30 @@ def test_law_of_a_coordinate(nu):
     found = law.hyperbolic(tensor(s) ** 2).numpy()
     np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-30)
     assert (found >= np.array(exact) * (1 - 1e-14)).all()
-    both = [average(lambda u, v=v: np.exp(v * abs(u)) - 1 - v * abs(u), nu) for v in s[2:]]
+    both = [average(lambda u, v=v: np.expm1(v * abs(u)) - v * abs(u), nu) for v in s[2:]]
     found = law.exponential(tensor(s[2:])).numpy()
-    np.testing.assert_allclose(found, both, rtol=1e-8)
+    np.testing.assert_allclose(found[:-1], both[:-1], rtol=1e-8)
+    assert both[-1] <= found[-1] <= both[-1] * 1.001  # 70 terms for a = 49: the bounded tail shows
 
 
 def test_few_terms_still_bound_the_series():
-    s = torch.logspace(-2, 1.7, 40, dtype=torch.float64)
+    mp.dps = 30
+    s = np.logspace(-2, 1.7, 20)
     for nu in (0.5, 3.0, 20.0):
-        full, short = BallLaw(tensor(nu), 96), BallLaw(tensor(nu), 3)
-        assert (short.hyperbolic(s**2) >= full.hyperbolic(s**2) * (1 - 1e-14)).all()
-        assert (short.exponential(s) >= full.exponential(s) * (1 - 1e-14)).all()
+        even = np.array([float(mp.hyp0f1(nu + 1, mpf(v) ** 2 / 4) - 1) for v in s])
+        both = [average(lambda u, v=v: np.expm1(v * abs(u)) - v * abs(u), nu) for v in s]
+        for terms in (1, 3, 12):
+            law = BallLaw(tensor(nu), terms)
+            assert (law.hyperbolic(tensor(s) ** 2).numpy() >= even * (1 - 1e-14)).all()
+            assert (law.exponential(tensor(s)).numpy() >= np.array(both) * (1 - 1e-9)).all()
 
 
 def test_law_of_a_normal():
     u, w = np.polynomial.hermite_e.hermegauss(120)
     w = w / w.sum()
-    law, s = NormalLaw(), tensor([0.1, 1.0, 3.0])
-    np.testing.assert_allclose(law.hyperbolic(s**2), (np.cosh(s[:, None] * u) - 1) @ w, rtol=1e-9)
+    law, s = NormalLaw(), np.array([0.1, 1.0, 3.0])
+    expected = (np.cosh(s[:, None] * u) - 1) @ w
+    np.testing.assert_allclose(law.hyperbolic(tensor(s) ** 2).numpy(), expected, rtol=1e-9)
     z = np.linspace(-12, 16, 400001)
     density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     for a in (0.1, 1.0, 3.0):
@@ -146,7 +161,7 @@ def test_increments_bound_the_average(name):
                     assert found <= cap * (1 + 1e-12)
                     if name in ("Gaussian", "Poisson"):
                         assert found == pytest.approx(exact, rel=1e-6, abs=1e-12)
-                    if s <= 0.3:
+                    if s <= 0.3 and name != "probit":  # R = S is far from sharp there
                         assert found == pytest.approx(exact, rel=0.15, abs=1e-12)
 
 

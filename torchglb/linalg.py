@@ -97,3 +97,29 @@ def cut_ball(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Cut:
         torch.where(reach < -radius, -torch.inf, value),
         torch.where(inactive, 0.0, multiplier.clamp_min(0.0)),
     )
+
+
+def inverse_forms(x: Tensor, matrix: Tensor) -> Tensor:
+    """``|x|^2 in M^-1`` for vectors ``(*B, K, d)`` and positive definite ``(*B, d, d)``: O(d^3)."""
+    factor = torch.linalg.cholesky(matrix)
+    return torch.linalg.solve_triangular(factor, x.mT, upper=False).square().sum(-2)
+
+
+def woodbury_inverse_forms(x: Tensor, rows: Tensor, weights: Tensor, ridge: Tensor) -> Tensor:
+    """``|x|^2 in M^-1`` for ``M = sum_s w_s x_s x_s' + lambda I``, by Woodbury: O(n d (n + K)).
+
+    ``(|x|^2 - |(lambda I + A A')^(-1/2) A x|^2) / lambda`` with ``A = sqrt(w) X``: the way to go
+    while there are fewer rows than features.
+
+    Args:
+        x: vectors ``(*B, K, d)``.
+        rows: X, ``(*B, n, d)``.
+        weights: w >= 0, ``(*B, n)``.
+        ridge: lambda > 0, ``(*B)``.
+    """
+    scaled = rows * weights.sqrt()[..., None]
+    eye = torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
+    factor = torch.linalg.cholesky(scaled @ scaled.mT + ridge[..., None, None] * eye)
+    white = torch.linalg.solve_triangular(factor, scaled @ x.mT, upper=False)  # (*B, n, K)
+    left = x.square().sum(-1) - white.square().sum(-2)
+    return left.clamp_min(0.0) / ridge[..., None]

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from torchglb.checks import check_float, check_positive, check_same, check_shape, refuse
 from torchglb.families import GLMFamily
+from torchglb.radii import self_concordance_of
 
 
 def kappa(family: GLMFamily, S: float) -> float:
-    """``kappa = max 1/m''(<x, theta>)`` over ``|x| <= 1``, ``|theta| <= S``; infinite where m'' vanishes.
+    """``max 1/m''(<x, theta>)`` over ``|x| <= 1``, ``|theta| <= S``; infinite where m'' vanishes.
 
     Example:
         >>> from torchglb.families import Bernoulli
@@ -76,8 +77,8 @@ def regret_bound(
 ) -> RegretBound:
     """Theorem 4.1 with every constant, for an optimistic algorithm over likelihood-ratio sets.
 
-    With ``b2 = 4 lam S^2 + max_t beta_t^2``, e = 1/log 2, k = kappa, R = R_s, Rm the largest m'', and
-    D the largest difference of two mean rewards:
+    With ``b2 = 4 lam S^2 + max_t beta_t^2``, e = 1/log 2, k = kappa, R = R_s, Rm the largest m'',
+    and D the largest difference of two mean rewards:
 
     - ``N = (2d/log 2) [log(1 + Rm/(2 lam g log 2)) + log(1 + 1/(2 k lam g log 2))]``,
     - ``a2 = 2 g e d b2 log(1 + Rm T/(2 d g lam))``,
@@ -114,12 +115,12 @@ def regret_bound(
     check_positive("regularization", lam)
     g, R, Rm, k = (
         family.dispersion,
-        family.self_concordance(S),
+        self_concordance_of(family, S),
         family.max_variance(S),
         kappa(family, S),
     )
-    if not (math.isfinite(R) and math.isfinite(k)):
-        raise refuse("family", "finite R_s and kappa on the ball", f"R_s = {R:g}, kappa = {k:g}")
+    if not math.isfinite(k):
+        raise refuse("family", "a finite kappa on the ball", k)
     ends = family.mean(torch.tensor([-S, S], dtype=torch.float64))
     gap = float(ends[1] - ends[0])
     gap = gap if largest_gap is None else min(gap, check_positive("largest_gap", largest_gap))
@@ -141,7 +142,7 @@ def regret_bound(
 def realised_certificate(
     upper: Tensor, lower: Tensor, largest_gap: float | Tensor | None = None
 ) -> Tensor:
-    """What a run certifies about its own regret: ``sum_{s<=t} min(D, upper_s - lower_s)``, ``(*B, T)``.
+    """What a run certifies about its own regret: ``sum_{s<=t} min(D, upper_s - lower_s)``.
 
     ``upper`` and ``lower`` are the ends of the interval of the mean reward of the arm that was
     played, the arm of the largest upper end. On the event of the confidence sequence (probability
@@ -151,6 +152,9 @@ def realised_certificate(
         upper: ``(*B, T)``, on the scale of the mean.
         lower: ``(*B, T)``.
         largest_gap: D, a bound on the regret of one round.
+
+    Returns:
+        ``(*B, T)``, for every t.
 
     Example:
         >>> realised_certificate(torch.tensor([1.0, 0.75]), torch.tensor([0.0, 0.25]))

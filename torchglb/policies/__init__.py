@@ -1,0 +1,54 @@
+"""Bandit policies for batches of replicates: ``make(name, family=, domain=, ...)``.
+
+Every module below registers its policies when it is imported.
+"""
+
+from torchglb.policies import (
+    ada_ofu_ecolog,
+    emk,
+    evill,
+    glm_ucb,
+    gloc,
+    greedy,
+    log_ucb_1,
+    oful,
+    ofuglb,
+    ofuglb_e,
+    ofuglb_pb,
+    ofulog_plus,
+    ofulog_r,
+    ol2m,
+    oracle,
+    random_choice,
+    rs_glincb,
+    ts,
+)
+from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.registry import available, make, options_of, register
+
+__all__ = [
+    "Policy",
+    "Requirements",
+    "ada_ofu_ecolog",
+    "available",
+    "emk",
+    "evill",
+    "glm_ucb",
+    "gloc",
+    "greedy",
+    "log_ucb_1",
+    "make",
+    "oful",
+    "ofuglb",
+    "ofuglb_e",
+    "ofuglb_pb",
+    "ofulog_plus",
+    "ofulog_r",
+    "ol2m",
+    "options_of",
+    "oracle",
+    "random_choice",
+    "register",
+    "rs_glincb",
+    "ts",
+]

@@ -57,19 +57,19 @@ class BallLaw(NamedTuple):
     def hyperbolic(self, s2: Tensor) -> Tensor:
         """``0F1(; nu + 1; s^2/4) - 1 = sum_j y^j / (j! (nu+1)_j)`` with ``y = s^2/4``.
 
-        All terms are positive. Behind term K the sum is at most ``1 + (e^v - 1)/(K + 1)`` times
-        term K, ``v = y/(nu + K + 1)``, since ``(K+1)_i >= (K+1) i!``.
+        All terms are positive; from term K on they fall faster than a geometric series does, see
+        :func:`_tail`, with v = y/(nu + K + 1).
         """
         y, last = 0.25 * s2, self.terms
-        total = 1.0 + torch.expm1(y / (self.nu + last + 1)) / (last + 1)
+        total = _tail(y / (self.nu + last + 1), last)
         for j in range(last, 1, -1):
             total = 1.0 + y * total / (j * (self.nu + j))
         return y * total / (self.nu + 1)
 
     def exponential(self, a: Tensor) -> Tensor:
-        """``sum_{j >= 2} a^j E|U|^j/j!``, the tail as in :meth:`hyperbolic` with v = a."""
+        """``sum_{j >= 2} a^j E|U|^j/j!``; the tail as in :meth:`hyperbolic`, with v = a."""
         nu, last = self.nu, self.terms + 2
-        total = 1.0 + torch.expm1(a) / (last + 1)
+        total = _tail(a, last)
         for j in range(last, 2, -1):
             # E|U|^j / E|U|^(j-1)
             ratio = math.exp(math.lgamma((j + 1) / 2) - math.lgamma(j / 2)) * torch.exp(
@@ -77,6 +77,17 @@ class BallLaw(NamedTuple):
             )
             total = 1.0 + a * total * ratio / j
         return 0.5 * a * a * total / (2.0 * nu + 2.0)
+
+
+def _tail(v: Tensor, last: int) -> Tensor:
+    """At least ``sum_{i >= 0} v^i / (K+1)_i``, for v >= 0.
+
+    ``(K+1)_i >= (K+1)^i`` gives ``1/(1 - v/(K+1))`` where that converges, and ``(K+1)_i >= (K+1)
+    i!`` gives ``1 + (e^v - 1)/(K + 1)``.
+    """
+    ratio = (v / (last + 1)).clamp_max(0.999)
+    always = 1.0 + torch.expm1(v) / (last + 1)
+    return torch.where(v < 0.99 * (last + 1), torch.minimum(1.0 / (1.0 - ratio), always), always)
 
 
 class NormalLaw:

@@ -45,7 +45,7 @@ def _directions(dim: int) -> tuple[Tensor, Tensor, Tensor]:
     if dim == 1:
         vectors, cells = np.array([[1.0], [-1.0]]), np.array([[0], [1]])
     elif dim == 2:
-        number = 96
+        number = 64
         angle = 2 * np.pi * np.arange(number) / number
         vectors = np.stack([np.cos(angle), np.sin(angle)], axis=1)
         cells = np.stack([np.arange(number), (np.arange(number) + 1) % number], axis=1)
@@ -98,7 +98,7 @@ def mixture_level(
     The set ``{theta : L_t(theta) <= level_t}`` holds theta* for all t with probability 1 - delta,
     if ``|theta*| <= S``; it is the smallest of all that rest on this prior. The bound errs
     upwards by about 0.01 (d = 1, 2) or 0.02 (d = 3) where the centre is near the mode, see the
-    module. Cost: 74, 3500 or 24000 evaluations of the loss for d = 1, 2, 3; not for every round.
+    module. Cost: 74, 2400 or 24000 evaluations of the loss for d = 1, 2, 3; not for every round.
     Weights in [0, 1], each chosen before its reward, keep the statement.
 
     Args:

@@ -20,9 +20,8 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.linalg import cut_ball
 from torchglb.optim import Status
-from torchglb.ucb.bounds import cut_offset, draw_back
+from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, pull_of_rows, roundings_of
 from torchglb.ucb.bundle import (
     Bundle,
     Round,
@@ -86,7 +85,7 @@ class AnchoredProgram:
         domain: the ball.
         batch_shape: ``*B``.
         anchors: A, the size of the bundle; by default it grows with d until A d^2 is 10^5.
-        level_tol: the minimum of the loss is certified to this.
+        level_tol: the minimum of the loss is certified to this; 1e-6, and 1e-2 in float32.
         aggregate: merge repeated arms in the history.
         validate: check the values of what is appended.
         dtype: float64 or float32.
@@ -107,7 +106,7 @@ class AnchoredProgram:
         batch_shape: tuple[int, ...] = (),
         *,
         anchors: int | None = None,
-        level_tol: float = 1e-6,
+        level_tol: float | None = None,
         aggregate: bool = False,
         validate: bool = True,
         dtype: torch.dtype = torch.float64,
@@ -115,7 +114,11 @@ class AnchoredProgram:
     ) -> None:
         self.family = family
         self.domain = domain
+        exact = dtype == torch.float64
+        if level_tol is None:
+            level_tol = 1e-6 if exact else 1e-2
         self.level_tol = check_positive("level_tol", level_tol)
+        self._tie = 1e-7 if exact else 1e-4
         self.history = History(
             domain.dim,
             batch_shape,
@@ -134,6 +137,7 @@ class AnchoredProgram:
         self._data = FlatHistory(family, self.history)
         self._minimum = CarriedMinimum(self._data, domain, self._radius, self.level_tol)
         self._bundle = empty_bundle(problems, anchors, d, like)
+        self._pull = torch.zeros_like(self._radius)
         self._round = 0
         self._passes = torch.zeros_like(self._radius)
 
@@ -160,6 +164,7 @@ class AnchoredProgram:
         w = torch.ones_like(reward) if weight is None else rows(weight)
         self._minimum.observe(X, reward, w)
         self._bundle = carry_forward(self._bundle, self.family, X, reward, w)
+        self._pull = self._pull + pull_of_rows(self.family, X, reward, w)
 
     # ---- saving --------------------------------------------------------------------------
 
@@ -169,6 +174,7 @@ class AnchoredProgram:
             "history": self.history.state_dict(),
             "minimum": self._minimum.state_dict(),
             "bundle": {name: t.clone() for name, t in self._bundle._asdict().items()},
+            "pull": self._pull.clone(),
             "passes": self._passes.clone(),
             "round": self._round,
         }
@@ -183,7 +189,7 @@ class AnchoredProgram:
         self.history.load_state_dict(state["history"])
         self._minimum.load_state_dict(state["minimum"])
         self._bundle = Bundle(**{name: t.clone() for name, t in state["bundle"].items()})
-        self._passes = state["passes"].clone()
+        self._pull, self._passes = state["pull"].clone(), state["passes"].clone()
         self._round = int(state["round"])
 
     # ---- the minimum ---------------------------------------------------------------------
@@ -250,7 +256,7 @@ class AnchoredProgram:
         *,
         level: Tensor | None = None,
         regularization: float | Tensor = 0.0,
-        tol: float = 1e-7,
+        tol: float | None = None,
         value_tol: float | None = None,
         max_steps: int = 20,
     ) -> Choice:
@@ -261,7 +267,8 @@ class AnchoredProgram:
             radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``.
             level: the level itself, ``(*B)``, instead of a radius.
             regularization: lambda of a ridge term, a number or ``(*B)``; may change between rounds.
-            tol: arms whose values agree to ``tol (1 + |h|)`` count as tied.
+            tol: arms whose values agree to ``tol (1 + |h|)`` count as tied; 1e-7, and 1e-4 in
+                float32.
             value_tol: if given, the winner's own gap is closed to ``value_tol (1 + |h|)`` too.
             max_steps: single evaluations before all arms of a problem are solved to tolerance.
         """
@@ -274,7 +281,8 @@ class AnchoredProgram:
         B, hub, minimum = self._level(radius, level, ridge)
         self._round += 1
         flat = arms.reshape(-1, *arms.shape[-2:])
-        task = Round(flat, B, hub, minimum.high, ridge, self._radius)
+        task = Round(flat, B, hub, minimum.high, ridge, self._radius, self._pull)
+        tol = self._tie if tol is None else tol
         index, upper, lower = self._decide(task, tol, value_tol, max_steps)
         status = torch.where(minimum.low > B, int(Status.INFEASIBLE), int(Status.CONVERGED))
         status = torch.where(torch.isfinite(upper.sum(-1)), status, int(Status.NONFINITE))
@@ -290,7 +298,8 @@ class AnchoredProgram:
         self, task: Round, tol: float, value_tol: float | None, max_steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The winner, and bounds on all arms; ``(N)``, ``(N, K)``, ``(N, K)``."""
-        found = scan(self._bundle, task, self._minimum.slope_limit, COMBINED_CUTS)
+        roundings = roundings_of(len(self.history))
+        found = scan(self._bundle, task, self._minimum.slope_limit, COMBINED_CUTS, roundings)
         self._bundle = mark_used(self._bundle, found, self._round)
         upper, cut, base = found.upper, found.cut, found.touch
         lower = torch.maximum(found.lower, (task.arms @ task.hub[..., None])[..., 0])
@@ -339,11 +348,12 @@ class AnchoredProgram:
             Bounds on all arms of the picked problems, from above and from below, and the slot of
             the new anchor.
         """
-        arms, B, hub, floor, ridge, S = task
+        arms, B, hub, floor, ridge, S, pull = task
+        roundings = roundings_of(len(self.history))
         x = arms[torch.arange(index.shape[0], device=index.device), arm]
         anchors = Bundle(*(t[index] for t in self._bundle))
         tangent_point, tight = at_anchor(anchors, cut, ridge)
-        offset = cut_offset(tangent_point, tight, B)
+        offset = cut_offset(tangent_point, tight, B, S, pull, roundings)
         theta, at = at_anchor(anchors, base, ridge)
         eigenvalues, basis = torch.linalg.eigh(torch.nan_to_num(at.hessian))
         guess = ball_weight(x, tight.gradient, offset, S)
@@ -358,14 +368,14 @@ class AnchoredProgram:
         slot = anchors.used.argmin(-1)
         self._bundle = insert(self._bundle, index, slot, trial, data, self._round)
         there = shift_by_ridge(data, trial, ridge)
-        offset = cut_offset(trial, there, B)
-        above = cut_ball(arms, there.gradient[:, None, :], offset[:, None], S[:, None]).value
+        offset = cut_offset(trial, there, B, S, pull, roundings)
+        above = cut_value(arms, there.gradient[:, None, :], offset[:, None], S[:, None])
         point = draw_back(trial, there.loss, hub, floor, B)
         return above, (arms @ point[..., None])[..., 0], slot
 
     def _solve_all(self, task: Round, index: Tensor, tol: float) -> tuple[Tensor, Tensor]:
         """All arms of the picked problems to tolerance, where single steps did not decide."""
-        arms, B, hub, _, ridge, S = task
+        arms, B, hub, _, ridge, S, _ = task
         likelihood = self._data.likelihood(index, ridge)
         program = SublevelProgram(likelihood, self.domain.resized(S), B)
         search, _, steps = search_support(

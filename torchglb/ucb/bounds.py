@@ -54,7 +54,7 @@ def cut_offset(
 
 def roundings_of(count: int) -> float:
     """How many roundings to pay for in a sum of so many terms, whatever order they are added in."""
-    return 16.0 + math.sqrt(count)
+    return 4.0 + math.sqrt(count)
 
 
 def cut_value(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:

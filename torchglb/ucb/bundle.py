@@ -74,6 +74,7 @@ class Round(NamedTuple):
     hub_loss: Tensor  # an upper bound on its loss, (N)
     ridge: Tensor  # lambda, (N)
     radius: Tensor  # S, (N)
+    pull: Tensor  # the size of what is rounded, (N); see bounds.pull_of_rows
 
     def pick(self, index: Tensor) -> Round:
         """The same for some of the problems."""
@@ -89,7 +90,7 @@ class Scan(NamedTuple):
     touch: Tensor  # (N, K), the anchor behind lower
 
 
-def scan(bundle: Bundle, task: Round, slope_limit: Tensor, steps: int) -> Scan:
+def scan(bundle: Bundle, task: Round, slope_limit: Tensor, steps: int, roundings: float) -> Scan:
     """Bounds on every arm from all anchors, O(K A d), no pass.
 
     Args:
@@ -97,11 +98,12 @@ def scan(bundle: Bundle, task: Round, slope_limit: Tensor, steps: int) -> Scan:
         task: arms, levels and centres.
         slope_limit: R times the longest row, ``(N)``.
         steps: how many cuts may be combined.
+        roundings: that the carried sums have seen.
     """
-    arms, level, hub, hub_loss, ridge, radius = task
+    arms, level, hub, hub_loss, ridge, radius, pull = task
     at = shift_by_ridge(Expansion(*bundle[1:4]), bundle.points, ridge[..., None])
-    # carried sums have seen more roundings than a fresh one
-    offset = cut_offset(bundle.points, at, level[..., None], roundings=64)
+    B, S, size = (t[..., None] for t in (level, radius, pull))
+    offset = cut_offset(bundle.points, at, B, S, size, roundings)
     length = torch.linalg.vector_norm(at.gradient, dim=-1).clamp_min(torch.finfo(arms.dtype).tiny)
     units = at.gradient / length[..., None]
     upper, cut = combine_cuts(arms, units, offset / length, radius, steps)

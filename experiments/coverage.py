@@ -1,0 +1,351 @@
+"""How often is theta* ever outside its confidence set?
+
+``python experiments/coverage.py [--quick]``
+
+Seeded Monte Carlo of P(exists t <= T: theta* not in C_t) for families, radii, arms and dimensions.
+All replicates of a cell advance in one batch. The check ``L_t(theta*) <= level_t`` is made with the
+level of that very time, at every t; for the mixture, whose level costs thousands of evaluations of
+the loss, at the times 1..9 and then at times that grow by a quarter. Every finished cell is a file
+of its own, so an interrupted run continues where it stopped.
+
+Arms, twenty unit vectors for each replicate:
+  random          one of them, drawn uniformly;
+  adaptive        the optimistic one, by the exact program over the set of that very radius (OFUGLB);
+  near-duplicate  drawn uniformly from twenty that differ by 1e-3 from a common one;
+  boundary        as random, and |theta*| = S (in the settings above it is S/2);
+  outside         as random, and |theta*| = 3S/2: for the Gaussian prior only, which needs no bound.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import scipy.stats
+import torch
+from torch import Tensor
+
+import torchglb as glb
+from torchglb import radii
+
+DELTA = 0.05
+NUM_ARMS = 20
+LEVEL = 0.05  # of the binomial test
+TIE = 1e-3  # arms whose optimistic values agree to this count as tied
+FAMILIES: dict[str, tuple[glb.GLMFamily, float]] = {  # with S
+    "bernoulli": (glb.Bernoulli(), 4.0),
+    "gaussian": (glb.Gaussian(1.0), 4.0),
+    "poisson": (glb.Poisson(), 2.0),
+}
+RADII = {**radii.NAMED, "lipschitz-data": radii.Lipschitz(constant="data")}
+SIZE = {"boundary": 1.0, "outside": 1.5}  # |theta*| / S; one half elsewhere
+SETTINGS = ("random", "adaptive", "near-duplicate", "boundary", "outside")
+DIMENSIONS = (2, 5, 20)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of the table."""
+
+    family: str
+    radius: str
+    arms: str
+    dim: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.arms}-d{self.dim}-{self.radius}"
+
+    @property
+    def optimistic(self) -> bool:
+        return self.arms == "adaptive"
+
+
+def all_cells(dimensions: tuple[int, ...] = DIMENSIONS) -> list[Cell]:
+    cells = []
+    for family, arms, dim, radius in itertools.product(FAMILIES, SETTINGS, dimensions, RADII):
+        if radius == "mixture" and dim > 3:
+            continue
+        if arms == "outside" and RADII[radius].confined:
+            continue
+        cells.append(Cell(family, radius, arms, dim))
+    return cells
+
+
+def grouped(cells: list[Cell]) -> list[list[Cell]]:
+    """Cells that can share their data: all radii of a setting whose arms do not depend on them."""
+    groups: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        key = (cell.family, cell.arms, cell.dim, cell.radius if cell.optimistic else None)
+        groups.setdefault(key, []).append(cell)
+    return sorted(groups.values(), key=lambda group: group[0].optimistic)  # the cheap ones first
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a result depends on besides its cell."""
+
+    replicates: int
+    horizon: int
+    seed: int
+    delta: float = DELTA
+    num_arms: int = NUM_ARMS
+
+
+# ---- one batch of replicates ---------------------------------------------------------------------
+
+
+def unit(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    x = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
+    return torch.nn.functional.normalize(x, dim=-1)
+
+
+def draw_arms(cell: Cell, settings: Settings, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Arms ``(R, K, d)`` and theta* ``(R, d)``."""
+    R, K, d = settings.replicates, settings.num_arms, cell.dim
+    arms = unit((R, K, d), generator)
+    if cell.arms == "near-duplicate":
+        arms = torch.nn.functional.normalize(arms[:, :1] + 1e-3 * arms, dim=-1)
+    _, S = FAMILIES[cell.family]
+    return arms, SIZE.get(cell.arms, 0.5) * S * unit((R, d), generator)
+
+
+def is_checked(radius: str, t: int) -> bool:
+    """Whether the level of this radius is computed at time t."""
+    if radius != "mixture" or t < 10:
+        return True
+    return math.floor(math.log(t, 1.25)) > math.floor(math.log(t - 1, 1.25))
+
+
+def simulate(cells: list[Cell], settings: Settings, device: str) -> Iterator[dict[str, Tensor]]:
+    """Yields after every round, for every radius, the time of the first miss; ``inf`` if none."""
+    first = cells[0]
+    family, S = FAMILIES[first.family]
+    keys = (list(FAMILIES).index(first.family), SETTINGS.index(first.arms), first.dim)
+    number = settings.seed * 1_000_003 + keys[0] * 10_007 + keys[1] * 1_009 + keys[2]
+    generator = torch.Generator(device).manual_seed(number)
+    arms, truth = draw_arms(first, settings, generator)
+    R = settings.replicates
+    every = torch.arange(R, device=device)
+    ball = glb.Ball(first.dim, S)
+    # a handful of anchors: with merged rows a pass is cheaper than a scan of many
+    program = glb.AnchoredProgram(
+        family, ball, (R,), anchors=16, aggregate=True, validate=False, device=device
+    )
+    problem = radii.Problem(family, ball, settings.delta, (R,), device=torch.device(device))
+    states = {cell.radius: RADII[cell.radius].init(problem) for cell in cells}
+    missed = {name: torch.full((R,), math.inf, device=device) for name in states}
+    true_loss = torch.zeros(R, dtype=torch.float64, device=device)  # L_t(theta*), carried forward
+    beta2 = torch.zeros_like(true_loss)
+
+    for t in range(settings.horizon + 1):
+        likelihood = glb.NegativeLogLikelihood.of(family, program.history)
+        minimum = program.minimum()  # its loss may lie above L(theta_hat) by 1e-6: so may the level
+        for name, state in states.items():
+            if not is_checked(name, t):
+                continue
+            found = RADII[name].evaluate(problem, state, likelihood, minimum.theta, minimum.loss)
+            states[name] = found.state
+            outside = true_loss > found.level
+            missed[name] = torch.where(outside, missed[name].clamp_max(t), missed[name])
+            beta2 = found.radius
+        yield missed
+        if t == settings.horizon:
+            return
+        if first.optimistic:
+            chosen = program.argmax(arms, radius=beta2.clamp_min(0.0), tol=TIE).index
+        else:
+            chosen = torch.randint(settings.num_arms, (R,), generator=generator, device=device)
+        x = arms[every, chosen]
+        z = (x * truth).sum(-1)
+        r = family.sample(z, generator)
+        true_loss = true_loss + family.nll(z, r)
+        program.append(x, r)
+        for name in states:
+            states[name] = RADII[name].update(problem, states[name], x[:, None], r[:, None])
+
+
+# ---- results on disk -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """The misses of one cell, with the exact binomial interval and test."""
+
+    cell: Cell
+    misses: int
+    replicates: int
+    delta: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Clopper-Pearson, 95%."""
+        test = scipy.stats.binomtest(self.misses, self.replicates)
+        low, high = test.proportion_ci(0.95, method="exact")
+        return float(low), float(high)
+
+    @property
+    def p_value(self) -> float:
+        """Of "misses with probability at most delta" against "more often"."""
+        test = scipy.stats.binomtest(self.misses, self.replicates, self.delta, alternative="greater")
+        return float(test.pvalue)
+
+    @property
+    def passes(self) -> bool:
+        return self.p_value >= LEVEL
+
+
+def configuration(cell: Cell, settings: Settings) -> dict[str, Any]:
+    family, S = FAMILIES[cell.family]
+    return {
+        "cell": asdict(cell),
+        "settings": asdict(settings),
+        "radius": repr(RADII[cell.radius]),
+        "S": S,
+        "dispersion": family.dispersion,
+        "versions": {"torchglb": glb.__version__, "torch": torch.__version__},
+    }
+
+
+def load(path: Path, cell: Cell, settings: Settings) -> Result | None:
+    """The result of an earlier run with the same configuration, if there is one."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["configuration"] != configuration(cell, settings):
+            return None
+        misses = len(stored["first_misses"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return Result(cell, misses, settings.replicates, settings.delta)
+
+
+def save(path: Path, cell: Cell, settings: Settings, missed: Tensor, seconds: float) -> Result:
+    """Writes a result so that a reader sees the whole file or none."""
+    times = [int(t) for t in missed.tolist() if math.isfinite(t)]
+    content = {
+        "configuration": configuration(cell, settings),
+        "first_misses": times,
+        "seconds": round(seconds, 2),
+    }
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+    return Result(cell, len(times), settings.replicates, settings.delta)
+
+
+# ---- progress and tables -------------------------------------------------------------------------
+
+
+class Progress:
+    """A line on stderr: share done, rounds per second, time left."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.began, self.shown = total, 0, time.monotonic(), 0.0
+
+    def step(self, label: str) -> None:
+        self.done += 1
+        now = time.monotonic()
+        if now - self.shown < 0.5 and self.done < self.total:
+            return
+        self.shown = now
+        rate = self.done / max(now - self.began, 1e-9)
+        left = (self.total - self.done) / rate
+        bar = ("#" * (24 * self.done // self.total)).ljust(24, ".")
+        text = f"[{bar}] {self.done}/{self.total} rounds, {rate:.1f}/s, {left / 60:.1f} min left"
+        print(f"\r{text}  {label:45.45}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        print(file=sys.stderr)
+
+
+def table(results: list[Result]) -> str:
+    lines = [
+        "| family | arms | d | radius | misses | rate | 95% interval | p | |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        low, high = result.interval
+        cell = result.cell
+        lines.append(
+            f"| {cell.family} | {cell.arms} | {cell.dim} | {cell.radius}"
+            f" | {result.misses}/{result.replicates} | {result.misses / result.replicates:.3f}"
+            f" | [{low:.3f}, {high:.3f}] | {result.p_value:.3f}"
+            f" | {'PASS' if result.passes else 'FAIL'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="40 replicates, 40 rounds, d = 2 and 5")
+    parser.add_argument("--replicates", type=int, help="200, or 40 with --quick")
+    parser.add_argument("--horizon", type=int, help="400, or 40 with --quick")
+    parser.add_argument("--dims", type=int, nargs="+", help="2 5 20, or 2 5 with --quick")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("results/coverage"))
+    options = parser.parse_args(arguments)
+    options.replicates = options.replicates or (40 if options.quick else 200)
+    options.horizon = options.horizon or (40 if options.quick else 400)
+    options.dims = options.dims or ([2, 5] if options.quick else list(DIMENSIONS))
+    if min(options.replicates, options.horizon, *options.dims) < 1:
+        parser.error("--replicates, --horizon and --dims must be at least 1")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    settings = Settings(options.replicates, options.horizon, options.seed)
+    options.out.mkdir(parents=True, exist_ok=True)
+    cells = all_cells(tuple(options.dims))
+    paths = {cell: options.out / f"{cell.name}.json" for cell in cells}
+    results = {cell: load(paths[cell], cell, settings) for cell in cells}
+    missing = grouped([cell for cell in cells if results[cell] is None])
+    if len(missing) < len(grouped(cells)):
+        done = sum(result is not None for result in results.values())
+        print(f"{done} of {len(cells)} cells are there already", file=sys.stderr)
+    progress = Progress(len(missing) * (settings.horizon + 1))
+    for group in missing:
+        began = time.monotonic()
+        missed: dict[str, Tensor] = {}
+        for missed in simulate(group, settings, options.device):
+            progress.step(group[0].name if len(group) == 1 else f"{group[0].name} and others")
+        seconds = time.monotonic() - began
+        for cell in group:
+            results[cell] = save(paths[cell], cell, settings, missed[cell.radius], seconds)
+    if missing:
+        progress.close()
+    finished = [result for result in results.values() if result is not None]
+    text = table(finished)
+    print(text)
+    (options.out / "table.md").write_text(text, encoding="utf-8")
+    draw(finished, options.out / "coverage.png")
+    failed = [result.cell.name for result in finished if not result.passes]
+    worst = max(finished, key=lambda result: result.misses)
+    print(
+        f"{len(finished)} cells, {settings.replicates} replicates, T = {settings.horizon}, delta ="
+        f" {settings.delta}: {len(failed)} fail; most misses {worst.misses} ({worst.cell.name})"
+    )
+    return 1 if failed else 0
+
+
+def draw(results: list[Result], path: Path) -> None:
+    from torchglb.plotting import coverage_plot
+
+    rows = [
+        (f"{r.cell.family}, {r.cell.arms}, d = {r.cell.dim}", r.cell.radius, r.misses / r.replicates)
+        for r in results
+    ]
+    intervals = [r.interval for r in results]
+    coverage_plot(rows, intervals, results[0].delta, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,346 @@
+"""What every policy must do. A test class inherits :class:`PolicyContract` and names its policy."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchglb import policies
+from torchglb.domain import Ball
+from torchglb.errors import InputError
+from torchglb.families import Bernoulli, GLMFamily
+from torchglb.policies import Policy
+
+DTYPE = torch.float64
+
+
+def unit_arms(*shape: int, seed: int = 0, dtype: torch.dtype = DTYPE) -> Tensor:
+    """Random vectors of norm at most 1, ``(*shape)``."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(shape, generator=generator, dtype=DTYPE)
+    norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    length = 0.3 + 0.7 * torch.rand((*shape[:-1], 1), generator=generator, dtype=DTYPE)
+    return (rows / norm * length).to(dtype)
+
+
+class World:
+    """Arms and the rewards of every arm, drawn beforehand: (round, replicate, arm).
+
+    Whoever plays the same arm in the same round of the same replicate gets the same reward.
+    """
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        rounds: int,
+        replicates: int,
+        arms: int,
+        dim: int,
+        radius: float,
+        *,
+        fixed: bool = False,
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed + 1)
+        direction = torch.randn((replicates, dim), generator=generator, dtype=DTYPE)
+        self.theta = (
+            0.7 * radius * direction / torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+        )
+        shape = (1 if fixed else rounds, replicates, arms, dim)
+        self.arms = unit_arms(*shape, seed=seed).expand(rounds, -1, -1, -1)
+        self.rewards = family.sample(
+            (self.arms @ self.theta[..., None])[..., 0], generator
+        )  # (rounds, replicates, arms)
+
+
+def rows_of(world: World, index: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """The rows ``(B, k, d)``, ``(B, k)`` for the arms ``index (k, B)`` of rounds start, ..."""
+    rounds = slice(start, start + index.shape[0])
+    place = index[..., None, None].expand(*index.shape, 1, world.arms.shape[-1])
+    x = world.arms[rounds].gather(-2, place)[..., 0, :]
+    r = world.rewards[rounds].gather(-1, index[..., None])[..., 0]
+    return x.transpose(0, 1), r.transpose(0, 1)
+
+
+def assert_same(first: Any, second: Any, where: str = "state") -> None:
+    """Two saved states agree bit by bit."""
+    assert type(first) is type(second), where
+    if isinstance(first, Tensor):
+        assert first.dtype == second.dtype, where
+        assert torch.equal(torch.nan_to_num(first), torch.nan_to_num(second)), where
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), where
+        for key in first:
+            assert_same(first[key], second[key], f"{where}[{key!r}]")
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second), where
+        for i, (a, b) in enumerate(zip(first, second, strict=True)):
+            assert_same(a, b, f"{where}[{i}]")
+    else:
+        assert first == second, where
+
+
+def reload(state: dict[str, Any]) -> dict[str, Any]:
+    """The state written to a file and read again, without trusting the file."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+class PolicyContract:
+    """Inherited by the test class of every policy.
+
+    Attributes:
+        name: in the registry.
+        options: passed to ``make``.
+        families: covered ones; the first is used where one is enough.
+        uncovered: families that must be refused.
+        fixed_arms: whether the arm set must be the same in every round.
+        greedy: whether ``select`` is the argmax of ``scores`` (not so where choices are random
+            beyond the scores, or arms are eliminated first).
+        tolerance: between scores computed in another order of summation.
+    """
+
+    name: ClassVar[str]
+    options: ClassVar[dict[str, Any]] = {}
+    families: ClassVar[tuple[GLMFamily, ...]] = (Bernoulli(),)
+    uncovered: ClassVar[tuple[GLMFamily, ...]] = ()
+    fixed_arms: ClassVar[bool] = False
+    greedy: ClassVar[bool] = True
+    tolerance: ClassVar[float] = 1e-6
+    radius: ClassVar[float] = 2.0
+    rounds: ClassVar[int] = 6
+
+    @pytest.fixture(autouse=True)
+    def _one_thread(self):
+        """These problems are so small that a second thread only waits for the first."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
+
+    # ---- tools ---------------------------------------------------------------------------
+
+    def make(
+        self,
+        batch_shape: tuple[int, ...] = (),
+        *,
+        family: GLMFamily | None = None,
+        dim: int = 2,
+        **settings: Any,
+    ) -> Policy:
+        settings = {"delta": 0.1, "horizon": 200, "batch_shape": batch_shape} | settings
+        family = self.families[0] if family is None else family
+        domain = Ball(dim, self.radius)
+        return policies.make(
+            self.name, family=family, domain=domain, **(settings | self.options)
+        )
+
+    def world(self, replicates: int, *, rounds: int | None = None, **changes: Any) -> World:
+        settings = {"arms": 4, "dim": 2, "radius": self.radius, "fixed": self.fixed_arms} | changes
+        family = settings.pop("family", self.families[0])
+        return World(family, rounds or self.rounds, replicates, **settings)
+
+    def play(self, policy: Policy, world: World, start: int, stop: int) -> Tensor:
+        """Rounds start..stop-1 of a policy with one batch axis; the choices, ``(rounds, B)``."""
+        choices = []
+        for t in range(start, stop):
+            index = policy.select(world.arms[t])
+            policy.update(*(v[:, 0] for v in rows_of(world, index[None], t)))
+            choices.append(index)
+        return torch.stack(choices)
+
+    # ---- the contract --------------------------------------------------------------------
+
+    def test_is_registered(self):
+        assert self.name in policies.available()
+        for family in self.families:
+            assert self.name in policies.available(family)
+        for family in self.uncovered:
+            assert self.name not in policies.available(family)
+
+    @pytest.mark.parametrize("batch_shape", [(), (1,), (2, 3)])
+    def test_shapes_and_dtypes(self, batch_shape):
+        for family in self.families:
+            for dtype in (torch.float64, torch.float32):
+                policy = self.make(batch_shape, family=family, dtype=dtype)
+                arms = unit_arms(*batch_shape, 4, 2, dtype=dtype)
+                for _ in range(3):
+                    index, scores = policy.select(arms), policy.scores(arms)
+                    assert index.shape == batch_shape
+                    assert index.dtype == torch.int64
+                    assert bool(((index >= 0) & (index < 4)).all())
+                    assert scores.shape == (*batch_shape, 4)
+                    assert scores.dtype == dtype
+                    assert bool(torch.isfinite(scores).all())
+                    place = index[..., None, None].expand(*batch_shape, 1, 2)
+                    policy.update(
+                        arms.gather(-2, place)[..., 0, :], torch.ones(batch_shape, dtype=dtype)
+                    )
+                assert policy.rounds == 3
+
+    def test_select_is_the_argmax_of_the_scores(self):
+        if not self.greedy:
+            pytest.skip("this policy chooses otherwise")
+        for family in self.families:
+            world = self.world(3, family=family)
+            policy = self.make((3,), family=family)
+            for t in range(self.rounds):
+                saved = policy.state_dict()
+                index = policy.select(world.arms[t])
+                policy.load_state_dict(saved)
+                scores = policy.scores(world.arms[t])
+                policy.load_state_dict(saved)
+                chosen = scores.gather(-1, index[:, None])[:, 0]
+                assert bool((chosen >= scores.amax(-1) - self.tolerance).all())
+                policy.update(*(v[:, 0] for v in rows_of(world, index[None], t)))
+
+    def test_batch_equals_loop(self):
+        names = torch.tensor([7, 2, 11])
+        for family in self.families:
+            world = self.world(3, family=family)
+            together = self.make((3,), family=family, replicates=names)
+            choices = self.play(together, world, 0, self.rounds)
+            scores = together.scores(world.arms[0])
+            for b in range(3):
+                alone = self.make((), family=family, replicates=names[b])
+                for t in range(self.rounds):
+                    index = alone.select(world.arms[t, b])
+                    assert int(index) == int(choices[t, b])
+                    alone.update(world.arms[t, b, index], world.rewards[t, b, index])
+                torch.testing.assert_close(
+                    alone.scores(world.arms[0, b]), scores[b], rtol=0, atol=self.tolerance
+                )
+
+    def test_order_of_the_batch_does_not_matter(self):
+        world, names, turn = self.world(3), torch.tensor([7, 2, 11]), torch.tensor([2, 0, 1])
+        first = self.make((3,), replicates=names)
+        choices = self.play(first, world, 0, self.rounds)
+        world.arms, world.rewards = world.arms[:, turn], world.rewards[:, turn]
+        second = self.make((3,), replicates=names[turn])
+        assert torch.equal(self.play(second, world, 0, self.rounds), choices[:, turn])
+
+    def test_continues_bit_by_bit_from_a_checkpoint(self):
+        world, half = self.world(2, rounds=2 * self.rounds), self.rounds
+        policy = self.make((2,), seed=3)
+        self.play(policy, world, 0, half)
+        state = reload(policy.state_dict())
+        copy = self.make((2,), seed=4)
+        self.play(copy, world, 0, 2)  # whatever it knew before is replaced
+        copy.load_state_dict(state)
+        assert copy.rounds == half
+        assert_same(copy.state_dict(), policy.state_dict())
+        ahead = self.play(policy, world, half, 2 * half)
+        assert torch.equal(self.play(copy, world, half, 2 * half), ahead)
+        assert_same(copy.state_dict(), policy.state_dict())
+        assert torch.equal(copy.scores(world.arms[0]), policy.scores(world.arms[0]))
+
+    def test_state_does_not_share_memory(self):
+        world = self.world(2)
+        policy = self.make((2,))
+        self.play(policy, world, 0, 3)
+        state = policy.state_dict()
+        frozen = reload(state)
+        self.play(policy, world, 3, self.rounds)
+        assert_same(state, frozen)
+
+    def test_refuses_a_foreign_state(self):
+        policy = self.make((2,))
+        state = policy.state_dict()
+        for broken in (state | {"policy": "somebody"}, {"policy": self.name}):
+            with pytest.raises(InputError, match="state"):
+                policy.load_state_dict(broken)
+        if state["state"]:
+            with pytest.raises(InputError, match="state"):
+                policy.load_state_dict(state | {"state": {}})
+
+    def test_delayed_and_batched_updates_equal_one_by_one(self):
+        for family in self.families:
+            world = self.world(2, family=family)
+            single, delayed = (self.make((2,), family=family) for _ in range(2))
+            choices = self.play(single, world, 0, self.rounds)
+            for t in range(self.rounds):  # the rewards come later, all at once
+                delayed.select(world.arms[t])
+            delayed.update(*rows_of(world, choices, 0))
+            assert delayed.rounds == single.rounds == self.rounds
+            torch.testing.assert_close(
+                delayed.scores(world.arms[0]),
+                single.scores(world.arms[0]),
+                rtol=0,
+                atol=self.tolerance,
+            )
+
+    def test_refuses_families_it_does_not_cover(self):
+        for family in self.uncovered:
+            with pytest.raises(InputError, match="family") as error:
+                self.make(family=family)
+            assert self.name in str(error.value)
+
+    def test_refuses_unknown_options(self):
+        with pytest.raises(InputError, match="colour"):
+            self.make(colour="blue")
+
+    def test_refusals_leave_the_state_unchanged(self):
+        world = self.world(2)
+        policy = self.make((2,))
+        self.play(policy, world, 0, 3)
+        saved = policy.state_dict()
+        x, r = rows_of(world, torch.zeros((1, 2), dtype=torch.int64), 3)
+        x, r = x[:, 0], r[:, 0]
+        nan = torch.full_like(r, torch.nan)
+        wrong = [(x[:1], r), (x, r[:1]), (3.0 * x, r), (x, nan), (x / 0.0, r), (x.float(), r)]
+        if max(abs(end) for end in policy.family.reward_range) < float("inf"):
+            wrong.append((x, r + 1e3))
+        for bad_x, bad_r in wrong:
+            with pytest.raises(InputError):
+                policy.update(bad_x, bad_r)
+        arms = world.arms[3]
+        for bad in (arms[:1], arms[..., :1], arms[:, :0], 3.0 * arms, arms * torch.nan, [[0.0]]):
+            with pytest.raises(InputError):
+                policy.select(bad)
+            with pytest.raises(InputError):
+                policy.scores(bad)
+        assert_same(policy.state_dict(), saved)
+
+    def test_one_arm(self):
+        world = self.world(2, arms=1)
+        choices = self.play(self.make((2,)), world, 0, self.rounds)
+        assert torch.equal(choices, torch.zeros_like(choices))
+
+    def test_duplicate_arms_and_the_zero_arm(self):
+        arms = unit_arms(2, 3, 2)
+        arms = torch.cat([arms, arms[:, :1], torch.zeros(2, 1, 2, dtype=DTYPE)], dim=-2)
+        policy = self.make((2,))
+        for t in range(self.rounds):
+            index = policy.select(arms)
+            assert bool(((index >= 0) & (index < 5)).all())
+            row = arms.gather(-2, index[:, None, None].expand(2, 1, 2))[:, 0]
+            policy.update(row, torch.full((2,), float(t % 2), dtype=DTYPE))
+            scores = policy.scores(arms)
+            assert bool(torch.isfinite(scores).all())
+            torch.testing.assert_close(scores[:, 0], scores[:, 3], rtol=0, atol=self.tolerance)
+
+    def test_one_dimension(self):
+        world = self.world(2, dim=1)
+        policy = self.make((2,), dim=1)
+        choices = self.play(policy, world, 0, self.rounds)
+        assert choices.shape == (self.rounds, 2)
+        assert bool(torch.isfinite(policy.scores(world.arms[0])).all())
+
+    def test_number_of_arms_may_change(self):
+        if self.fixed_arms:
+            pytest.skip("this policy needs a fixed arm set")
+        policy = self.make((2,))
+        for t, count in enumerate([3, 1, 7, 2, 5]):
+            arms = unit_arms(2, count, 2, seed=t)
+            index = policy.select(arms)
+            assert bool((index < count).all())
+            assert policy.scores(arms).shape == (2, count)
+            row = arms.gather(-2, index[:, None, None].expand(2, 1, 2))[:, 0]
+            policy.update(row, torch.full((2,), float(t % 2), dtype=DTYPE))
+        assert policy.rounds == 5

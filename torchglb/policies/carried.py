@@ -1,0 +1,121 @@
+"""Estimates that are carried from round to round, for the policies that need more than the minimum.
+
+:class:`torchglb.ucb.minimum.CarriedMinimum` follows the minimiser of a growing loss through a
+Taylor model. The same model gives the Hessian there, with a certified error; and an imagined row
+can be added to it and taken out again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.history import Rows
+from torchglb.ucb.minimum import CarriedMinimum, FlatHistory, which
+from torchglb.ucb.taylor import derivative_sums, evaluate_model
+
+
+class Fit(NamedTuple):
+    """The minimiser of the loss over the ball, for N problems.
+
+    Attributes:
+        theta: ``(N, d)``.
+        loss: an upper bound on its loss, with the ridge, ``(N)``.
+        gradient: with the ridge, ``(N, d)``.
+        hessian: of the data alone, ``(N, d, d)``, to the relative error asked for.
+    """
+
+    theta: Tensor
+    loss: Tensor
+    gradient: Tensor
+    hessian: Tensor
+
+
+def fit(minimum: CarriedMinimum, ridge: Tensor, tol: float) -> Fit:
+    """The minimiser with gradient and Hessian; a pass only where the model is not good enough.
+
+    Args:
+        minimum: the carried minimum.
+        ridge: lambda of every problem, ``(N)``.
+        tol: relative error of the Hessian, in the order of positive semidefinite matrices.
+    """
+    theta, bracket = minimum.find(ridge)
+    late = which(~(_hessian_error(minimum) <= tol))
+    if late.numel():
+        # one pass, then a Newton step that is short enough for the Hessian to hold
+        minimum._recenter(late, theta[late])
+        stepped = minimum._step(late, ridge)
+        theta, bracket = minimum._merge(late, theta, bracket, *stepped)
+    model = evaluate_model(minimum._sums, minimum._shift)
+    return Fit(theta, bracket.high, model.gradient + ridge[:, None] * theta, model.hessian)
+
+
+def _hessian_error(minimum: CarriedMinimum) -> Tensor:
+    """``C e^(R D) D^(q-1) / (q-1)!``: how far m'' is from its Taylor polynomial, relative to m''."""
+    reach = minimum._longest * torch.linalg.vector_norm(minimum._shift, dim=-1)
+    power = minimum.order - 1
+    growth = minimum._ratio * torch.exp(minimum._concordance * reach) * reach**power
+    # a ratio of 0 is an exact model; infinity times no distance is no error either
+    return torch.where(reach > 0, growth / math.factorial(power), 0.0)
+
+
+class PlainRows(FlatHistory):
+    """The first rows of a history without their weights, and perhaps an imagined row behind them.
+
+    Attributes:
+        count: how many rows are seen.
+        imagined: a row ``(N, 1, d)`` with reward and weight ``(N, 1)``, or None.
+    """
+
+    count: int = 0
+    imagined: Rows | None = None
+
+    def rows(self, index: Tensor) -> Rows:
+        """The rows of the problems ``index``."""
+        X, r, _ = super().rows(index)
+        X, r = X[:, : self.count], r[:, : self.count]
+        if self.imagined is None:
+            return Rows(X, r)
+        x, y, w = self.imagined
+        assert w is not None
+        ones = torch.ones_like(r)
+        return Rows(
+            torch.cat([X, x[index]], dim=-2),
+            torch.cat([r, y[index]], dim=-1),
+            torch.cat([ones, w[index]], dim=-1),
+        )
+
+
+class PredictableMinimum(CarriedMinimum):
+    """The carried minimum of a loss that may contain one imagined row."""
+
+    data: PlainRows
+
+    def learn(self, x: Tensor, r: Tensor) -> None:
+        """One more row, ``x (N, 1, d)`` and ``r (N, 1)``, which the history already holds."""
+        self.observe(x, r, torch.ones_like(r))
+        self.data.count += 1
+
+    def predict(self, ridge: Tensor, imagined: Rows | None = None) -> Tensor:
+        """The minimiser, ``(N, d)``, with an imagined row that is forgotten afterwards."""
+        if imagined is None:
+            return self.find(ridge)[0]
+        sums, point, longest = self._sums, self._point, self._longest
+        x, y, w = imagined
+        assert w is not None
+        self.data.imagined = imagined
+        self.observe(x, y, w)
+        theta, _ = self.find(ridge)
+        # where the model has moved, its sums hold the imagined row at the new point
+        moved = (self._point != point).any(-1)[:, None]
+        extra = derivative_sums(self.data.family, self._point, x, y, w, self.order)
+        self._sums = [
+            torch.where(moved, now - more, old)
+            for now, more, old in zip(self._sums, extra, sums, strict=True)
+        ]
+        self._longest = longest
+        self.data.imagined = None
+        return theta

@@ -1,0 +1,239 @@
+"""EVILL: exploration by linear perturbations of the loss (Janz et al. 2024).
+
+With ``F(theta) = L(theta) + (lambda/2)|theta|^2``, theta_hat its minimiser over R^d and H the Hessian of L
+there, draw Z ~ N(0, I_d) and z_s ~ N(0, 1) for every observation,
+
+    ``W = a (sqrt(lambda) Z + sum_s sqrt(m''(<x_s, theta_hat>) / g) z_s x_s)``,
+    ``theta_W = argmin F(theta) - <W, theta>``,  index ``<x, theta_W>``.
+
+The sum is a d-vector, ``W ~ N(0, a^2 (lambda I + H))``: one d-dimensional Gaussian through the Cholesky
+factor of lambda I + H has the same law and costs nothing in n.
+
+- ``evill``: a = 1, lambda = 1, no warm-up; the heuristic of the paper's main figures.
+- ``evill-theory``: the constants of Appendix E and a warm-up that samples from the G-optimal design of
+  the arms until every arm is known well enough.
+
+Public code differs: one implementation adds the normal numbers to the loss without multiplying them by
+the arms, so W does not have this covariance. Ours has, and it is tested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_positive
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
+from torchglb.mle import minimize_likelihood
+from torchglb.policies.base import Requirements
+from torchglb.policies.design import g_optimal
+from torchglb.policies.parts import FittedPolicy, smallest_variance, taken
+from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.registry import register
+
+
+class Perturbed(FittedPolicy):
+    """What both settings share: the perturbed minimiser.
+
+    The normal numbers of a choice are drawn beforehand, so that ``scores`` shows what ``select`` is
+    about to do; ``select`` then draws those of the next choice.
+    """
+
+    scale: float
+    regularization: float
+
+    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
+        super().__init__(family, domain, *args, **settings)
+        self._noise = self.random.normal(domain.dim, dtype=self.dtype)
+
+    def ridge(self) -> float:  # noqa: D102
+        return self.regularization
+
+    def perturbation(self, noise: Tensor | None = None) -> Tensor:
+        """W of a standard normal vector ``(*B, d)``; of the next choice if left out."""
+        _, hessian = self.fit()
+        factor = torch.linalg.cholesky(hessian)
+        noise = self._noise if noise is None else noise
+        return self.scale * (factor @ noise[..., None])[..., 0]
+
+    def perturbed(self, tilt: Tensor) -> Tensor:
+        """``argmin F(theta) - <tilt, theta>``, of shape ``(*B, d)``.
+
+        F is lambda-strongly convex, so the minimiser is within ``|tilt| / lambda`` of theta_hat.
+        """
+        theta, hessian = self.fit()
+        step = torch.linalg.solve(hessian, tilt)
+        reach = torch.linalg.vector_norm(tilt, dim=-1) / self.regularization
+        ball = self.domain.resized(1.0 + torch.linalg.vector_norm(theta, dim=-1) + reach)
+        tol = 1e-10 if self.dtype == torch.float64 else 1e-4
+        return minimize_likelihood(self.likelihood(tilt), ball, start=theta + step, tol=tol).theta
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        theta = self.perturbed(self.perturbation())
+        return (arms @ theta[..., None])[..., 0]
+
+    def select(self, arms: Tensor) -> Tensor:
+        """The index ``(*B)`` of the arm to play; draws the perturbation of the next choice."""
+        index = super().select(arms)
+        self._noise = self.random.normal(self.domain.dim, dtype=self.dtype)
+        return index
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"noise": self._noise.clone()}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        noise = taken(state, "noise", self._noise)
+        super()._load(state)
+        self._noise = noise
+
+
+@register
+class EVILL(Perturbed):
+    """EVILL with a = 1, lambda = 1 and no warm-up.
+
+    Args:
+        family: any GLM.
+        domain: the ball that contains theta*.
+        scale: a.
+        regularization: lambda.
+        args: further settings of :class:`Policy`, by position.
+        settings: those of :class:`Policy` and ``aggregate``, by name.
+    """
+
+    name = "evill"
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        *args: Any,
+        scale: float = 1.0,
+        regularization: float = 1.0,
+        **settings: Any,
+    ) -> None:
+        super().__init__(family, domain, *args, **settings)
+        self.scale = check_positive("scale", scale)
+        self.regularization = check_positive("regularization", regularization)
+
+
+@register
+class EVILLTheory(Perturbed):
+    """EVILL with the constants of Appendix E of Janz et al. and the warm-up they ask for.
+
+    With ``M = log max(3/delta, e sqrt(1 + T/(4d)))`` and ``delta' = min(delta/(3T), 1/200)``:
+
+    - ``lambda = max(1, (2d/S) M)``, ``a = sqrt(lambda)(1/2 + S) + (2d/sqrt(lambda)) M``;
+    - warm-up: arms are drawn from the G-optimal design until ``max_x |x|^2`` in V^-1 is at most
+      ``b = 1/(22 (1 + D C^2) C^2 a sqrt(kappa))``, where ``V = lambda I + sum x x'``,
+      ``C = sqrt(d) + sqrt(2 log(1/delta'))``, ``D = Xi + Xi^2``, ``Xi = sqrt(2)(2S + 1/2)``.
+
+    While a replicate is in the warm-up its scores are 1 for the arm drawn and 0 for all others. The
+    theory is for a fixed arm set; where the arms change, the design is that of the present ones.
+    Warm-up observations stay in the loss. With theory constants the warm-up usually outlasts any
+    horizon that can be simulated.
+
+    Args:
+        family: any GLM with m'' > 0 on the ball.
+        domain: the ball that contains theta*.
+        level: b, instead of the one above.
+        args: further settings of :class:`Policy`, by position.
+        settings: those of :class:`Policy` and ``aggregate``, by name.
+    """
+
+    name = "evill-theory"
+    requires = Requirements(horizon=True)
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        horizon: int | None = None,
+        *args: Any,
+        level: float | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(family, domain, delta, horizon, *args, **settings)
+        assert horizon is not None  # by ``requires``
+        kappa = 1.0 / smallest_variance(family, domain, self.name)
+        self.regularization, self.scale, self.level = theory_constants(
+            domain.dim, domain.max_radius, self.delta, horizon, kappa
+        )
+        if level is not None:
+            self.level = check_positive("level", level)
+        self._V = RankOneInverse.scaled_identity(
+            self.regularization, tuple(self.batch_shape), domain.dim, self._theta
+        )
+        self._uniform = self.random.uniform(dtype=self.dtype)
+        self._design: tuple[Tensor, Tensor] | None = None
+
+    def warming_up(self, arms: Tensor) -> Tensor:
+        """Which replicates are still in the warm-up, ``(*B)``."""
+        return self._V.squared_norms(arms).amax(-1) > self.level
+
+    def design(self, arms: Tensor) -> Tensor:
+        """The G-optimal design of the arms, ``(*B, K)``."""
+        if self._design is None or not torch.equal(self._design[0], arms):
+            self._design = arms.clone(), g_optimal(arms).weights
+        return self._design[1]
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        warm = self.warming_up(arms)
+        if arms.device.type == "cpu" and not bool(warm.any()):
+            return super()._scores(arms)
+        steps = self.design(arms).cumsum(-1)
+        # the first arm whose cumulated weight exceeds the uniform number
+        drawn = (steps <= self._uniform[..., None] * steps[..., -1:]).sum(-1)
+        drawn = drawn.clamp_max(arms.shape[-2] - 1)
+        place = torch.arange(arms.shape[-2], device=arms.device)
+        played = (place == drawn[..., None]).to(self.dtype)
+        if arms.device.type == "cpu" and bool(warm.all()):
+            return played
+        return torch.where(warm[..., None], played, super()._scores(arms))
+
+    def select(self, arms: Tensor) -> Tensor:  # noqa: D102
+        index = super().select(arms)
+        self._uniform = self.random.uniform(dtype=self.dtype)
+        return index
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        super()._update(x, r)
+        self._V.add_rows(x)
+
+    def _state(self) -> dict[str, Any]:
+        more = {"V": self._V.state_dict(), "uniform": self._uniform.clone()}
+        return super()._state() | more
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        uniform = taken(state, "uniform", self._uniform)
+        super()._load(state)
+        self._V.load_state_dict(state["V"])
+        self._uniform = uniform
+
+
+def theory_constants(
+    dim: int, radius: float, delta: float, horizon: int, kappa: float
+) -> tuple[float, float, float]:
+    """lambda, a and b of Appendix E of Janz et al. (2024).
+
+    Args:
+        dim: d.
+        radius: S.
+        delta: the failure level.
+        horizon: T.
+        kappa: max 1/m'' over the ball.
+    """
+    failure = min(delta / (3 * horizon), 1 / 200)
+    size = math.log(max(3 / delta, math.e * math.sqrt(1 + horizon / (4 * dim))))
+    lam = max(1.0, 2 * dim / radius * size)
+    gamma = math.sqrt(lam) * (0.5 + radius) + 2 * dim / math.sqrt(lam) * size
+    C = math.sqrt(dim) + math.sqrt(2 * math.log(1 / failure))
+    Xi = math.sqrt(2) * (2 * radius + 0.5)
+    D = Xi + Xi**2
+    level = 1 / (22 * (1 + D * C**2) * C**2 * gamma * math.sqrt(kappa))
+    return lam, gamma, level

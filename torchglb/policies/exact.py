@@ -1,0 +1,184 @@
+"""Exact optimism: the arm of ``max <x, theta>`` over ``{theta : |theta| <= S, L(theta) <= B}``.
+
+The base of the policies that differ only in the loss L and the level B. The program is carried
+from round to round (:class:`torchglb.ucb.AnchoredProgram`): the winner is certified, and most
+rounds need no pass over the history. Public code maximises by a general-purpose solver from one
+start and takes whatever point it stops at, which is no upper bound.
+
+A set that has become empty (theta* has then left it: an event of probability at most delta) is
+widened to the nearest set that is not, around the minimiser of L.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_choice, check_shape, refuse
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.policies.base import Policy
+from torchglb.radii import Problem, Radius, by_name
+from torchglb.sets import LikelihoodRatioSet
+from torchglb.ucb import AnchoredProgram, Minimum, SublevelProgram, support
+
+SOLVERS = ("native", "conic")
+#: the minimum of the loss is certified to this: the level is so much above its value at most
+LEVEL_TOLERANCE = 1e-8
+
+
+class Target(NamedTuple):
+    """The set of this round.
+
+    Attributes:
+        level: B, ``(*B)``.
+        center: a point of the set, ``(*B, d)``.
+    """
+
+    level: Tensor
+    center: Tensor
+
+
+class ExactPolicy(Policy):
+    """Optimism over a sublevel set of the loss, solved to certainty.
+
+    Args:
+        solver: ``"native"``, batched and certified, or ``"conic"``, the slow oracle.
+        settings: of :class:`torchglb.policies.Policy`.
+    """
+
+    def __init__(self, *args: Any, solver: str = "native", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.solver = check_choice("solver", solver, SOLVERS)
+        tolerance = LEVEL_TOLERANCE if self.dtype == torch.float64 else 1e-4
+        self._program = AnchoredProgram(
+            self.family,
+            self.domain,
+            tuple(self.batch_shape),
+            level_tol=tolerance,
+            validate=False,  # the public doors have looked already
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._target: Target | None = None
+
+    # ---- what a policy supplies ----------------------------------------------------------
+
+    def _ridge(self) -> float:
+        """lambda of the ridge term in L; it may change with the number of observations."""
+        return 0.0
+
+    @abstractmethod
+    def _level(self, minimum: Minimum) -> Tensor:
+        """The level B, ``(*B)``, given the minimum of L over the ball."""
+
+    # ---- the set of this round -----------------------------------------------------------
+
+    def confidence_set(self) -> LikelihoodRatioSet:
+        """The set over which the policy is optimistic: an immutable snapshot."""
+        level, center = self._current()
+        return LikelihoodRatioSet(self._likelihood(), self.domain, level, center)
+
+    def _likelihood(self) -> NegativeLogLikelihood:
+        return NegativeLogLikelihood.of(
+            self.family, self._program.history, regularization=self._ridge()
+        )
+
+    def _current(self) -> Target:
+        if self._target is None:
+            minimum = self._program.minimum(self._ridge())
+            least = minimum.loss + self._program.level_tol * (1.0 + minimum.loss.abs())
+            self._target = Target(torch.maximum(self._level(minimum), least), minimum.theta)
+        return self._target
+
+    # ---- choosing ------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def select(self, arms: Tensor) -> Tensor:
+        """The index ``(*B)`` of the arm with the largest ``h(x)``, certified."""
+        self._check_arms(arms)
+        if self.solver != "native":
+            return self._scores(arms).argmax(-1)
+        level = self._current().level
+        return self._program.argmax(arms, level=level, regularization=self._ridge()).index
+
+    @torch.no_grad()
+    def _scores(self, arms: Tensor) -> Tensor:
+        """Certified upper bounds on ``h(x)``, closed to the solver's tolerance."""
+        level, center = self._current()
+        program = SublevelProgram(self._likelihood(), self.domain, level)
+        options: dict[str, Any] = {"throw": False}  # the bounds hold wherever a solver stopped
+        if self.solver == "native":
+            options |= {"center": center, "validate": False}
+        return support(program, arms, self.solver, **options).upper
+
+    # ---- learning and saving -------------------------------------------------------------
+
+    def _append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
+        self._program.append(x, r, weight)
+        self._target = None
+
+    def _state(self) -> dict[str, Any]:
+        target = self._target
+        kept = None if target is None else {k: t.clone() for k, t in target._asdict().items()}
+        return {"program": self._program.state_dict(), "target": kept}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        program, target = state["program"], state["target"]
+        self._program.load_state_dict(program)
+        kept = None if target is None else Target(*(target[name].clone() for name in Target._fields))
+        self._target = kept
+
+
+class LikelihoodRatioPolicy(ExactPolicy):
+    """Optimism over ``{L(theta) - L(theta_hat) <= beta^2}`` for any radius of the library.
+
+    Args:
+        radius: a name of :func:`torchglb.radii.by_name` or a :class:`torchglb.radii.Radius`.
+        settings: of :class:`ExactPolicy`.
+    """
+
+    def __init__(self, *args: Any, radius: str | Radius, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.radius = named_radius(radius)
+        self._problem = Problem(
+            self.family,
+            self.domain,
+            self.delta,
+            tuple(self.batch_shape),
+            self.dtype,
+            self.device,
+        )
+        self._sums = self.radius.init(self._problem)
+
+    def _level(self, minimum: Minimum) -> Tensor:
+        found = self.radius.evaluate(
+            self._problem, self._sums, self._likelihood(), minimum.theta, minimum.loss
+        )
+        self._sums = found.state
+        return found.level
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        self._append(x, r)
+        self._sums = self.radius.update(self._problem, self._sums, x, r)
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"sums": {name: t.clone() for name, t in self._sums.items()}}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        sums = {name: state["sums"][name].clone() for name in self._sums}
+        for name, old in self._sums.items():
+            check_shape(f"state['sums'][{name!r}]", sums[name], old.shape)
+        super()._load(state)
+        self._sums = sums
+
+
+def named_radius(radius: str | Radius) -> Radius:
+    """The radius itself, or the one that a name stands for."""
+    found = by_name(radius) if isinstance(radius, str) else radius
+    if not isinstance(found, Radius):
+        raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
+    return found

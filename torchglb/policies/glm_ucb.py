@@ -1,0 +1,77 @@
+"""GLM-UCB (Filippi, Cappe, Garivier and Szepesvari 2010), in its regularised form.
+
+``V = d I + sum x x'``, theta_hat the minimiser of ``L + (d/2)|theta|^2`` over the S-ball, and the index, on the
+scale of the mean,
+
+    ``mu(<x, theta_hat>) + bonus |x|`` in V^-1,
+    ``bonus = l kappa sqrt(2 log(1/delta) + log det V - d log d) + sqrt(d) S``,
+
+with l = max m'' (1/4 for the logistic model) times the width of the range of the rewards (1 there)
+and kappa = max 1/m''. The paper projects an unconstrained estimate onto the ball by a non-convex
+program; the constrained minimiser takes its place and lies in the ball as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
+from torchglb.policies.base import Requirements
+from torchglb.policies.parts import FittedPolicy, smallest_variance
+from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.registry import register
+
+
+@register
+class GLMUCB(FittedPolicy):
+    """GLM-UCB.
+
+    Args:
+        family: a GLM of bounded rewards with m'' > 0 on the ball.
+        domain: the ball that contains theta*.
+        args: further settings of :class:`Policy`, by position.
+        settings: those of :class:`Policy` and ``aggregate``, by name.
+    """
+
+    name = "glm-ucb"
+    requires = Requirements(bounded_rewards=True)
+    constrained = True
+
+    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
+        super().__init__(family, domain, *args, **settings)
+        low, high = family.reward_range
+        steepest = family.max_variance(domain.max_radius) * (high - low)
+        self._slope = steepest / smallest_variance(family, domain, self.name)
+        self._V = RankOneInverse.scaled_identity(
+            float(domain.dim), tuple(self.batch_shape), domain.dim, self._theta
+        )
+
+    def ridge(self) -> float:  # noqa: D102
+        return float(self.domain.dim)
+
+    def bonus(self) -> Tensor:
+        """The factor of the norm, ``(*B)``."""
+        d = self.domain.dim
+        growth = 2 * math.log(1 / self.delta) + self._V.logdet - d * math.log(d)
+        return self._slope * growth.sqrt() + math.sqrt(d) * self.domain.radius_like(growth)
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        theta, _ = self.fit()
+        mean = self.family.mean((arms @ theta[..., None])[..., 0])
+        return mean + self.bonus()[..., None] * self._V.norms(arms)
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        super()._update(x, r)
+        self._V.add_rows(x)
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"V": self._V.state_dict()}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        super()._load(state)
+        self._V.load_state_dict(state["V"])

@@ -1,0 +1,49 @@
+"""Greedy: plays the arm that looks best, index ``<x, theta_hat>``, and never explores on purpose.
+
+theta_hat is the minimiser over R^d of ``L(theta) + (lambda/2)|theta|^2``. A sanity reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from torchglb.checks import check_positive
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
+from torchglb.policies.parts import FittedPolicy
+from torchglb.policies.registry import register
+
+
+@register
+class Greedy(FittedPolicy):
+    """The greedy reference.
+
+    Args:
+        family: any GLM.
+        domain: the ball that contains theta*.
+        regularization: lambda.
+        args: further settings of :class:`Policy`, by position.
+        settings: those of :class:`Policy` and ``aggregate``, by name.
+    """
+
+    name = "greedy"
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        *args: Any,
+        regularization: float = 1.0,
+        **settings: Any,
+    ) -> None:
+        super().__init__(family, domain, *args, **settings)
+        self.regularization = check_positive("regularization", regularization)
+
+    def ridge(self) -> float:  # noqa: D102
+        return self.regularization
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        theta, _ = self.fit()
+        return (arms @ theta[..., None])[..., 0]

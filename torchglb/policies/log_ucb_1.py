@@ -1,0 +1,83 @@
+"""Logistic-UCB-1 (Faury, Abeille, Calauzenes and Fercoq 2020).
+
+``lambda = d log(2 + n)``, theta_hat the minimiser of ``L + (lambda/2)|theta|^2`` over R^d, H the Hessian there,
+lambda I included, F_d the cdf of chi^2 with d degrees of freedom:
+
+    ``c = log(1/delta) + (1/2) log det H - (d/2) log lambda + log(F_d(2 lambda)/F_d(lambda))``,
+    ``g = min(sqrt(lambda)/2 + (2/sqrt(lambda)) c, 1 + c)``,
+    ``bonus = (1/4) sqrt(kappa) min(sqrt(1 + 2S) g, g + g^2/sqrt(lambda)) + sqrt(lambda) S``,
+
+index on the scale of the mean: ``mu(<x, theta_hat>) + bonus |x|`` in (d I + sum x x')^-1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchglb.domain import Ball
+from torchglb.families import Bernoulli, GLMFamily
+from torchglb.policies.base import Requirements
+from torchglb.policies.parts import FittedPolicy, smallest_variance
+from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.registry import register
+
+
+@register
+class LogUCB1(FittedPolicy):
+    """Logistic-UCB-1.
+
+    Args:
+        family: Bernoulli.
+        domain: the ball that contains theta*.
+        args: further settings of :class:`Policy`, by position.
+        settings: those of :class:`Policy` and ``aggregate``, by name.
+    """
+
+    name = "log-ucb-1"
+    requires = Requirements(families=(Bernoulli,))
+
+    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
+        super().__init__(family, domain, *args, **settings)
+        self._kappa = 1.0 / smallest_variance(family, domain, self.name)
+        self._V = RankOneInverse.scaled_identity(
+            float(domain.dim), tuple(self.batch_shape), domain.dim, self._theta
+        )
+
+    def ridge(self) -> float:  # noqa: D102
+        return self.domain.dim * math.log(2 + self.rounds)
+
+    def bonus(self) -> Tensor:
+        """The factor of the norm, ``(*B)``."""
+        d, lam = self.domain.dim, self.ridge()
+        _, hessian = self.fit()
+        half = torch.tensor([lam, 0.5 * lam], dtype=torch.float64)
+        inside = torch.special.gammainc(torch.full_like(half, 0.5 * d), half).log()
+        factor = torch.linalg.cholesky(hessian)
+        logdet = torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
+        fixed = math.log(1 / self.delta) - 0.5 * d * math.log(lam) + float(inside[0] - inside[1])
+        c = fixed + logdet
+        g = torch.minimum(math.sqrt(lam) / 2 + 2 / math.sqrt(lam) * c, 1 + c)
+        S = self.domain.radius_like(g)
+        width = torch.minimum((1 + 2 * S).sqrt() * g, g + g.square() / math.sqrt(lam))
+        return 0.25 * math.sqrt(self._kappa) * width + math.sqrt(lam) * S
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        theta, _ = self.fit()
+        mean = self.family.mean((arms @ theta[..., None])[..., 0])
+        return mean + self.bonus()[..., None] * self._V.norms(arms)
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        super()._update(x, r)
+        self._V.add_rows(x)
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"V": self._V.state_dict()}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        super()._load(state)
+        self._V.load_state_dict(state["V"])

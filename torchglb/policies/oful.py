@@ -1,0 +1,86 @@
+"""OFUL: optimism for linear bandits (Abbasi-Yadkori, Pal and Szepesvari 2011).
+
+``V = lambda I + sum x x'``, ``theta = V^-1 sum r x``, index ``<x, theta> + radius |x|`` in V^-1, with
+
+    ``radius = sigma sqrt(2 log(1/delta) + log det V - d log lambda) + sqrt(lambda) S``.
+
+No history is kept: O(d^2) memory and time per round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_positive
+from torchglb.domain import Ball
+from torchglb.families import Gaussian, GLMFamily
+from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.parts import taken
+from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.registry import register
+
+
+@register
+class OFUL(Policy):
+    """OFUL.
+
+    Args:
+        family: Gaussian; sigma is that of the family.
+        domain: the ball that contains theta*.
+        regularization: lambda.
+        args: further settings of :class:`Policy`, by position.
+        settings: those of :class:`Policy`, by name.
+    """
+
+    name = "oful"
+    requires = Requirements(families=(Gaussian,))
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        *args: Any,
+        regularization: float = 1.0,
+        **settings: Any,
+    ) -> None:
+        super().__init__(family, domain, *args, **settings)
+        self.regularization = check_positive("regularization", regularization)
+        shape = tuple(self.batch_shape)
+        self._moment = torch.zeros((*shape, domain.dim), dtype=self.dtype, device=self.device)
+        self._V = RankOneInverse.scaled_identity(
+            self.regularization, shape, domain.dim, self._moment
+        )
+
+    @property
+    def theta(self) -> Tensor:
+        """The ridge estimate, ``(*B, d)``."""
+        return self._V.solve(self._moment)
+
+    def radius(self) -> Tensor:
+        """The radius of the ellipsoid, ``(*B)``."""
+        lam, d = self.regularization, self.domain.dim
+        growth = self._V.logdet - d * math.log(lam)
+        S = self.domain.radius_like(growth)
+        noise = math.sqrt(self.family.dispersion)
+        return noise * (2 * math.log(1 / self.delta) + growth).sqrt() + math.sqrt(lam) * S
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        mean = (arms @ self.theta[..., None])[..., 0]
+        return mean + self.radius()[..., None] * self._V.norms(arms)
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        self._V.add_rows(x)
+        self._moment = self._moment + (r[..., None] * x).sum(-2)
+
+    def _state(self) -> dict[str, Any]:
+        return {"V": self._V.state_dict(), "moment": self._moment.clone()}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        moment = taken(state, "moment", self._moment)
+        self._V.load_state_dict(state["V"])
+        self._moment = moment

@@ -1,0 +1,40 @@
+"""OFULog+ (Lee, Yun, Jun, AISTATS 2024): OFUGLB's forerunner, for logistic rewards.
+
+``argmax_x max { <x, theta> : |theta| <= S, L(theta) - L(theta_hat) <= beta^2 }`` with theta_hat the
+minimiser of the logistic loss over the ball, n observations and
+
+``beta^2 = 10 d log(e + S n / (2 d)) + 2 (e - 2 + S) log(1/delta)``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchglb.families import Bernoulli
+from torchglb.policies.base import Requirements
+from torchglb.policies.exact import ExactPolicy
+from torchglb.policies.registry import register
+from torchglb.ucb import Minimum
+
+
+@register
+class OFULogPlus(ExactPolicy):
+    """OFULog+, for logistic rewards.
+
+    Args:
+        settings: ``solver`` and those of :class:`torchglb.policies.Policy`.
+    """
+
+    name = "ofulog+"
+    requires = Requirements(families=(Bernoulli,))
+
+    def _level(self, minimum: Minimum) -> Tensor:
+        d, S = self.domain.dim, self.domain.radius_like(minimum.loss)
+        spread = 10.0 * d * torch.log(math.e + S * self.rounds / (2.0 * d))
+        return minimum.loss + spread - 2.0 * (math.e - 2.0 + S) * math.log(self.delta)
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        self._append(x, r)

@@ -1,0 +1,196 @@
+"""RS-GLinCB: rarely switching generalised linear contextual bandits (Sawarni et al. 2024).
+
+``lambda = d log(T/delta)``, ``gamma = 25 R S sqrt(d log(T/delta))``, R the bound of the rewards. Two matrices
+start at lambda I: V for the warm-up set, H for all other rounds. In a round:
+
+- criterion I: if ``max_x |x|^2`` in V^-1 is at least ``1/(gamma^2 kappa R^2)``, play that arm, put the pair in the
+  warm-up set, ``V += x x'``; theta_o is the minimiser over R^d of the warm-up loss with ridge lambda;
+- otherwise, criterion II: if ``det H > 2 det H_tau``, switch: ``H_tau = H``, theta_tau = minimiser of the loss of the
+  other rounds, with the same ridge, over the S-ball;
+- keep the arms with ``<x, theta_o> + gamma sqrt(kappa) |x|`` in V^-1 at least the LARGEST
+  ``<x, theta_o> - gamma sqrt(kappa) |x|``; among them maximise ``<x, theta_tau> + 150 sqrt(d log(T/delta)) |x|`` in H_tau^-1;
+- after playing x, ``H += m''(<x, theta_o>)/e x x'``.
+
+After the warm-up there are O(log^2 T) switches, and theta_tau is refitted at no other time.
+
+Public code differs: it compares each upper end with another lower end than the largest, so that
+arms survive that are known to be worse (or none are eliminated), and it replaces 25 and 150 by tuned
+constants. ``scale`` tunes both here; the theory's are the default.
+
+What belongs to the warm-up is decided by the arm that was played, when its reward arrives: in rounds
+without delay that is criterion I. theta_o is fitted only when it is used, after the warm-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_positive
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
+from torchglb.history import History
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.linalg import idle
+from torchglb.mle import minimize_likelihood
+from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.parts import ridge_minimum, smallest_variance, taken, tight_tolerance
+from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.registry import register
+from torchglb.ucb.minimum import FlatHistory
+
+
+@register
+class RSGLinCB(Policy):
+    """RS-GLinCB.
+
+    In the warm-up the scores are ``|x|^2`` in V^-1; afterwards an eliminated arm has the score -inf.
+
+    Args:
+        family: a GLM of bounded rewards with m'' > 0 on the ball.
+        domain: the ball that contains theta*.
+        delta: the failure level.
+        horizon: T; required.
+        scale: a factor of gamma and of 150; 1 is the theory.
+        args: further settings of :class:`Policy`, by position.
+        aggregate: merge repeated arms.
+        settings: further settings of :class:`Policy`, by name.
+    """
+
+    name = "rs-glincb"
+    requires = Requirements(bounded_rewards=True, horizon=True)
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        horizon: int | None = None,
+        *args: Any,
+        scale: float = 1.0,
+        aggregate: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__(family, domain, delta, horizon, *args, **settings)
+        assert horizon is not None  # by ``requires``
+        d, shape = domain.dim, tuple(self.batch_shape)
+        self.scale = check_positive("scale", scale)
+        self._kappa = 1.0 / smallest_variance(family, domain, self.name)
+        self.regularization = d * math.log(horizon / self.delta)
+        zero = torch.zeros((*shape, d), dtype=self.dtype, device=self.device)
+        S = domain.radius_like(zero).expand(shape)
+        reward_bound = max(abs(end) for end in family.reward_range)
+        root = math.sqrt(self.regularization)
+        self.gamma = 25 * self.scale * reward_bound * root * S
+        self.bonus = 150 * self.scale * root
+        self.level = 1 / (self.gamma.square() * self._kappa * reward_bound**2)
+
+        def memory() -> History:
+            return History(
+                d, shape, aggregate, validate=False, dtype=self.dtype, device=self.device
+            )
+
+        def start() -> RankOneInverse:
+            return RankOneInverse.scaled_identity(self.regularization, shape, d, zero)
+
+        # every row is in both, with weight 0 in the one that it does not belong to
+        self._warm_rows, self._other_rows = memory(), memory()
+        self._V, self._H, self._H_tau = start(), start(), start()
+        self._theta_o, self._theta_tau = zero, zero.clone()
+        self._stale = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        #: switches so far, ``(*B)``
+        self.switches = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        #: rounds of the warm-up so far, ``(*B)``
+        self.warm_up_rounds = torch.zeros_like(self.switches)
+
+    def warming_up(self, arms: Tensor) -> Tensor:
+        """Criterion I, ``(*B)``."""
+        return self._V.squared_norms(arms).amax(-1) >= self.level
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        novelty = self._V.squared_norms(arms)
+        warm = novelty.amax(-1) >= self.level
+        if arms.device.type == "cpu" and bool(warm.all()):
+            return novelty
+        self._refit_warm(~warm)
+        centre = (arms @ self._theta_o[..., None])[..., 0]
+        width = (self.gamma * math.sqrt(self._kappa))[..., None] * novelty.sqrt()
+        best_lower = (centre - width).amax(-1, keepdim=True)
+        index = (arms @ self._theta_tau[..., None])[..., 0] + self.bonus * self._H_tau.norms(arms)
+        index = torch.where(centre + width >= best_lower, index, -torch.inf)
+        return torch.where(warm[..., None], novelty, index)
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        for i in range(x.shape[-2]):  # which set a row belongs to depends on the rows before
+            self._step(x[..., i, :], r[..., i])
+
+    def _step(self, x: Tensor, r: Tensor) -> None:
+        warm = self._V.squared_norms(x[..., None, :])[..., 0] >= self.level
+        inside = warm.to(self.dtype)
+        self._refit_warm(~warm)
+        self._warm_rows.append(x, r, inside)
+        self._other_rows.append(x, r, 1 - inside)
+        self._V.add(x, inside)
+        self._stale = self._stale | warm
+        self.warm_up_rounds = self.warm_up_rounds + warm
+        curvature = self.family.variance((x * self._theta_o).sum(-1)) / math.e
+        # V and theta_o of a warm-up row are not those of criterion II: its weight is 0
+        self._H.add(x, torch.where(warm, 0.0, curvature))
+        switch = ~warm & (self._H.logdet - self._H_tau.logdet > math.log(2.0))
+        if idle(switch):
+            return
+        self._H_tau.take(switch, self._H)
+        self._theta_tau = self._refitted(self._other_rows, switch, self._theta_tau, True)
+        self.switches = self.switches + switch
+
+    def _refit_warm(self, mask: Tensor) -> None:
+        """Brings theta_o up to date for the replicates of the mask that have new warm-up rows."""
+        needed = mask & self._stale
+        if idle(needed):
+            return
+        self._theta_o = self._refitted(self._warm_rows, needed, self._theta_o, False)
+        self._stale = self._stale & ~needed
+
+    def _refitted(self, rows: History, mask: Tensor, theta: Tensor, in_ball: bool) -> Tensor:
+        """The ridge estimate of the rows where the mask holds, theta elsewhere."""
+        index = torch.nonzero(mask.reshape(-1))[:, 0]
+        flat = theta.reshape(-1, self.domain.dim)
+        picked = FlatHistory(self.family, rows).rows(index)
+        loss = NegativeLogLikelihood.of(self.family, picked, regularization=self.regularization)
+        if in_ball:
+            S = self.domain.radius_like(theta).expand(mask.shape).reshape(-1)[index]
+            tol = tight_tolerance(self.dtype)
+            found = minimize_likelihood(loss, self.domain.resized(S), start=flat[index], tol=tol)
+        else:
+            found = ridge_minimum(loss, flat[index])
+        return flat.index_copy(0, index, found.theta).reshape(theta.shape)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "warm_rows": self._warm_rows.state_dict(),
+            "other_rows": self._other_rows.state_dict(),
+            "V": self._V.state_dict(),
+            "H": self._H.state_dict(),
+            "H_tau": self._H_tau.state_dict(),
+            "theta_o": self._theta_o.clone(),
+            "theta_tau": self._theta_tau.clone(),
+            "stale": self._stale.clone(),
+            "switches": self.switches.clone(),
+            "warm_up_rounds": self.warm_up_rounds.clone(),
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        theta_o, theta_tau = (taken(state, n, self._theta_o) for n in ("theta_o", "theta_tau"))
+        stale = taken(state, "stale", self._stale)
+        switches, rounds = (taken(state, n, self.switches) for n in ("switches", "warm_up_rounds"))
+        self._warm_rows.load_state_dict(state["warm_rows"])
+        self._other_rows.load_state_dict(state["other_rows"])
+        self._V.load_state_dict(state["V"])
+        self._H.load_state_dict(state["H"])
+        self._H_tau.load_state_dict(state["H_tau"])
+        self._theta_o, self._theta_tau, self._stale = theta_o, theta_tau, stale
+        self.switches, self.warm_up_rounds = switches, rounds
