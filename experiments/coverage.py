@@ -10,7 +10,7 @@ of its own, so an interrupted run continues where it stopped.
 
 Arms, twenty unit vectors for each replicate:
   random          one of them, drawn uniformly;
-  adaptive        the optimistic one, by the exact program over the set of that very radius (OFUGLB);
+  adaptive        the optimistic one, by the exact program over the set of that radius (OFUGLB);
   near-duplicate  drawn uniformly from twenty that differ by 1e-3 from a common one;
   boundary        as random, and |theta*| = S (in the settings above it is S/2);
   outside         as random, and |theta*| = 3S/2: for the Gaussian prior only, which needs no bound.
@@ -194,8 +194,8 @@ class Result:
     @property
     def p_value(self) -> float:
         """Of "misses with probability at most delta" against "more often"."""
-        test = scipy.stats.binomtest(self.misses, self.replicates, self.delta, alternative="greater")
-        return float(test.pvalue)
+        count = (self.misses, self.replicates)
+        return float(scipy.stats.binomtest(*count, self.delta, alternative="greater").pvalue)
 
     @property
     def passes(self) -> bool:
@@ -284,17 +284,17 @@ def table(results: list[Result]) -> str:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="40 replicates, 40 rounds, d = 2 and 5")
+    parser.add_argument("--quick", action="store_true", help="40 replicates, 30 rounds, d = 2")
     parser.add_argument("--replicates", type=int, help="200, or 40 with --quick")
-    parser.add_argument("--horizon", type=int, help="400, or 40 with --quick")
-    parser.add_argument("--dims", type=int, nargs="+", help="2 5 20, or 2 5 with --quick")
+    parser.add_argument("--horizon", type=int, help="100, or 30 with --quick")
+    parser.add_argument("--dims", type=int, nargs="+", help="2 5 20, or 2 with --quick")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("results/coverage"))
     options = parser.parse_args(arguments)
     options.replicates = options.replicates or (40 if options.quick else 200)
-    options.horizon = options.horizon or (40 if options.quick else 400)
-    options.dims = options.dims or ([2, 5] if options.quick else list(DIMENSIONS))
+    options.horizon = options.horizon or (30 if options.quick else 100)
+    options.dims = options.dims or ([2] if options.quick else list(DIMENSIONS))
     if min(options.replicates, options.horizon, *options.dims) < 1:
         parser.error("--replicates, --horizon and --dims must be at least 1")
     return options
@@ -315,8 +315,10 @@ def main(arguments: list[str] | None = None) -> int:
     for group in missing:
         began = time.monotonic()
         missed: dict[str, Tensor] = {}
-        for missed in simulate(group, settings, options.device):
-            progress.step(group[0].name if len(group) == 1 else f"{group[0].name} and others")
+        label = group[0].name if len(group) == 1 else f"{group[0].name} and others"
+        for so_far in simulate(group, settings, options.device):
+            missed = so_far
+            progress.step(label)
         seconds = time.monotonic() - began
         for cell in group:
             results[cell] = save(paths[cell], cell, settings, missed[cell.radius], seconds)
@@ -339,12 +341,10 @@ def main(arguments: list[str] | None = None) -> int:
 def draw(results: list[Result], path: Path) -> None:
     from torchglb.plotting import coverage_plot
 
-    rows = [
-        (f"{r.cell.family}, {r.cell.arms}, d = {r.cell.dim}", r.cell.radius, r.misses / r.replicates)
-        for r in results
-    ]
-    intervals = [r.interval for r in results]
-    coverage_plot(rows, intervals, results[0].delta, path)
+    places = [f"{r.cell.family}, {r.cell.arms}, d = {r.cell.dim}" for r in results]
+    names = [r.cell.radius for r in results]
+    rates = [r.misses / r.replicates for r in results]
+    coverage_plot(places, names, rates, [r.interval for r in results], results[0].delta, path)
 
 
 if __name__ == "__main__":

@@ -137,9 +137,7 @@ class PolicyContract:
         settings = {"delta": 0.1, "horizon": 200, "batch_shape": batch_shape} | settings
         family = self.families[0] if family is None else family
         domain = Ball(dim, self.radius)
-        return policies.make(
-            self.name, family=family, domain=domain, **(settings | self.options)
-        )
+        return policies.make(self.name, family=family, domain=domain, **(settings | self.options))
 
     def world(self, replicates: int, *, rounds: int | None = None, **changes: Any) -> World:
         settings = {"arms": 4, "dim": 2, "radius": self.radius, "fixed": self.fixed_arms} | changes

@@ -185,13 +185,17 @@ def test_merged_history_has_the_same_estimate(solver, generator):
 def test_a_good_start_saves_steps(solver, generator):
     rows = data((4,), 60, 3, generator)
     ball = glb.Ball(3, torch.tensor([0.5, 1.0, 4.0, 8.0], dtype=torch.float64))
-    cold = glb.constrained_mle(glb.Bernoulli(), rows, ball, solver=solver)
-    warm = glb.constrained_mle(glb.Bernoulli(), rows, ball, solver=solver, start=cold.theta)
+
+    def fit(start):
+        # theta is as good as the square root of the gap
+        return glb.constrained_mle(glb.Bernoulli(), rows, ball, solver=solver, start=start, tol=1e-12)
+
+    cold = fit(None)
+    warm = fit(cold.theta)
     assert (warm.num_steps == 0).all()
     torch.testing.assert_close(warm.theta, cold.theta)
     far = torch.full((4, 3), 1e3, dtype=torch.float64)  # projected first
-    again = glb.constrained_mle(glb.Bernoulli(), rows, ball, solver=solver, start=far)
-    torch.testing.assert_close(again.theta, cold.theta, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(fit(far).theta, cold.theta, rtol=0, atol=1e-5)
     assert torch.equal(far, torch.full_like(far, 1e3))
 
 
@@ -263,7 +267,7 @@ def small(family, generator, n=7, d=3):
     return X, r, w, torch.tensor([0.3, 0.5], dtype=torch.float64)
 
 
-def fit_of(family):
+def fit_of(family, tol=1e-13):
     """theta and loss as a function of features, rewards, weights, ridge and radius."""
 
     def fit(X, r, w, ridge, radius):
@@ -272,7 +276,7 @@ def fit_of(family):
             glb.Rows(X, r, w),
             glb.Ball(X.shape[-1], radius),
             regularization=ridge,
-            tol=1e-13,
+            tol=tol,
             throw=False,
             validate=False,  # finite differences leave the support of the rewards
         )
@@ -286,23 +290,26 @@ RADII = {"interior": (20.0, 30.0), "active": (0.3, 0.2), "mixed": (0.2, 20.0)}
 
 def check_inputs(family, radii, generator):
     """Inputs for gradcheck, after making sure that the ball is active where it is meant to be."""
-    inputs = (*small(family, generator, n=5, d=2), torch.tensor(radii, dtype=torch.float64))
+    inputs = (*small(family, generator, n=4, d=2), torch.tensor(radii, dtype=torch.float64))
     norm = torch.linalg.vector_norm(fit_of(family)(*inputs)[0], dim=-1)
     active = norm > inputs[-1] * (1 - 1e-6)
     assert active.tolist() == [radius < 1.0 for radius in radii]
     return tuple(t.requires_grad_() for t in inputs)
 
 
-@pytest.mark.parametrize("where", RADII)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [(name, "mixed") for name in FAMILIES] + [("bernoulli", "interior"), ("bernoulli", "active")],
+)
 def test_gradcheck(name, where, generator):
     family = reference_families()[name].family
     inputs = check_inputs(family, RADII[where], generator)
     assert torch.autograd.gradcheck(fit_of(family), inputs)
 
 
-@pytest.mark.parametrize("where", RADII)
-@pytest.mark.parametrize("name", ["bernoulli", "poisson", "custom"])
+@pytest.mark.parametrize(
+    ("name", "where"), [("bernoulli", "interior"), ("bernoulli", "active"), ("poisson", "mixed")]
+)
 def test_gradgradcheck(name, where, generator):
     family = reference_families()[name].family
     inputs = check_inputs(family, RADII[where], generator)
@@ -396,6 +403,40 @@ def test_values_do_not_depend_on_asking_for_gradients(generator):
     assert not quiet.theta.requires_grad
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_rough_solve_still_knows_whether_the_ball_is_active(solver, generator):
+    """The ball is active although a rough theta is not quite on the sphere; the polish lands there."""
+    X, r, w, ridge = small(glb.Bernoulli(), generator)
+    X.requires_grad_()
+    radius = torch.tensor([0.3, 20.0], dtype=torch.float64)
+    grads = []
+    for tol in (1e-2, 1e-12):
+        fit = glb.constrained_mle(
+            glb.Bernoulli(),
+            glb.Rows(X, r, w),
+            glb.Ball(3, radius),
+            regularization=ridge,
+            solver=solver,
+            tol=tol,
+            throw=False,
+        )
+        assert fit.theta.norm(dim=-1)[0].item() == pytest.approx(0.3, rel=1e-4)
+        grads.append(torch.autograd.grad(fit.theta.sum(), X)[0])
+    torch.testing.assert_close(*grads, rtol=0.02, atol=0.02)
+
+
+def test_float32_gradients_on_the_sphere(generator):
+    X, r, w, ridge = small(glb.Bernoulli(), generator)
+    radius = torch.tensor([0.3, 0.9], dtype=torch.float64)
+    grads = []
+    for dtype in DTYPES:
+        inputs = [t.to(dtype).requires_grad_() for t in (X, r, w, ridge, radius)]
+        theta, _ = fit_of(glb.Bernoulli(), tol=None)(*inputs)
+        grads.append(torch.autograd.grad(theta.sum(), inputs))
+    for single, double in zip(*grads, strict=True):
+        torch.testing.assert_close(single.double(), double, rtol=1e-3, atol=1e-3)
+
+
 def test_no_derivative_where_theta_is_not_unique():
     X = torch.tensor([[1.0, 0.0]], dtype=torch.float64, requires_grad=True)
     r = torch.tensor([0.6], dtype=torch.float64)
@@ -441,26 +482,27 @@ def finite_jacobian(function, x, step=1e-5):
 def test_vmap_equals_batch(generator):
     X, r, w = data((4,), 12, 3, generator)
     radius = torch.tensor([0.2, 0.5, 3.0, 9.0], dtype=torch.float64)
-    family = glb.Bernoulli()
-    batched = glb.constrained_mle(family, glb.Rows(X, r, w), glb.Ball(3, radius))
+    family, tol = glb.Bernoulli(), 1e-13
+    batched = glb.constrained_mle(family, glb.Rows(X, r, w), glb.Ball(3, radius), tol=tol)
 
     def fit(X, r, w, radius):
-        result = glb.constrained_mle(family, glb.Rows(X, r, w), glb.Ball(3, 1.0).resized(radius))
+        ball = glb.Ball(3, 1.0).resized(radius)
+        result = glb.constrained_mle(family, glb.Rows(X, r, w), ball, tol=tol)
         return result.theta, result.loss, result.gradient, result.hessian, result.status
 
     mapped = torch.vmap(fit)(X, r, w, radius)
     for got, name in zip(mapped, ("theta", "loss", "gradient", "hessian", "status"), strict=True):
-        torch.testing.assert_close(got, getattr(batched, name), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(got, getattr(batched, name), rtol=1e-7, atol=1e-7)
     # along another axis, some arguments shared, and nested
     shared = torch.vmap(lambda X: fit(X, r[0], w[0], radius[2])[0], in_dims=1)(X.movedim(0, 1))
     for k in range(4):
-        alone = glb.constrained_mle(family, glb.Rows(X[k], r[0], w[0]), glb.Ball(3, 3.0))
-        torch.testing.assert_close(shared[k], alone.theta, rtol=1e-8, atol=1e-8)
+        alone = glb.constrained_mle(family, glb.Rows(X[k], r[0], w[0]), glb.Ball(3, 3.0), tol=tol)
+        torch.testing.assert_close(shared[k], alone.theta, rtol=1e-7, atol=1e-7)
     nested = torch.vmap(torch.vmap(lambda X, r, w: fit(X, r, w, radius[1])[0]))(
         *(t.unflatten(0, (2, 2)) for t in (X, r, w))
     )
-    expected = glb.constrained_mle(family, glb.Rows(X, r, w), glb.Ball(3, 0.5)).theta
-    torch.testing.assert_close(nested.flatten(0, 1), expected, rtol=1e-8, atol=1e-8)
+    expected = glb.constrained_mle(family, glb.Rows(X, r, w), glb.Ball(3, 0.5), tol=tol).theta
+    torch.testing.assert_close(nested.flatten(0, 1), expected, rtol=1e-7, atol=1e-7)
 
 
 def test_jacrev(function):

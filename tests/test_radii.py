@@ -344,6 +344,22 @@ def test_expansion_at_the_estimate_saves_passes(generator):
     assert again.passes == 0
 
 
+def test_an_estimate_next_to_the_sphere_is_no_centre(generator):
+    # there the barrier's Newton decrement is small although the barrier itself is huge
+    for d, S in ((2, 3.0), (5, 10.0)):
+        X, r = draw(Bernoulli(), 100, d, S, generator, (20,), star=1.0)
+        ball = Ball(d, S)
+        problem = radii.Problem(Bernoulli(), ball, 0.05, (20,))
+        loss, mle = fit(Bernoulli(), ball, X, r)
+        radius = radii.PACBayes()
+        state = radius.update(problem, radius.init(problem), X, r)
+        without = radius.evaluate(problem, state, loss, mle.theta, mle.loss)
+        theta = mle.theta * (1 - 1e-13)
+        offered = radius.evaluate(problem, state, loss, theta, *loss.expand(theta))
+        assert (offered.radius - without.radius).abs().max() < 0.15
+        assert offered.passes <= without.passes + 1
+
+
 def test_passes_become_rare(generator):
     T, d, S, B = 260, 2, 3.0, 4
     X, r = draw(Bernoulli(), T, d, S, generator, (B,))
@@ -389,6 +405,22 @@ def test_custom_family_needs_only_its_log_partition(generator):
         known = float(evaluate(ALL[name], Bernoulli(), Ball(2, 2.0), X, r).radius)
         assert custom == pytest.approx(known, rel=0.05)
         assert custom >= known - 0.05
+
+
+def test_sums_never_look_at_values():
+    """On the device "meta" there are no values: any host synchronisation raises."""
+    meta = {"dtype": torch.float64, "device": "meta"}
+    problem = radii.Problem(Poisson(), Ball(2, 1.0), 0.05, (3,), device="meta")
+    loss = NegativeLogLikelihood(Poisson(), torch.ones(3, 4, 2, **meta), torch.ones(3, 4, **meta))
+    for name in ("lipschitz-table1", "lipschitz-data", "mean-loss", "covering"):
+        radius = ALL[name]
+        state = radius.update(problem, radius.init(problem), loss.X, loss.r)
+        result = radius.evaluate(problem, state, loss, torch.zeros(3, 2, **meta))
+        assert result.level.device.type == "meta"
+        assert result.level.shape == (3,)
+    radius = radii.PACBayes()  # whose evaluation has a stopping test
+    state = radius.update(problem, radius.init(problem), loss.X, loss.r)
+    assert all(value.device.type == "meta" for value in state.values())
 
 
 # ---- names and errors --------------------------------------------------------------------------

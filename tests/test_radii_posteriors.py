@@ -161,8 +161,9 @@ def test_increments_bound_the_average(name):
                     assert found <= cap * (1 + 1e-12)
                     if name in ("Gaussian", "Poisson"):
                         assert found == pytest.approx(exact, rel=1e-6, abs=1e-12)
-                    if s <= 0.3 and name != "probit":  # R = S is far from sharp there
-                        assert found == pytest.approx(exact, rel=0.15, abs=1e-12)
+                    if s <= 0.3:
+                        loose = 0.5 if name == "probit" else 0.15  # m'' varies fast on its flank
+                        assert found == pytest.approx(exact, rel=loose, abs=1e-12)
 
 
 def test_increment_of_wide_posteriors_is_lipschitz():
@@ -344,8 +345,7 @@ def test_gaussian_prior_level_in_the_plane(name, temper, generator):
     points = theta + tensor(grid) @ posterior.scale_tril.T
     mean_loss = (tensor(weights) * loss.value(points)).sum()
     expected = float(math.log(20) + divergence + mean_loss)
-    # probit has no self-concordance on the whole line: its largest curvature takes over
-    slack = {"Bernoulli": 0.1, "Poisson": 1e-6, "probit": 5.0}[name]
+    slack = {"Bernoulli": 0.1, "Poisson": 1e-6, "probit": 1e-6}[name]
     assert expected - 1e-6 <= float(found) <= expected + slack
 
 

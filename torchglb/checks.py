@@ -77,6 +77,13 @@ def check_positive(name: str, value: float) -> float:
     return float(value)
 
 
+def check_count(name: str, value: int, least: int = 0) -> int:
+    """A whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise refuse(name, f"an integer of at least {least}", repr(value))
+    return value
+
+
 def check_probability(name: str, value: float) -> float:
     """A number strictly between 0 and 1."""
     if isinstance(value, bool) or not isinstance(value, int | float):

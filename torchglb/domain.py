@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_float, check_positive, check_shape, refuse
+from torchglb.checks import check_count, check_float, check_positive, check_shape, refuse
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Ball:
     radius: float | Tensor
 
     def __post_init__(self) -> None:
-        if isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 1:
-            raise refuse("dim", "an integer of at least 1", repr(self.dim))
+        check_count("dim", self.dim, least=1)
         if isinstance(self.radius, Tensor):
             check_float("radius", self.radius)
             if not bool((torch.isfinite(self.radius) & (self.radius > 0)).all()):

@@ -12,6 +12,7 @@ from torchglb.checks import (
     FLOATS,
     ValueChecks,
     as_tensor,
+    check_count,
     check_float,
     check_positive,
     check_shape,
@@ -65,8 +66,7 @@ class History:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-            raise refuse("dim", "an integer of at least 1", repr(dim))
+        check_count("dim", dim, least=1)
         if dtype not in FLOATS:
             raise refuse("dtype", "torch.float32 or torch.float64", dtype)
         if not isinstance(batch_shape, Sequence) or not all(

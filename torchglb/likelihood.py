@@ -123,14 +123,19 @@ class NegativeLogLikelihood(nn.Module):
         tilt = None if self.tilt is None else left.pop(0)
         return NegativeLogLikelihood(self.family, X, r, w, regularization=ridge, tilt=tilt)
 
-    def check_values(self) -> None:
-        """Raises :class:`InputError` unless the rows are finite, in support, with weights >= 0."""
+    def check_values(self, *, rows: bool = True) -> None:
+        """Raises :class:`InputError` unless the rows are finite, in support, with weights >= 0.
+
+        Args:
+            rows: look at the rows too, not only at the regularisation.
+        """
         checks = ValueChecks()
-        checks.finite("X", self.X)
-        self.family.require_rewards(checks, self.r)
-        if self.w is not None:
-            checks.finite("w", self.w)
-            checks.require("w", self.w >= 0, "non-negative weights", self.w)
+        if rows:
+            checks.finite("X", self.X)
+            self.family.require_rewards(checks, self.r)
+            if self.w is not None:
+                checks.finite("w", self.w)
+                checks.require("w", self.w >= 0, "non-negative weights", self.w)
         if isinstance(ridge := self.regularization, Tensor):
             checks.finite("regularization", ridge)
             checks.require("regularization", ridge >= 0, "non-negative numbers", ridge)

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_choice, check_same, check_shape, refuse
+from torchglb.checks import (
+    ValueChecks,
+    check_choice,
+    check_count,
+    check_positive,
+    check_same,
+    check_shape,
+    refuse,
+)
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
@@ -85,13 +93,23 @@ def constrained_mle(
         >>> fit.theta
         tensor([ 2.1213, -2.1213], dtype=torch.float64)
     """
+    if not isinstance(history, History | Rows):
+        raise refuse("history", "a History or Rows", type(history).__name__)
     likelihood = NegativeLogLikelihood.of(family, history, regularization=regularization)
-    checked = isinstance(history, History) and history.validate and history.family is family
-    if validate and not checked and not is_transformed(*likelihood.tensors()):
-        likelihood.check_values()
+    if validate and not is_transformed(*likelihood.tensors()):
+        likelihood.check_values(rows=not _was_checked(history, family))
+        if isinstance(start, Tensor):
+            checks = ValueChecks()
+            checks.finite("start", start)
+            checks.settle()
     return minimize_likelihood(
         likelihood, domain, solver=solver, start=start, tol=tol, max_steps=max_steps, throw=throw
     )
+
+
+def _was_checked(history: History | Rows, family: GLMFamily) -> bool:
+    """Whether the history has looked at its rows on arrival with this family in mind."""
+    return isinstance(history, History) and history.validate and history.family is family
 
 
 def minimize_likelihood(
@@ -105,17 +123,17 @@ def minimize_likelihood(
     throw: bool = True,
 ) -> MLEResult:
     """:func:`constrained_mle` for a loss that is already built (possibly tilted)."""
-    X = likelihood.X
-    if domain.dim != likelihood.dim:
-        raise refuse("domain", f"a ball of dimension {likelihood.dim}", f"dimension {domain.dim}")
+    X, batch = likelihood.X, likelihood.batch_shape
+    _check_domain(domain, likelihood)
     if solver is None:
         solver = "newton" if likelihood.dim <= NEWTON_LIMIT else "lbfgs"
     check_choice("solver", solver, ("newton", "lbfgs"))
     if tol is None:
         tol = 1e-9 if X.dtype == torch.float64 else 1e-4
+    check_positive("tol", tol)
     if max_steps is None:
         max_steps = 200 if solver == "newton" else 5000
-    batch = likelihood.batch_shape
+    check_count("max_steps", max_steps)
     if start is not None:
         check_same("start", start, "X", X)
         check_shape("start", start, (*batch, likelihood.dim))
@@ -138,7 +156,7 @@ def minimize_likelihood(
     data = likelihood.tensors()
     if wants_gradient(radius, *data):
         theta, loss, gradient, hessian, gap, status, num_steps = opaque(solve, start, radius, *data)
-        theta = _differentiable(likelihood, radius, theta, gradient)
+        theta = _differentiable(likelihood, radius, theta, gradient, hessian)
         loss, gradient, hessian = likelihood.expand(theta)
     else:
         with torch.no_grad():
@@ -150,14 +168,32 @@ def minimize_likelihood(
     return MLEResult(theta, loss, gradient, hessian, gap, status, num_steps)
 
 
+def _check_domain(domain: Ball, likelihood: NegativeLogLikelihood) -> None:
+    if not isinstance(domain, Ball):
+        raise refuse("domain", "a Ball", type(domain).__name__)
+    if domain.dim != likelihood.dim:
+        raise refuse("domain", f"a ball of dimension {likelihood.dim}", f"dimension {domain.dim}")
+    if isinstance(radius := domain.radius, Tensor):
+        check_same("radius", radius, "X", likelihood.X)
+        batch = tuple(likelihood.batch_shape)
+        fits = zip(radius.shape[::-1], batch[::-1], strict=False)
+        if radius.ndim > len(batch) or not all(have in (1, want) for have, want in fits):
+            raise refuse("radius", f"a shape that broadcasts to {batch}", tuple(radius.shape))
+
+
 def _differentiable(
-    likelihood: NegativeLogLikelihood, radius: Tensor, theta: Tensor, gradient: Tensor
+    likelihood: NegativeLogLikelihood,
+    radius: Tensor,
+    theta: Tensor,
+    gradient: Tensor,
+    hessian: Tensor,
 ) -> Tensor:
     """theta as a function of the data: Newton steps on ``grad L + nu theta = 0, |theta| = S``."""
-    d = likelihood.dim
-    nu = -(gradient * theta).sum(-1) / radius.detach().square()
-    norm = torch.linalg.vector_norm(theta, dim=-1)
-    active = (norm >= radius.detach() * (1 - 1e-9)) & (nu > 0)
+    d, S = likelihood.dim, radius.detach()
+    nu = -(gradient * theta).sum(-1) / S.square()
+    # the ball holds theta back if the force outward exceeds what the curvature does over the room
+    room = (1.0 - torch.linalg.vector_norm(theta, dim=-1) / S).clamp_min(0.0)
+    active = nu > room * torch.diagonal(hessian, dim1=-2, dim2=-1).mean(-1)
     on = active.to(theta.dtype)[..., None]
     nu = torch.where(active, nu, torch.zeros_like(nu))
     eye = torch.eye(d, dtype=theta.dtype, device=theta.device)

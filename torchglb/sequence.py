@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.checks import ValueChecks, as_tensor, check_choice, refuse
+from torchglb.checks import (
+    ValueChecks,
+    as_tensor,
+    check_choice,
+    check_same,
+    check_shape,
+    refuse,
+)
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
@@ -26,6 +33,7 @@ from torchglb.radii import (
     theorem32,
 )
 from torchglb.sets import EllipsoidSet, LikelihoodRatioSet
+from torchglb.sets.likelihood_ratio import enlarged
 
 
 class ConfidenceSequence:
@@ -33,6 +41,9 @@ class ConfidenceSequence:
 
     Features may be chosen in any way from the past (bandits, active learning, peeking), and rows
     may come in any order and with any delay. The guarantee holds at every time you look.
+
+    Features and rewards that require grad keep their graph: intervals are then differentiable, with
+    the radius beta^2 as a constant.
 
     Args:
         family: the GLM family.
@@ -45,6 +56,7 @@ class ConfidenceSequence:
         batch_shape: ``*B``, sequences that advance together.
         ellipsoid: ``"fixed_point"`` (sharper) or ``"theorem"`` (as printed).
         aggregate: merge repeated feature vectors.
+        validate: look at the values of what comes in.
         dtype: float64 or float32.
         device: where everything lives.
 
@@ -80,6 +92,8 @@ class ConfidenceSequence:
         self.ellipsoid = check_choice("ellipsoid", ellipsoid, ("fixed_point", "theorem"))
         if self.ellipsoidal:
             self._concordance = self_concordance_of(family, domain.max_radius)
+            if not self.radius.confined:
+                raise refuse("radius", "one that keeps to the ball, for ellipsoids", self.radius)
         self.history = History(
             domain.dim,
             batch_shape,
@@ -90,7 +104,7 @@ class ConfidenceSequence:
             device=device,
         )
         self._state = self.radius.init(self.problem)
-        self._fit: MLEResult | None = None
+        self._start: Tensor | None = None  # the last estimate, where the next fit begins
         self._fresh: tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation] | None = None
 
     def __len__(self) -> int:
@@ -139,36 +153,39 @@ class ConfidenceSequence:
         if self._fresh is not None:
             return self._fresh
         likelihood = NegativeLogLikelihood.of(self.family, self.history)
-        start = None if self._fit is None else self._fit.theta.detach()
-        fit = minimize_likelihood(likelihood, self.domain, start=start)
-        self._fit = fit
-        with torch.no_grad():
-            found = self.radius.evaluate(
-                self.problem,
-                self._state,
-                likelihood,
-                fit.theta,
-                fit.loss,
-                fit.gradient,
-                fit.hessian,
-            )
-        self._state = found.state
-        # the level follows the data through the loss; the radius counts as a constant of them
-        level = fit.loss + found.radius
-        ratio_set = LikelihoodRatioSet(
-            likelihood, self.domain, level, fit.theta, self.radius.confined
+        fit = minimize_likelihood(likelihood, self.domain, start=self._start)
+        found = self.radius.evaluate(
+            self.problem,
+            self._state,
+            likelihood,
+            fit.theta.detach(),
+            fit.loss.detach(),
+            fit.gradient.detach(),
+            fit.hessian.detach(),
         )
-        if self.ellipsoidal:
-            self._fresh = self._as_ellipsoid(ratio_set, fit, found.radius), found
-        else:
-            self._fresh = ratio_set, found
+        self._start, self._state = fit.theta.detach(), found.state
+        # the level follows the data through the loss; the radius counts as a constant of them
+        level = found.level + (fit.loss - fit.loss.detach())
+        confined = self.radius.confined
+        center = fit.theta if confined else self._inside(likelihood, fit, level)
+        outer = LikelihoodRatioSet(likelihood, self.domain, level, center, confined)
+        current = self._as_ellipsoid(outer, fit, found.radius) if self.ellipsoidal else outer
+        self._fresh = current, found
         return self._fresh
+
+    def _inside(self, likelihood: NegativeLogLikelihood, fit: MLEResult, level: Tensor) -> Tensor:
+        """The estimate; where the set has left the ball, the minimiser over a larger one."""
+        outside = fit.loss > level
+        if not bool(outside.any()):
+            return fit.theta
+        free = minimize_likelihood(
+            likelihood, enlarged(self.domain, level), start=fit.theta.detach(), throw=False
+        )
+        return torch.where(outside[..., None], free.theta, fit.theta)
 
     def _as_ellipsoid(
         self, outer: LikelihoodRatioSet, fit: MLEResult, radius: Tensor
     ) -> EllipsoidSet:
-        if not self.radius.confined:
-            raise refuse("radius", "one that keeps to the ball, for ellipsoids", self.radius)
         if self.ellipsoid == "fixed_point":
             return outer.ellipsoid()
         S = self.domain.radius_like(radius).expand(radius.shape)
@@ -182,22 +199,46 @@ class ConfidenceSequence:
     # ---- saving --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue, as plain tensors and numbers."""
-        start = None if self._fit is None else self._fit.theta.detach().clone()
-        radius = {name: t.clone() for name, t in self._state.items()}
-        return {"history": self.history.state_dict(), "radius": radius, "start": start}
+        """Everything needed to continue, as plain tensors, numbers and words."""
+        return {
+            "history": self.history.state_dict(),
+            "radius": {name: t.clone() for name, t in self._state.items()},
+            "start": None if self._start is None else self._start.clone(),
+            "settings": self._settings(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a saved state; refuses one of another shape or radius."""
-        missing = {"history", "radius", "start"} - set(state)
+        """Continues from a saved state; refuses one of another shape, problem or radius."""
+        missing = {"history", "radius", "start", "settings"} - set(state)
         if missing:
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        for name, mine in self._settings().items():
+            if state["settings"].get(name) != mine:
+                got = state["settings"].get(name)
+                raise refuse(f"state['settings'][{name!r}]", repr(mine), repr(got))
         if set(state["radius"]) != set(self._state):
             expected = f"the entries {sorted(self._state)}"
             raise refuse("state['radius']", expected, sorted(state["radius"]))
+        for name, old in self._state.items():
+            label = f"state['radius'][{name!r}]"
+            check_same(label, state["radius"][name], "the sequence", old)
+            check_shape(label, state["radius"][name], old.shape)
+        start = state["start"]
+        if start is not None:
+            history = self.history
+            as_tensor("state['start']", start, dtype=history.dtype, device=history.device)
+            check_shape("state['start']", start, (*history.batch_shape, self.domain.dim))
+            start = start.clone()
         self.history.load_state_dict(state["history"])
         self._state = {name: t.clone() for name, t in state["radius"].items()}
-        self._fresh, self._fit = None, None
-        if state["start"] is not None:
-            likelihood = NegativeLogLikelihood.of(self.family, self.history)
-            self._fit = minimize_likelihood(likelihood, self.domain, start=state["start"])
+        self._start, self._fresh = start, None
+
+    def _settings(self) -> dict[str, Any]:
+        """What the carried sums depend on; another would make them wrong."""
+        return {
+            "family": type(self.family).__name__,
+            "dispersion": self.family.dispersion,
+            "S": self.problem.S.tolist(),
+            "radius": type(self.radius).__name__,
+            "delta": self.delta,
+        }

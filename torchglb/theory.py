@@ -42,7 +42,7 @@ def kappa_star(family: GLMFamily, z: Tensor) -> Tensor:
     """
     check_float("z", z)
     if z.ndim == 0 or z.shape[-1] == 0:
-        check_shape("z", z, ("*B", "T >= 1"))
+        raise refuse("z", "shape (*B, T) with T of at least 1", f"shape {tuple(z.shape)}")
     return 1.0 / family.variance(z).mean(-1)
 
 

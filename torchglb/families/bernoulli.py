@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchglb.checks import refuse
+from torchglb.checks import check_count
 from torchglb.families.base import GLMFamily, LossTerms
 
 
@@ -25,9 +25,7 @@ class Binomial(GLMFamily):
 
     def __init__(self, trials: int) -> None:
         super().__init__()
-        if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-            raise refuse("trials", "an integer of at least 1", repr(trials))
-        self.trials = trials
+        self.trials = check_count("trials", trials, least=1)
         self.reward_range = (0.0, float(trials))
 
     def log_partition(self, z: Tensor) -> Tensor:  # noqa: D102

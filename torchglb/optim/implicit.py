@@ -41,15 +41,15 @@ class _Opaque(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output)
-        ctx.outputs = output
+        ctx.count = len(output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         raise AssertionError("no derivative passes through an opaque solve")
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        return tuple(torch.zeros_like(o) if o.is_floating_point() else None for o in ctx.outputs)
+    def jvp(ctx: Any, *tangents: Any) -> tuple[None, ...]:
+        return (None,) * ctx.count
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], solve: Any, *tensors: Tensor) -> Any:

@@ -1,23 +1,23 @@
 """ada-OFU-ECOLog: efficient online logistic bandits (Faury, Abeille, Jun and Calauzenes 2022).
 
-Online, with ``W_1 = lambda I``, lambda = S, and D = S the diameter of the admissible log-odds. At (x, r), over
-the S-ball and with l(x, r; theta) the logistic loss:
+Online, with ``W_1 = lambda I``, lambda = S, and D = S the diameter of the admissible log-odds. At
+(x, r), over the S-ball and with l(x, r; theta) the logistic loss:
 
     ``theta' = argmin l(x, r; theta) + |theta - theta_t|^2`` in W_t ``/ (2 + D)``,
-    ``theta_bar`` = the same with the two imaginary losses l(x, 0; .) + l(x, 1; .) instead of the real one,
+    ``theta_bar`` = the same with two imaginary losses, l(x, 0; .) + l(x, 1; .), for the real one,
     ``W_{t+1} = W_t + mu-dot(<x, theta'>) x x'``,  ``theta_{t+1} = theta'``,
     ``sigma = 4 S^2 + 2 (2 + D) (u + sum_s (l_s(theta_bar_s) - l_s(theta'_s))) + 4 log(1 + t)``,
     ``u = (2 + D) nu/4 + D^2/(2 + D)``, ``nu = 1/2 + 2 log(2 sqrt(1 + t/(4 lambda))/delta)``,
 
-t = n + 1 the present round; index ``<x, theta> + sqrt(sigma) |x|`` in W^-1. The paper solves each step to accuracy
-1/t; ours is exact. Where the ball is inactive the gradient moves theta along W^-1 x alone, so the step is
-a scalar equation for z = <x, theta>:
+t = n + 1 the present round; index ``<x, theta> + sqrt(sigma) |x|`` in W^-1. The paper solves each
+step to accuracy 1/t; ours is exact. Where the ball is inactive the gradient moves theta along W^-1
+x alone, so the step is a scalar equation for z = <x, theta>:
 
     ``z = <x, theta_t> - (2 + D)/2 q l'(z)``,  ``q = |x|^2`` in W^-1,
 
 whose right side decreases in z. Where its solution leaves the ball, a d-dimensional Newton method
-on the ball takes over. Public code adds sqrt(sigma) |x|, which belongs to <x, theta>, to mu(<x, theta>), and
-keeps to the ball only by clipping.
+on the ball takes over. Public code adds sqrt(sigma) |x|, which belongs to the scale of
+<x, theta>, to the mean mu(<x, theta>).
 
 No history is kept: O(d^2) memory and time per round (O(d^3) in rounds in which the ball is active).
 """
@@ -109,9 +109,10 @@ class AdaOFUECOLog(Policy):
 def _proximal(
     x: Tensor, failures: Tensor, successes: Tensor, centre: Tensor, W: RankOneInverse, S: Tensor
 ) -> Tensor:
-    """``argmin f l(x, 0; theta) + s l(x, 1; theta) + |theta - centre|^2`` in W ``/ (2 + S)`` over the S-ball.
+    """``argmin f l(x, 0; theta) + s l(x, 1; theta) + |theta - centre|^2`` in W ``/ (2 + S)``.
 
-    ``failures`` f and ``successes`` s are ``(P, *B)``, everything else starts with ``*B``; ``(P, *B, d)``.
+    Over the S-ball. ``failures`` f and ``successes`` s are ``(P, *B)``, everything else starts with
+    ``*B``; the minimisers are ``(P, *B, d)``.
     """
     turned = W.solve(x)
     pull = 0.5 * (2 + S) * (x * turned).sum(-1)

@@ -42,7 +42,10 @@ def fit(minimum: CarriedMinimum, ridge: Tensor, tol: float) -> Fit:
         ridge: lambda of every problem, ``(N)``.
         tol: relative error of the Hessian, in the order of positive semidefinite matrices.
     """
-    theta, bracket = minimum.find(ridge)
+    minimum.find(ridge)
+    # the loss is known to the tolerance, but where it is flat theta is not: one more Newton step
+    everyone = torch.arange(ridge.shape[0], device=ridge.device)
+    theta, bracket = minimum._step(everyone, ridge)
     late = which(~(_hessian_error(minimum) <= tol))
     if late.numel():
         # one pass, then a Newton step that is short enough for the Hessian to hold
@@ -54,7 +57,7 @@ def fit(minimum: CarriedMinimum, ridge: Tensor, tol: float) -> Fit:
 
 
 def _hessian_error(minimum: CarriedMinimum) -> Tensor:
-    """``C e^(R D) D^(q-1) / (q-1)!``: how far m'' is from its Taylor polynomial, relative to m''."""
+    """``C e^(R D) D^(q-1) / (q-1)!``: how far m'' is from its polynomial, relative to m''."""
     reach = minimum._longest * torch.linalg.vector_norm(minimum._shift, dim=-1)
     power = minimum.order - 1
     growth = minimum._ratio * torch.exp(minimum._concordance * reach) * reach**power
@@ -103,7 +106,7 @@ class PredictableMinimum(CarriedMinimum):
         """The minimiser, ``(N, d)``, with an imagined row that is forgotten afterwards."""
         if imagined is None:
             return self.find(ridge)[0]
-        sums, point, longest = self._sums, self._point, self._longest
+        sums, point, longest, pull = self._sums, self._point, self._longest, self._pull
         x, y, w = imagined
         assert w is not None
         self.data.imagined = imagined
@@ -116,6 +119,6 @@ class PredictableMinimum(CarriedMinimum):
             torch.where(moved, now - more, old)
             for now, more, old in zip(self._sums, extra, sums, strict=True)
         ]
-        self._longest = longest
+        self._longest, self._pull = longest, pull
         self.data.imagined = None
         return theta

@@ -1,9 +1,10 @@
-"""The G-optimal design: weights pi on the arms that make the worst-known arm as well known as possible.
+"""The G-optimal design: weights on the arms that make the worst-known arm known best.
 
-With ``V(pi) = sum_k pi_k x_k x_k'`` it minimises ``max_k |x_k|^2`` in V(pi)^-1. By the theorem of Kiefer and
-Wolfowitz the minimum is the rank r of the arms (d, if they span the space), and the same pi
-maximises ``log det V(pi)``, a concave function: Frank-Wolfe, whose linear problem picks one arm, with the
-exact step (Fedorov) and steps away from the support (Atwood), which make the convergence linear.
+With ``V(pi) = sum_k pi_k x_k x_k'`` it minimises ``max_k |x_k|^2`` in V(pi)^-1. By the theorem of
+Kiefer and Wolfowitz the minimum is the rank r of the arms (d, if they span the space), and the same
+pi maximises ``log det V(pi)``, a concave function: Frank-Wolfe, whose linear problem picks one arm,
+with the exact step (Fedorov) and steps away from the support (Atwood), which make the convergence
+linear.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from torchglb.errors import SolverError
 
 
 class Design(NamedTuple):
-    """Weights ``(*B, K)``, the largest ``|x|^2`` in V(pi)^-1 ``(*B)``, and the rank of the arms ``(*B)``."""
+    """Weights pi on the arms.
+
+    Attributes:
+        weights: pi, ``(*B, K)``.
+        worst: the largest ``|x|^2`` in V(pi)^-1, ``(*B)``.
+        rank: of the arms, ``(*B)``.
+    """
 
     weights: Tensor
     worst: Tensor

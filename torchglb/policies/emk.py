@@ -1,9 +1,10 @@
 """EMK (Emmenegger, Mutny, Krause, NeurIPS 2023): optimism over a weighted likelihood-ratio set.
 
-``argmax_x max { <x, theta> : |theta| <= S, sum_s w_s (l_s(theta) - l_s(theta_s)) <= log(1/delta) }``
+``argmax_x max <x, theta>`` over ``|theta| <= S``, ``sum_s w_s (l_s(theta) - l_s(theta_s)) <=
+log(1/delta)``, where ``l_s(theta) = (m(z) - r_s z)/g`` at ``z = <x_s, theta>``.
 
-``l_s(theta) = (m(z) - r_s z)/g`` at ``z = <x_s, theta>``. Each theta_s is predictable: chosen before
-r_s is seen. Only then is the product of the likelihood ratios a martingale, and the set valid:
+Each theta_s is predictable: chosen before r_s is seen. Only then is the product of the likelihood
+ratios a martingale, and the set valid:
 
 - ``regularizer="ftrl"``: ``theta_s = argmin sum_{i<s} l_i + (lambda/2)|theta|^2`` over the ball;
 - ``regularizer="vaw"`` (Vovk-Azoury-Warmuth, as AIOLI does): the same plus two imagined losses of
@@ -31,7 +32,9 @@ from torchglb.checks import check_choice, check_positive, check_shape, refuse
 from torchglb.history import Rows
 from torchglb.policies.carried import PlainRows, PredictableMinimum
 from torchglb.policies.exact import ExactPolicy
+from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.radii import Problem
 from torchglb.ucb import Minimum
 
 REGULARIZERS = ("vaw", "ftrl")
@@ -61,17 +64,16 @@ class EMK(ExactPolicy):
         super().__init__(*args, **settings)
         self.regularizer = check_choice("regularizer", regularizer, REGULARIZERS)
         self.regularization = check_positive("regularization", regularization)
-        family, d, S = self.family, self.domain.dim, self.domain.max_radius
-        self._steepest = family.max_variance(S) / family.dispersion
-        self._flattest = family.min_variance(S) / family.dispersion
-        if not math.isfinite(self._steepest):
+        family, d, batch = self.family, self.domain.dim, tuple(self.batch_shape)
+        problem = Problem(family, self.domain, self.delta, batch, self.dtype, self.device)
+        constants = (problem.S, problem.max_variance, problem.per_radius(family.min_variance))
+        self._radius, most, least = (t.reshape(-1).to(self.dtype) for t in constants)
+        self._steepest, self._flattest = (v / family.dispersion for v in (most, least))
+        if not bool(torch.isfinite(self._steepest).all()):
             raise refuse("family", "one with bounded m'' on the ball", type(family).__name__)
-        like = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
-        eye = torch.eye(d, dtype=self.dtype, device=self.device)
-        problems = self.batch_shape.numel()
-        self._radius = self.domain.radius_like(like).expand(self.batch_shape).reshape(problems)
+        like, problems = self._radius, self._radius.shape[0]
         self._lam = torch.full_like(self._radius, self.regularization)
-        self._gram = (self.regularization * eye).repeat(problems, 1, 1)  # V
+        self._gram = RankOneInverse.scaled_identity(self.regularization, (problems,), d, like)  # V
         self._paid = torch.zeros_like(self._radius)  # sum_s w_s l_s(theta_s)
         precision = PRECISION if self.dtype == torch.float64 else 1e-4
         rows = PlainRows(family, self._program.history)
@@ -96,10 +98,9 @@ class EMK(ExactPolicy):
 
     def _weigh(self, x: Tensor) -> Tensor:
         """``w_s`` of the rows ``x (N, d)``, which then enter V."""
-        factor = torch.linalg.cholesky(self._gram)
-        white = torch.linalg.solve_triangular(factor, x[..., None], upper=False)[..., 0]
-        bias = 2.0 * self._lam * self._radius.square() * white.square().sum(-1)
-        self._gram = self._gram + self._flattest * x[..., :, None] * x[..., None, :]
+        length = self._gram.squared_norms(x[..., None, :])[..., 0]
+        bias = 2.0 * self._lam * self._radius.square() * length
+        self._gram.add(x, self._flattest)
         return 1.0 / (1.0 + self._steepest * bias)
 
     def _predict(self, x: Tensor) -> Tensor:
@@ -111,14 +112,15 @@ class EMK(ExactPolicy):
         return self._estimate.predict(self._lam, imagined)
 
     def _state(self) -> dict[str, Any]:
-        mine = {"gram": self._gram.clone(), "paid": self._paid.clone()}
+        mine = {"gram": self._gram.state_dict(), "paid": self._paid.clone()}
         return super()._state() | mine | {"estimate": self._estimate.state_dict()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         gram, paid, estimate = state["gram"], state["paid"], state["estimate"]
-        check_shape("state['gram']", gram, self._gram.shape)
+        check_shape("state['gram']['matrix']", gram["matrix"], self._gram.matrix.shape)
         check_shape("state['paid']", paid, self._paid.shape)
         super()._load(state)
         self._estimate.load_state_dict(estimate)
         self._estimate.data.count = len(self._program.history)
-        self._gram, self._paid = gram.clone(), paid.clone()
+        self._gram.load_state_dict(gram)
+        self._paid = paid.clone()

@@ -1,20 +1,20 @@
 """EVILL: exploration by linear perturbations of the loss (Janz et al. 2024).
 
-With ``F(theta) = L(theta) + (lambda/2)|theta|^2``, theta_hat its minimiser over R^d and H the Hessian of L
-there, draw Z ~ N(0, I_d) and z_s ~ N(0, 1) for every observation,
+With ``F(theta) = L(theta) + (lambda/2)|theta|^2``, theta_hat its minimiser over R^d and H the
+Hessian of L there, draw Z ~ N(0, I_d) and z_s ~ N(0, 1) for every observation,
 
     ``W = a (sqrt(lambda) Z + sum_s sqrt(m''(<x_s, theta_hat>) / g) z_s x_s)``,
     ``theta_W = argmin F(theta) - <W, theta>``,  index ``<x, theta_W>``.
 
-The sum is a d-vector, ``W ~ N(0, a^2 (lambda I + H))``: one d-dimensional Gaussian through the Cholesky
-factor of lambda I + H has the same law and costs nothing in n.
+The sum is a d-vector, ``W ~ N(0, a^2 (lambda I + H))``: one d-dimensional Gaussian through the
+Cholesky factor of lambda I + H has the same law and costs nothing in n.
 
 - ``evill``: a = 1, lambda = 1, no warm-up; the heuristic of the paper's main figures.
-- ``evill-theory``: the constants of Appendix E and a warm-up that samples from the G-optimal design of
-  the arms until every arm is known well enough.
+- ``evill-theory``: the constants of Appendix E and a warm-up that samples from the G-optimal
+  design of the arms until every arm is known well enough.
 
-Public code differs: one implementation adds the normal numbers to the loss without multiplying them by
-the arms, so W does not have this covariance. Ours has, and it is tested.
+Public code differs: one implementation adds the normal numbers to the loss without multiplying them
+by the arms, so W does not have this covariance. Ours has, and it is tested.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch import Tensor
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
+from torchglb.linalg import idle
 from torchglb.mle import minimize_likelihood
 from torchglb.policies.base import Requirements
 from torchglb.policies.design import g_optimal
@@ -132,8 +133,8 @@ class EVILLTheory(Perturbed):
       ``b = 1/(22 (1 + D C^2) C^2 a sqrt(kappa))``, where ``V = lambda I + sum x x'``,
       ``C = sqrt(d) + sqrt(2 log(1/delta'))``, ``D = Xi + Xi^2``, ``Xi = sqrt(2)(2S + 1/2)``.
 
-    While a replicate is in the warm-up its scores are 1 for the arm drawn and 0 for all others. The
-    theory is for a fixed arm set; where the arms change, the design is that of the present ones.
+    While a replicate is in the warm-up its scores are ``|x|^2`` in V^-1 and its choice is a draw.
+    The theory is for a fixed arm set; where the arms change, the design is that of the present ones.
     Warm-up observations stay in the loss. With theory constants the warm-up usually outlasts any
     horizon that can be simulated.
 
@@ -183,21 +184,21 @@ class EVILLTheory(Perturbed):
         return self._design[1]
 
     def _scores(self, arms: Tensor) -> Tensor:
-        warm = self.warming_up(arms)
-        if arms.device.type == "cpu" and not bool(warm.any()):
-            return super()._scores(arms)
-        steps = self.design(arms).cumsum(-1)
-        # the first arm whose cumulated weight exceeds the uniform number
-        drawn = (steps <= self._uniform[..., None] * steps[..., -1:]).sum(-1)
-        drawn = drawn.clamp_max(arms.shape[-2] - 1)
-        place = torch.arange(arms.shape[-2], device=arms.device)
-        played = (place == drawn[..., None]).to(self.dtype)
+        novelty = self._V.squared_norms(arms)
+        warm = novelty.amax(-1) > self.level
         if arms.device.type == "cpu" and bool(warm.all()):
-            return played
-        return torch.where(warm[..., None], played, super()._scores(arms))
+            return novelty
+        return torch.where(warm[..., None], novelty, super()._scores(arms))
 
-    def select(self, arms: Tensor) -> Tensor:  # noqa: D102
+    def select(self, arms: Tensor) -> Tensor:
+        """The index ``(*B)`` of the arm to play: drawn from the design in the warm-up."""
         index = super().select(arms)
+        warm = self.warming_up(arms)
+        if not idle(warm):
+            steps = self.design(arms).cumsum(-1)
+            # the first arm whose cumulated weight exceeds the uniform number
+            drawn = (steps <= self._uniform[..., None] * steps[..., -1:]).sum(-1)
+            index = torch.where(warm, drawn.clamp_max(arms.shape[-2] - 1), index)
         self._uniform = self.random.uniform(dtype=self.dtype)
         return index
 

@@ -129,7 +129,9 @@ class ExactPolicy(Policy):
     def _load(self, state: Mapping[str, Any]) -> None:
         program, target = state["program"], state["target"]
         self._program.load_state_dict(program)
-        kept = None if target is None else Target(*(target[name].clone() for name in Target._fields))
+        kept = (
+            None if target is None else Target(*(target[name].clone() for name in Target._fields))
+        )
         self._target = kept
 
 

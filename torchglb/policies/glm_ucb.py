@@ -1,7 +1,7 @@
 """GLM-UCB (Filippi, Cappe, Garivier and Szepesvari 2010), in its regularised form.
 
-``V = d I + sum x x'``, theta_hat the minimiser of ``L + (d/2)|theta|^2`` over the S-ball, and the index, on the
-scale of the mean,
+``V = d I + sum x x'``, theta_hat the minimiser of ``L + (d/2)|theta|^2`` over the S-ball, and the
+index, on the scale of the mean,
 
     ``mu(<x, theta_hat>) + bonus |x|`` in V^-1,
     ``bonus = l kappa sqrt(2 log(1/delta) + log det V - d log d) + sqrt(d) S``,

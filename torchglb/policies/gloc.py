@@ -1,16 +1,21 @@
-"""GLOC: online-to-confidence-set conversion for GLM bandits (Jun, Bhargava, Nowak and Willett 2017).
+"""GLOC: online-to-confidence-set conversion for GLM bandits (Jun et al. 2017).
 
 An online Newton step predicts, and its predictions give the data of a linear regression. With
-``k = min m''`` on the ball, ``V = d I + sum x x'`` (x_s included), and ``grad = (mu(<x_s, theta_s>) - r_s) x_s``:
+``k = min m''`` on the ball, ``V = d I + sum x x'`` (x_s included), and
+``grad = (mu(<x_s, theta_s>) - r_s) x_s``:
 
-    ``theta_{s+1} = project(theta_s - V^-1 grad / k)``,  ``B += |grad|^2`` in V^-1 ``/ (2k)``,  ``B_0 = 2 k S^2 d``,
+    ``theta_{s+1} = project(theta_s - V^-1 grad / k)``,
+    ``B += |grad|^2`` in V^-1 ``/ (2k)``,  ``B_0 = 2 k S^2 d``,
     centre ``V^-1 sum_s <x_s, theta_s> x_s``,
     ``radius^2 = 1 + (4/k) B + 8 (R/k)^2 log(2 sqrt(1 + 2B/k + 4 (R/k)^4 / delta^2) / delta)``,
 
-index ``<x, centre> + radius |x|`` in V^-1. The projection is the paper's, onto the S-ball in the norm of V;
-a point inside the ball stays where it is, while some public code moves every iterate onto the
-sphere. R scales the noise: S for bounded rewards, sigma for Gaussian ones, and ``R_mudot(S) = max m''``
-for unbounded others (Poisson), which the paper's sub-Gaussian theory does not cover.
+index ``<x, centre> + radius |x|`` in V^-1. The projection is the paper's: onto the S-ball, in the
+norm of V, and a point inside the ball stays where it is. R scales the noise: S for bounded rewards,
+sigma for Gaussian ones, and ``R_mudot(S) = max m''`` for unbounded others (Poisson), which the
+paper's sub-Gaussian theory does not cover.
+
+Public code differs: it moves every iterate onto the sphere, inside or not, and adds the bonus of
+<x, centre> to mu(<x, theta>) of the online iterate.
 
 No history is kept: O(d^2) memory and time per round (O(d^3) in rounds with a projection).
 """

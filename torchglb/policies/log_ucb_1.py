@@ -1,7 +1,7 @@
 """Logistic-UCB-1 (Faury, Abeille, Calauzenes and Fercoq 2020).
 
-``lambda = d log(2 + n)``, theta_hat the minimiser of ``L + (lambda/2)|theta|^2`` over R^d, H the Hessian there,
-lambda I included, F_d the cdf of chi^2 with d degrees of freedom:
+``lambda = d log(2 + n)``, theta_hat the minimiser of ``L + (lambda/2)|theta|^2`` over R^d, H the
+Hessian there, lambda I included, F_d the cdf of chi^2 with d degrees of freedom:
 
     ``c = log(1/delta) + (1/2) log det H - (d/2) log lambda + log(F_d(2 lambda)/F_d(lambda))``,
     ``g = min(sqrt(lambda)/2 + (2/sqrt(lambda)) c, 1 + c)``,

@@ -8,8 +8,9 @@ Theorem 3.1; or the sharper fixed point of :func:`torchglb.radii.theorem32_fixed
 costs a pass over the history.
 
 The inverse by the cheapest exact route: while n < d by Woodbury, O(n^2 d), with theta_hat sought in
-the span of the rows, where it lies; then by Cholesky, O(d^3). theta_hat and H come from a Taylor
-model that is carried from round to round, with passes over the history only where it ends.
+the span of the rows, where it lies; then by Cholesky, O(d^3); for Gaussian rewards, whose H does
+not depend on theta, by rank-one steps, O(d^2). theta_hat and H come from a Taylor model that is
+carried from round to round, with passes over the history only where it ends.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import check_choice, check_shape, refuse
+from torchglb.families import Gaussian
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import inverse_forms, woodbury_inverse_forms
@@ -30,12 +32,12 @@ from torchglb.policies.base import Policy
 from torchglb.policies.carried import fit
 from torchglb.policies.exact import named_radius
 from torchglb.policies.ofuglb import PAPER
+from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.radii import (
     Problem,
     Radius,
     regularization_for,
-    self_concordance_of,
     theorem32,
     theorem32_fixed_point,
 )
@@ -53,7 +55,7 @@ class Ellipsoid(NamedTuple):
     Attributes:
         theta: theta_hat, ``(*B, d)``.
         gamma: the squared radius, ``(*B)``.
-        curvature: H, ``(*B, d, d)``, if n >= d; else the weights ``m''/g`` of the rows, ``(*B, n)``.
+        curvature: H, ``(*B, d, d)``, if n >= d; else ``m''/g`` of every row, ``(*B, n)``.
     """
 
     theta: Tensor
@@ -86,20 +88,23 @@ class OFUGLBE(Policy):
         family, domain, batch = self.family, self.domain, tuple(self.batch_shape)
         if not self.radius.confined:
             raise refuse("radius", "one that keeps to the ball, for ellipsoids", self.radius)
-        self._concordance = self_concordance_of(family, domain.max_radius)
         self._problem = Problem(family, domain, self.delta, batch, self.dtype, self.device)
+        self._concordance = self._problem.self_concordance.to(self.dtype)  # refuses what has none
         self._sums = self.radius.init(self._problem)
         self._history = History(
             domain.dim, batch, validate=False, dtype=self.dtype, device=self.device
         )
         like = torch.zeros((), dtype=self.dtype, device=self.device)
-        self._S = domain.radius_like(like).expand(batch)
+        self._S = self._problem.S.to(self.dtype)
         self._lam = torch.as_tensor(regularization_for(self._S, self._concordance))
         precision = PRECISION if self.dtype == torch.float64 else 1e-4
         self._minimum = CarriedMinimum(
             FlatHistory(family, self._history), domain, self._S.reshape(-1), precision
         )
         self._start = like.new_zeros((*batch, domain.dim))
+        self._inverse: RankOneInverse | None = None  # of H + lambda I, where H is free of theta
+        if isinstance(family, Gaussian):
+            self._inverse = RankOneInverse.scaled_identity(self._lam, batch, domain.dim, like)
         self._fresh: Ellipsoid | None = None
 
     # ---- the ellipsoid of this round -----------------------------------------------------
@@ -182,7 +187,9 @@ class OFUGLBE(Policy):
     @torch.no_grad()
     def _scores(self, arms: Tensor) -> Tensor:
         theta, gamma, curvature = self._current()
-        if self._few:
+        if self._inverse is not None:
+            forms = self._inverse.squared_norms(arms)
+        elif self._few:
             X, _, _ = self._history.rows()
             forms = woodbury_inverse_forms(arms, X, curvature, self._lam)
         else:
@@ -198,6 +205,8 @@ class OFUGLBE(Policy):
         flat_x, flat_r = x.reshape(-1, *x.shape[-2:]), r.reshape(-1, r.shape[-1])
         self._minimum.observe(flat_x, flat_r, torch.ones_like(flat_r))
         self._sums = self.radius.update(self._problem, self._sums, x, r)
+        if self._inverse is not None:
+            self._inverse.add_rows(x, torch.full_like(r, 1.0 / self.family.dispersion))
         self._fresh = None
 
     def _state(self) -> dict[str, Any]:
@@ -208,6 +217,7 @@ class OFUGLBE(Policy):
             "minimum": self._minimum.state_dict(),
             "sums": {name: t.clone() for name, t in self._sums.items()},
             "start": self._start.clone(),
+            "inverse": None if self._inverse is None else self._inverse.state_dict(),
             "ellipsoid": kept,
         }
 
@@ -216,9 +226,15 @@ class OFUGLBE(Policy):
         for name, old in self._sums.items():
             check_shape(f"state['sums'][{name!r}]", sums[name], old.shape)
         history, minimum, fresh = state["history"], state["minimum"], state["ellipsoid"]
-        start = state["start"].clone()
+        start, inverse = state["start"].clone(), state["inverse"]
+        if (inverse is None) != (self._inverse is None):
+            raise refuse("state['inverse']", "that of the same family", type(inverse).__name__)
         check_shape("state['start']", start, self._start.shape)
         self._history.load_state_dict(history)
         self._minimum.load_state_dict(minimum)
+        if self._inverse is not None:
+            self._inverse.load_state_dict(inverse)
         self._sums, self._start = sums, start
-        self._fresh = None if fresh is None else Ellipsoid(**{k: t.clone() for k, t in fresh.items()})
+        self._fresh = (
+            None if fresh is None else Ellipsoid(**{k: t.clone() for k, t in fresh.items()})
+        )

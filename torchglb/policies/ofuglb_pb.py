@@ -13,7 +13,7 @@ from typing import Any
 
 from torchglb.policies.exact import LikelihoodRatioPolicy
 from torchglb.policies.registry import register
-from torchglb.radii import PACBayes, Radius
+from torchglb.radii import Radius
 
 
 @register

@@ -1,6 +1,7 @@
 """OFUL: optimism for linear bandits (Abbasi-Yadkori, Pal and Szepesvari 2011).
 
-``V = lambda I + sum x x'``, ``theta = V^-1 sum r x``, index ``<x, theta> + radius |x|`` in V^-1, with
+``V = lambda I + sum x x'``, ``theta = V^-1 sum r x``, index ``<x, theta> + radius |x|`` in V^-1,
+with
 
     ``radius = sigma sqrt(2 log(1/delta) + log det V - d log lambda) + sqrt(lambda) S``.
 

@@ -3,8 +3,8 @@
 With n observations, ``lambda = d log(2 + n)``, ``L_reg = L + (lambda/2)|theta|^2``, theta_hat its
 minimiser over all of R^d and H its Hessian there:
 
-``argmax_x max { <x, theta> : |theta| <= S, L_reg(theta) - L_reg(theta_hat) <= (g + g^2/lambda)^2 }``
-
+``argmax_x max <x, theta>`` over ``|theta| <= S``, ``L_reg(theta) - L_reg(theta_hat) <= (g +
+g^2/lambda)^2``;
 ``c = log(1/delta) + log det(H)/2 - (d/2) log lambda + log(F_d(2 lambda)/F_d(lambda))``, F_d the
 distribution function of chi^2 with d degrees of freedom;
 ``g = min( sqrt(lambda)(1/2 + S) + 2 c/sqrt(lambda), sqrt(lambda) S + c )``.

@@ -1,13 +1,15 @@
 """OL2M: online logistic regression for bandits (Zhang, Yang, Jin, Xiao and Zhou 2016).
 
-With ``b = 1/(2 (1 + e^S))``, ``Z = d I + (b/2) sum x x'`` (the present x included) and ``grad = (mu(<x, theta>) - r) x``:
+With ``b = 1/(2 (1 + e^S))``, ``Z = d I + (b/2) sum x x'`` (the present x included) and ``grad =
+(mu(<x, theta>) - r) x``:
 
     ``theta <- project(theta - Z^-1 grad)``, index ``<x, theta> + radius |x|`` in Z^-1,
-    ``radius^2 = 8S + d S^2 + (8/b + 16S/3) log(4 log(t+1) t^2/delta) + (2/b)(log det Z - d log d)``,
+    ``radius^2 = 8S + d S^2 + (8/b + 16S/3) log(4 log(t+1) t^2/delta)
+                 + (2/b)(log det Z - d log d)``,
 
-t = n + 1 the present round. The paper's step is ``argmin |theta' - theta|^2/2`` in Z ``+ <grad, theta'>`` over the
-S-ball, so the projection is in the norm of Z and leaves points inside alone. Public code adds the
-bonus, which belongs to <x, theta>, to the mean mu(<x, theta>).
+t = n + 1 the present round. The paper's step is ``argmin |theta' - theta|^2/2`` in Z ``+ <grad,
+theta'>`` over the S-ball, so the projection is in the norm of Z and leaves points inside alone.
+Public code adds the bonus, which belongs to <x, theta>, to the mean mu(<x, theta>).
 
 No history is kept: O(d^2) memory and time per round (O(d^3) in rounds with a projection).
 """

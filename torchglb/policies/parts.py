@@ -1,4 +1,4 @@
-"""Parts that several policies share: fits with a ridge, policies that keep a history, saved tensors."""
+"""Parts that several policies share: fits with a ridge, kept histories, saved tensors."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class RandomStreams:
         bits = _mix(self._keys[..., None] + counter * _GOLDEN)
         # the upper 53 bits, centred in their cells
         fraction = (_shift(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
-        return fraction.reshape(*self._keys.shape, *shape).to(dtype)
+        return fraction.reshape((*self._keys.shape, *shape)).to(dtype)
 
     def normal(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Standard normal numbers of shape ``(*B, *shape)``."""

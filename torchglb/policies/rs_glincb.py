@@ -1,24 +1,26 @@
 """RS-GLinCB: rarely switching generalised linear contextual bandits (Sawarni et al. 2024).
 
-``lambda = d log(T/delta)``, ``gamma = 25 R S sqrt(d log(T/delta))``, R the bound of the rewards. Two matrices
-start at lambda I: V for the warm-up set, H for all other rounds. In a round:
+``lambda = d log(T/delta)``, ``gamma = 25 R S sqrt(d log(T/delta))``, R the bound of the rewards.
+Two matrices start at lambda I: V for the warm-up set, H for all other rounds. In a round:
 
-- criterion I: if ``max_x |x|^2`` in V^-1 is at least ``1/(gamma^2 kappa R^2)``, play that arm, put the pair in the
-  warm-up set, ``V += x x'``; theta_o is the minimiser over R^d of the warm-up loss with ridge lambda;
-- otherwise, criterion II: if ``det H > 2 det H_tau``, switch: ``H_tau = H``, theta_tau = minimiser of the loss of the
-  other rounds, with the same ridge, over the S-ball;
+- criterion I: if ``max_x |x|^2`` in V^-1 is at least ``1/(gamma^2 kappa R^2)``, play that arm, put
+  the pair in the warm-up set, ``V += x x'``; theta_o is the minimiser over R^d of the warm-up loss
+  with ridge lambda;
+- otherwise, criterion II: if ``det H > 2 det H_tau``, switch: ``H_tau = H``, theta_tau = minimiser
+  of the loss of the other rounds, with the same ridge, over the S-ball;
 - keep the arms with ``<x, theta_o> + gamma sqrt(kappa) |x|`` in V^-1 at least the LARGEST
-  ``<x, theta_o> - gamma sqrt(kappa) |x|``; among them maximise ``<x, theta_tau> + 150 sqrt(d log(T/delta)) |x|`` in H_tau^-1;
+  ``<x, theta_o> - gamma sqrt(kappa) |x|``; among them maximise
+  ``<x, theta_tau> + 150 sqrt(d log(T/delta)) |x|`` in H_tau^-1;
 - after playing x, ``H += m''(<x, theta_o>)/e x x'``.
 
 After the warm-up there are O(log^2 T) switches, and theta_tau is refitted at no other time.
 
 Public code differs: it compares each upper end with another lower end than the largest, so that
-arms survive that are known to be worse (or none are eliminated), and it replaces 25 and 150 by tuned
-constants. ``scale`` tunes both here; the theory's are the default.
+arms survive that are known to be worse (or none are eliminated), and it replaces 25 and 150 by
+tuned constants. ``scale`` tunes both here; the theory's are the default.
 
-What belongs to the warm-up is decided by the arm that was played, when its reward arrives: in rounds
-without delay that is criterion I. theta_o is fitted only when it is used, after the warm-up.
+What belongs to the warm-up is decided by the arm that was played, when its reward arrives: in
+rounds without delay that is criterion I. theta_o is fitted only when it is used, after the warm-up.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ from torchglb.ucb.minimum import FlatHistory
 class RSGLinCB(Policy):
     """RS-GLinCB.
 
-    In the warm-up the scores are ``|x|^2`` in V^-1; afterwards an eliminated arm has the score -inf.
+    In the warm-up the scores are ``|x|^2`` in V^-1, afterwards the index above; ``select`` takes
+    the largest over the arms that are not eliminated (:meth:`kept`).
 
     Args:
         family: a GLM of bounded rewards with m'' > 0 on the ball.
@@ -111,17 +114,25 @@ class RSGLinCB(Policy):
         """Criterion I, ``(*B)``."""
         return self._V.squared_norms(arms).amax(-1) >= self.level
 
-    def _scores(self, arms: Tensor) -> Tensor:
+    def kept(self, arms: Tensor) -> Tensor:
+        """Which arms are not eliminated, ``(*B, K)``; in the warm-up all."""
         novelty = self._V.squared_norms(arms)
         warm = novelty.amax(-1) >= self.level
-        if arms.device.type == "cpu" and bool(warm.all()):
-            return novelty
         self._refit_warm(~warm)
         centre = (arms @ self._theta_o[..., None])[..., 0]
         width = (self.gamma * math.sqrt(self._kappa))[..., None] * novelty.sqrt()
         best_lower = (centre - width).amax(-1, keepdim=True)
+        return warm[..., None] | (centre + width >= best_lower)
+
+    def select(self, arms: Tensor) -> Tensor:
+        """The index ``(*B)`` of the arm to play: the largest score of the arms kept."""
+        scores = self.scores(arms)
+        return torch.where(self.kept(arms), scores, -torch.inf).argmax(-1)
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        novelty = self._V.squared_norms(arms)
+        warm = novelty.amax(-1) >= self.level
         index = (arms @ self._theta_tau[..., None])[..., 0] + self.bonus * self._H_tau.norms(arms)
-        index = torch.where(centre + width >= best_lower, index, -torch.inf)
         return torch.where(warm[..., None], novelty, index)
 
     def _update(self, x: Tensor, r: Tensor) -> None:

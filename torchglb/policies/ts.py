@@ -1,6 +1,7 @@
 """Thompson sampling from the Laplace posterior (Abeille and Lazaric 2017; Kveton et al. 2020).
 
-With theta_hat the minimiser over R^d of ``L(theta) + (lambda/2)|theta|^2`` and H the Hessian of L there, draw
+With theta_hat the minimiser over R^d of ``L(theta) + (lambda/2)|theta|^2`` and H the Hessian of L
+there, draw
 
     ``theta ~ N(theta_hat, a^2 (lambda I + H)^-1)``,  index ``<x, theta>``:
 

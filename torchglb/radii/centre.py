@@ -134,6 +134,9 @@ class Penalty(Protocol):
     def longest(self, point: Tensor, step: Tensor) -> Tensor:
         """The largest multiple of ``step`` worth trying, ``(*B, P)``."""
 
+    def roomy(self, point: Tensor) -> Tensor:
+        """Whether Newton's method may well start here, ``(*B, P)``."""
+
 
 class Barrier(NamedTuple):
     """``-eta log(S^2 - |theta|^2)``: keeps the centre inside the ball.
@@ -162,6 +165,10 @@ class Barrier(NamedTuple):
         """Four fifths of the way to the sphere."""
         return 0.8 * distance_to_sphere(point, step, self.S)
 
+    def roomy(self, point: Tensor) -> Tensor:
+        """Not next to the sphere: from there a Newton step no more than doubles the room."""
+        return point.square().sum(-1) <= (1 - 1 / 64) * self.S.square()
+
 
 class Ridge(NamedTuple):
     """``|theta|^2 / (2 s0^2)``: the centre of a Gaussian posterior.
@@ -183,6 +190,10 @@ class Ridge(NamedTuple):
     def longest(self, point: Tensor, step: Tensor) -> Tensor:
         """No limit but the full step."""
         return torch.ones_like(step[..., 0])
+
+    def roomy(self, point: Tensor) -> Tensor:
+        """Anywhere."""
+        return torch.ones_like(point[..., 0], dtype=torch.bool)
 
 
 def distance_to_sphere(point: Tensor, direction: Tensor, S: Tensor) -> Tensor:
@@ -226,9 +237,9 @@ def recentre(
     terms = penalty(anchor.point)
     step, behind = _newton(anchor, terms)
     if offer is not None:
-        offered = penalty(offer.point)
-        better = torch.isfinite(offered.value) & (_newton(offer, offered)[1] < behind)
-        anchor = offer.where(better, anchor)
+        lower = offer.loss + penalty(offer.point).value < anchor.loss + terms.value
+        wanted = lower & (behind > tolerance) & penalty.roomy(offer.point)
+        anchor = offer.where(wanted, anchor)
         terms = penalty(anchor.point)
         step, behind = _newton(anchor, terms)
     damping = torch.ones_like(behind)

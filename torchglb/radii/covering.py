@@ -35,7 +35,7 @@ def covering(
 
     Example:
         >>> round(float(covering(torch.tensor(300.0), 4.0, 2, 0.05).radius), 3)
-        23.904
+        23.905
     """
     check_probability("delta", delta)
     if isinstance(lipschitz, Tensor):

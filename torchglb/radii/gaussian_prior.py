@@ -100,7 +100,7 @@ def gaussian_prior_level(
         >>> from torchglb.families import Bernoulli
         >>> loss = NegativeLogLikelihood(Bernoulli(), torch.eye(2), torch.tensor([1.0, 0.0]))
         >>> round(float(gaussian_prior_level(loss, 0.05, torch.zeros(2), 8.0)), 2)
-        4.92
+        5.48
     """
     check_probability("delta", delta)
     check_likelihood(likelihood)

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
-from torchglb.radii.laws import Law
+from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
+from torchglb.radii.laws import BallLaw, Law, NormalLaw
 
 
 def growth(family: GLMFamily, law: Law, s2: Tensor, self_concordance: Tensor | None) -> Tensor:
@@ -49,7 +49,10 @@ def increment(
 
     - Gaussian ``s^2 E U^2/2`` and Poisson ``e^z (E cosh(sU) - 1)``, both exact.
     - Binomial of N trials, p = sigma(z): ``(N/2) log(1 + 2 p(1-p) (E cosh(sU) - 1))``, by Jensen.
+    - Probit with normal U: ``k m(z/k) - m(z)``, ``k^2 = 1 + s^2``, exact.
     - ``m''(z) G(s)`` with G of :func:`growth`.
+    - Probit and cloglog with ``|U| <= 1``: ``s^2 E U^2/2`` times the largest m'' on [z - s, z + s],
+      which is taken at the point nearest to 0, where m'' peaks.
     - ``max m'' s^2 E U^2/2``, and ``(b - a) s E|U|/2`` for rewards, hence means, in [a, b].
 
     Args:
@@ -68,9 +71,18 @@ def increment(
         spread = 2.0 / family.trials * family.variance(z) * law.hyperbolic(s2)
         # an overflow of E cosh would give inf * 0 in the far tails of p(1-p)
         best = 0.5 * family.trials * torch.log1p(torch.nan_to_num(spread, nan=math.inf))
+    elif (
+        isinstance(family, QuasiBounded) and family.link == "probit" and isinstance(law, NormalLaw)
+    ):
+        wide = (1.0 + s2).sqrt()
+        best = wide * family.log_partition(z / wide) - family.log_partition(z)
     else:
         best = family.variance(z) * growth(family, law, s2, self_concordance)
         best = torch.nan_to_num(best, nan=math.inf)
+    if isinstance(family, QuasiBounded) and isinstance(law, BallLaw):
+        nearest = torch.sign(z) * (z.abs() - s2.sqrt()).clamp_min(0.0)
+        local = 0.5 * family.variance(nearest) * s2 * law.second_moment()
+        best = torch.minimum(best, local)
     if max_variance is not None:
         best = torch.minimum(best, 0.5 * max_variance * s2 * law.second_moment())
     low, high = family.reward_range

@@ -205,7 +205,7 @@ def pac_bayes_level(
         >>> loss = NegativeLogLikelihood(Bernoulli(), X, r)
         >>> level = pac_bayes_level(loss, Ball(2, 4.0), 0.05, torch.zeros(2))
         >>> round(float(level), 2)
-        5.37
+        5.81
     """
     check_choice("increments", increments, INCREMENTS)
     check_likelihood(likelihood)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_choice, check_same, check_shape, refuse
+from torchglb.checks import ValueChecks, as_tensor, check_choice, check_shape, refuse
 from torchglb.families import GLMFamily
+from torchglb.optim.implicit import is_transformed
 
 
 class Interval(NamedTuple):
@@ -26,7 +27,11 @@ class Interval(NamedTuple):
 
 
 class ConfidenceSet(ABC):
-    """A snapshot of a convex confidence set for theta; shapes start with the batch ``*B``."""
+    """A snapshot of a convex confidence set for theta; shapes start with the batch ``*B``.
+
+    Points and directions are ``(*B, d)``, or ``(*B, K, d)`` for K of each set; lists of numbers
+    are taken too. Answers have the shape of the question without its last axis.
+    """
 
     family: GLMFamily
 
@@ -36,109 +41,155 @@ class ConfidenceSet(ABC):
         """A point of the set, ``(*B, d)``."""
 
     @abstractmethod
-    def slack(self, theta: Tensor) -> Tensor:
-        """How far inside a point is: >= 0 in the set, < 0 outside.
-
-        ``theta`` is ``(*B, d)``, or ``(*B, P, d)`` for P points of each set.
-        """
+    def _slack(self, points: Tensor) -> Tensor:
+        """The slack of points ``(*B, P, d)``."""
 
     @abstractmethod
-    def upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
-        """A certified upper bound on ``max <x, theta>`` over the set, for ``arms (*B, K, d)``."""
+    def _upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
+        """The bound for arms ``(*B, K, d)``."""
+
+    @abstractmethod
+    def _reach(self, origin: Tensor, directions: Tensor) -> Tensor:
+        """The largest t with ``origin + t v`` in the set, for an origin in it, ``(*B, d)``.
+
+        ``directions`` are unit vectors ``(*B, P, d)``; ``inf`` where the set never ends.
+        """
 
     # ---- what follows --------------------------------------------------------------------
 
     @property
+    def _like(self) -> Tensor:
+        """A tensor ``(*B, d)`` with the dtype and device of the set."""
+        return self.center
+
+    @property
     def dim(self) -> int:
         """d."""
-        return self.center.shape[-1]
+        return self._like.shape[-1]
 
     @property
     def batch_shape(self) -> torch.Size:
         """``*B``."""
-        return self.center.shape[:-1]
+        return self._like.shape[:-1]
 
-    def contains(self, theta: Tensor) -> Tensor:
+    def slack(self, theta: Any) -> Tensor:
+        """How far inside a point is: >= 0 in the set, < 0 outside."""
+        points, single = self._as_points("theta", theta)
+        slack = self._slack(points)
+        return slack[..., 0] if single else slack
+
+    def contains(self, theta: Any) -> Tensor:
         """Whether a point lies in the set."""
         return self.slack(theta) >= 0
 
-    def interval(self, x: Tensor, scale: str = "linear", **options: Any) -> Interval:
+    def upper_bound(self, arms: Any, **options: Any) -> Tensor:
+        """A certified upper bound on ``max <x, theta>`` over the set.
+
+        Args:
+            arms: directions x.
+            options: of the solver behind the bound, if there is one.
+        """
+        points, single = self._as_points("arms", arms)
+        bound = self._upper_bound(points, **options)
+        return bound[..., 0] if single else bound
+
+    def interval(self, x: Any, scale: str = "linear", **options: Any) -> Interval:
         """Where ``<x, theta>`` (or the mean reward) can be, over the whole set.
 
         Args:
-            x: a feature vector ``(*B, d)``, or ``(*B, K, d)``.
+            x: feature vectors.
             scale: ``"linear"`` for ``<x, theta>``, ``"mean"`` for ``mu(<x, theta>)``.
-            options: of the solver behind the bound.
+            options: of the solver behind the bound, if there is one.
         """
         check_choice("scale", scale, ("linear", "mean"))
-        check_same("x", x, "the set", self.center)
-        single = x.ndim == self.center.ndim
-        check_shape("x", x, (*self.batch_shape, *(() if single else ("K",)), self.dim))
-        arms = x[..., None, :] if single else x
-        count = arms.shape[-2]
-        both = self.upper_bound(torch.cat([arms, -arms], dim=-2), **options)
-        upper, lower = both[..., :count], -both[..., count:]
+        arms, single = self._as_points("x", x)
+        both = self._upper_bound(torch.cat([arms, -arms], dim=-2), **options)
+        upper, minus_lower = both.chunk(2, dim=-1)
         if single:
-            upper, lower = upper[..., 0], lower[..., 0]
+            upper, minus_lower = upper[..., 0], minus_lower[..., 0]
         if scale == "mean":
-            lower, upper = self.family.mean(lower), self.family.mean(upper)
-        return Interval(lower, upper)
+            return Interval(self._mean(-minus_lower), self._mean(upper))
+        return Interval(-minus_lower, upper)
 
-    def contrast(self, x1: Tensor, x2: Tensor, **options: Any) -> Interval:
+    def contrast(self, x1: Any, x2: Any, **options: Any) -> Interval:
         """Where ``<x1, theta> - <x2, theta>`` can be: which arm is better, and by how much."""
-        check_same("x2", x2, "x1", x1)
-        check_shape("x2", x2, x1.shape)
-        return self.interval(x1 - x2, **options)
+        first, single = self._as_points("x1", x1)
+        second, also_single = self._as_points("x2", x2)
+        if first.shape != second.shape or single != also_single:
+            raise refuse("x2", f"the shape of x1 {tuple(first.shape)}", tuple(second.shape))
+        difference = first - second
+        return self.interval(difference[..., 0, :] if single else difference, **options)
 
     def intersect(self, other: ConfidenceSet) -> IntersectionSet:
         """The points of both; the running intersection of a sequence is valid at the same delta."""
         return IntersectionSet([self, other])
 
+    def _mean(self, z: Tensor) -> Tensor:
+        """``mu(z)``; at an infinite z the end of the rewards' range."""
+        infinite = torch.isinf(z)
+        low, high = (z.new_tensor(end) for end in self.family.reward_range)
+        mean = self.family.mean(torch.where(infinite, torch.zeros_like(z), z))
+        return torch.where(infinite, torch.where(z > 0, high, low), mean)
+
+    def _as_points(self, name: str, value: Any) -> tuple[Tensor, bool]:
+        """Points ``(*B, P, d)``, and whether one of each set was given, ``(*B, d)``."""
+        like = self._like
+        value = as_tensor(name, value, dtype=like.dtype, device=like.device)
+        single = value.ndim == like.ndim
+        check_shape(name, value, (*self.batch_shape, *(() if single else ("K",)), self.dim))
+        if not is_transformed(value):
+            checks = ValueChecks()
+            checks.finite(name, value)
+            checks.settle()
+        return (value[..., None, :] if single else value), single
+
     # ---- the plane -----------------------------------------------------------------------
 
     def boundary(self, num: int = 200) -> Tensor:
-        """Points of the boundary for d = 2, counter-clockwise, ``(*B, num, 2)``."""
-        directions, radii = self._polar(num)
-        return self.center[..., None, :] + radii[..., None] * directions
+        """Points of the boundary for d = 2, counter-clockwise, ``(*B, num, 2)``.
+
+        They are seen at equal angles from about the middle of the set, and are not finite where an
+        unconfined set never ends.
+        """
+        origin, directions, reach = self._polar(num)
+        return origin[..., None, :] + reach[..., None] * directions
 
     def volume(self) -> Tensor:
-        """The area for d = 2, ``(*B)``: the integral of ``radius^2 / 2`` over the angle."""
-        _, radii = self._polar(2880)
-        return radii.square().sum(-1) * (math.pi / 2880)
+        """The area for d = 2, ``(*B)``: the integral of ``reach^2 / 2`` over the angle."""
+        _, _, reach = self._polar(1440)
+        return reach.square().sum(-1) * (math.pi / 1440)
 
-    def _polar(self, num: int) -> tuple[Tensor, Tensor]:
-        """Directions ``(*B, num, 2)`` and how far the set reaches from its centre along them."""
+    @torch.no_grad()
+    def _polar(self, num: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A point inside, unit directions ``(*B, num, 2)``, and how far the set reaches there."""
         if self.dim != 2:
-            raise refuse("dim", "2 for boundary and area of this set", self.dim)
+            raise refuse("dim", "2 for the boundary and the area of this set", self.dim)
         if isinstance(num, bool) or not isinstance(num, int) or num < 3:
             raise refuse("num", "an integer of at least 3", repr(num))
-        center = self.center
-        angle = torch.arange(num, dtype=center.dtype, device=center.device) * (2 * math.pi / num)
+        origin = self.center
+        # the centre may lie on the edge: from the centroid all sides are seen equally well
+        directions = self._circle(90)
+        reach = self._reach(origin, directions)
+        weight = reach.square()
+        middle = (weight * reach)[..., None] * directions
+        shift = middle.sum(-2) / weight.sum(-1).clamp_min(torch.finfo(weight.dtype).tiny)[..., None]
+        shift = torch.nan_to_num(2.0 / 3.0 * shift, nan=0.0)  # an unbounded set has no centroid
+        directions = self._circle(num)
+        return origin + shift, directions, self._reach(origin + shift, directions)
+
+    def _circle(self, num: int) -> Tensor:
+        like = self._like
+        angle = torch.arange(num, dtype=like.dtype, device=like.device) * (2 * math.pi / num)
         directions = torch.stack([angle.cos(), angle.sin()], dim=-1)
-        directions = directions.expand(*self.batch_shape, num, 2)
-        with torch.no_grad():
-            return directions, self.reach(directions)
-
-    def reach(self, directions: Tensor) -> Tensor:
-        """The largest t with ``center + t v`` in the set, for unit vectors ``(*B, num, d)``."""
-        low = torch.zeros_like(directions[..., 0])
-        high = self._outer_radius(directions)
-        for _ in range(60):  # bisection: the slack of a convex set changes sign once along a ray
-            middle = 0.5 * (low + high)
-            inside = self.slack(self.center[..., None, :] + middle[..., None] * directions) >= 0
-            low, high = torch.where(inside, middle, low), torch.where(inside, high, middle)
-        return low
-
-    @abstractmethod
-    def _outer_radius(self, directions: Tensor) -> Tensor:
-        """A distance along each direction beyond which no point of the set lies."""
+        return directions.expand(*self.batch_shape, num, 2)
 
 
 class IntersectionSet(ConfidenceSet):
-    """The intersection of several confidence sets.
+    """The intersection of several confidence sets of the same batch.
 
     Its bounds are the least of the members' bounds: valid, though the true support of the
-    intersection may be smaller still.
+    intersection may be smaller still. An intersection that is empty (which happens with
+    probability at most delta) may show as an interval whose lower end is above the upper one.
     """
 
     members: list[ConfidenceSet]
@@ -147,25 +198,38 @@ class IntersectionSet(ConfidenceSet):
         flat: list[ConfidenceSet] = []
         for member in members:
             flat += member.members if isinstance(member, IntersectionSet) else [member]
+        if not flat:
+            raise refuse("members", "at least one set", "none")
+        first = flat[0]._like
         for member in flat[1:]:
-            check_same("other", member.center, "the set", flat[0].center)
-            check_shape("other", member.center, flat[0].center.shape)
+            as_tensor("other", member._like, dtype=first.dtype, device=first.device)
+            check_shape("other", member._like, first.shape)
         self.members = flat
         self.family = flat[0].family
+        self._center: Tensor | None = None
+
+    @property
+    def _like(self) -> Tensor:
+        return self.members[0]._like
 
     @property
     def center(self) -> Tensor:
-        """The centre of the newest member, which may lie outside the others."""
-        return self.members[-1].center
+        """Of the members' centres the one with the largest slack; outside, if none is inside."""
+        if self._center is None:
+            centers = torch.stack([member.center for member in self.members], dim=-2)
+            best = self._slack(centers).argmax(-1)[..., None, None]
+            self._center = centers.gather(-2, best.expand(*best.shape[:-1], self.dim))[..., 0, :]
+        return self._center
 
-    def slack(self, theta: Tensor) -> Tensor:
-        """The least slack of the members."""
-        return torch.stack([member.slack(theta) for member in self.members]).amin(0)
+    def _slack(self, points: Tensor) -> Tensor:
+        return torch.stack([member._slack(points) for member in self.members]).amin(0)
 
-    def upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
-        """The least of the members' bounds."""
-        bounds = [member.upper_bound(arms, **options) for member in self.members]
+    def _upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
+        bounds = [member._upper_bound(arms, **options) for member in self.members]
         return torch.stack(bounds).amin(0)
 
-    def _outer_radius(self, directions: Tensor) -> Tensor:
-        return self.members[-1]._outer_radius(directions)
+    def _reach(self, origin: Tensor, directions: Tensor) -> Tensor:
+        if not bool(self.contains(origin).all()):
+            expected = "sets one of whose centres lies in all of them, for boundary and area"
+            raise refuse("members", expected, "none such: the intersection may be empty")
+        return torch.stack([m._reach(origin, directions) for m in self.members]).amin(0)

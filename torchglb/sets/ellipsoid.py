@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_same, check_shape
+from torchglb.checks import check_float, check_same, check_shape
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
+from torchglb.optim import Status
 from torchglb.sets.base import ConfidenceSet
+from torchglb.ucb import SupportResult
 
-#: weights of the ball against the ellipsoid that are tried for the bound over both
-WEIGHTS = 24
+#: the weight of ball against ellipsoid is searched on so many points, so many times over
+GRID, ROUNDS = 16, 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +32,8 @@ class EllipsoidSet(ConfidenceSet):
         theta_hat: the centre c, ``(*B, d)``.
         shape: W, positive definite, ``(*B, d, d)``.
         gamma: the squared radius, ``(*B)``.
-        with_ball: whether bounds use the ball as well, which costs no probability.
+        with_ball: whether the set is the part of the ellipsoid within the ball, which costs no
+            probability where ``|theta*| <= S``.
     """
 
     family: GLMFamily
@@ -41,6 +44,7 @@ class EllipsoidSet(ConfidenceSet):
     with_ball: bool = False
 
     def __post_init__(self) -> None:
+        check_float("theta_hat", self.theta_hat)
         check_same("shape", self.shape, "theta_hat", self.theta_hat)
         check_same("gamma", self.gamma, "theta_hat", self.theta_hat)
         batch, d = self.theta_hat.shape[:-1], self.domain.dim
@@ -58,6 +62,10 @@ class EllipsoidSet(ConfidenceSet):
         """gamma, the squared radius in the metric W."""
         return self.gamma
 
+    @property
+    def _S(self) -> Tensor:
+        return self.domain.radius_like(self.gamma).expand(self.gamma.shape)
+
     @cached_property
     def _factor(self) -> Tensor:
         factor, failed = torch.linalg.cholesky_ex(self.shape)
@@ -66,54 +74,140 @@ class EllipsoidSet(ConfidenceSet):
             raise InputError(f"shape: expected positive definite matrices, got others at {where}")
         return factor
 
-    def slack(self, theta: Tensor) -> Tensor:
+    def _slack(self, points: Tensor) -> Tensor:
         """``gamma - |theta - c|^2 in W``; with the ball, ``-inf`` outside that."""
-        many = theta.ndim > self.theta_hat.ndim
-        points = theta if many else theta[..., None, :]
         away = points - self.theta_hat[..., None, :]
         slack = self.gamma[..., None] - (away @ self.shape * away).sum(-1)
-        if self.with_ball:
-            S = self.domain.radius_like(theta).expand(self.gamma.shape)[..., None]
-            inside = torch.linalg.vector_norm(points, dim=-1) <= S * (1 + 1e-14)
-            slack = torch.where(inside, slack, -torch.inf)
-        return slack if many else slack[..., 0]
+        if not self.with_ball:
+            return slack
+        return torch.where(self._in_ball(points), slack, -torch.inf)
 
-    def upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
-        """``<x, c> + sqrt(gamma) |x| in W^-1``, or the least bound over ellipsoid and ball.
+    def _in_ball(self, points: Tensor) -> Tensor:
+        limit = self._S[..., None] * (1.0 + 8 * torch.finfo(points.dtype).eps)
+        return torch.linalg.vector_norm(points, dim=-1) <= limit
 
-        For a weight w in [0, 1] the two constraints merge into one ellipsoid that contains both:
-        ``M = w W/gamma + (1 - w) I/S^2``; every weight gives a valid bound, and the best is taken.
+    # ---- the support ---------------------------------------------------------------------
+
+    def support(self, arms: Tensor) -> SupportResult:
+        """``max <x, theta>`` over the set for every arm ``(*B, K, d)``; O(d^2) per arm.
+
+        Without the ball ``<x, c> + sqrt(gamma) |x| in W^-1``. With it, a weight w in [0, 1] merges
+        the two constraints into one ellipsoid that contains what is in both, with the matrix
+        ``M = w W/gamma + (1 - w) I/S^2``; each weight gives a valid bound, and the least over w is
+        the support itself, by duality. ``multiplier`` is the derivative in gamma, NaN with the
+        ball.
         """
+        arms, _ = self._as_points("arms", arms)
+        upper, theta, multiplier = self._plain(arms)
+        status = torch.zeros_like(upper, dtype=torch.int64)
+        if self.with_ball:
+            less, merged = self._merged(arms)
+            inner = self._draw_back(merged)
+            use = (less < upper)[..., None]
+            outside = ~self._in_ball(theta)  # then only the merged point will do
+            theta = torch.where(use | outside[..., None], inner, theta)
+            multiplier = torch.full_like(multiplier, torch.nan)
+            upper = torch.minimum(upper, less)
+        lower = (arms * theta).sum(-1)
+        if self.with_ball:
+            feasible = self._in_ball(self.theta_hat[..., None, :])
+            status = torch.where(feasible, status, int(Status.INACCURATE))
+            lower = torch.where(feasible, lower, -torch.inf)
+        upper = torch.maximum(upper, lower)  # they may differ by a rounding
+        return SupportResult(upper, lower, theta, multiplier, upper - lower, status)
+
+    def _upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
         if options:
             raise InputError(f"options: expected none for an ellipsoid, got {sorted(options)}")
-        white = torch.linalg.solve_triangular(self._factor, arms.mT, upper=False)  # (*B, d, K)
-        bonus = (self.gamma[..., None] * white.square().sum(-2)).sqrt()
-        plain = (arms * self.theta_hat[..., None, :]).sum(-1) + bonus
-        return torch.minimum(plain, self._with_ball(arms)) if self.with_ball else plain
+        upper, _, _ = self._plain(arms)
+        return torch.minimum(upper, self._merged(arms)[0]) if self.with_ball else upper
 
-    def _with_ball(self, arms: Tensor) -> Tensor:
-        S = self.domain.radius_like(arms).expand(self.gamma.shape)
-        eigenvalues, basis = torch.linalg.eigh(self.shape / self.gamma[..., None, None])
-        c = (basis.mT @ self.theta_hat[..., None])[..., 0]  # (*B, d)
-        x = arms @ basis  # (*B, K, d)
-        # weights crowd towards the ends, where one of the two constraints rules
-        angle = torch.linspace(0.0, 0.5 * math.pi, WEIGHTS, dtype=arms.dtype, device=arms.device)
-        w = angle.sin().square()[:, None]  # (G, 1)
-        e, c, S = eigenvalues[..., None, :], c[..., None, :], S[..., None, None]
-        M = (w * e + (1.0 - w) / (S * S)).clamp_min(torch.finfo(arms.dtype).tiny)  # (*B, G, d)
-        middle = w * e * c / M
-        k = 1.0 - (w * e * c * c).sum(-1) + (M * middle * middle).sum(-1)  # (*B, G)
-        reach = (k.clamp_min(0.0)[..., None, :] * (x.square() @ (1.0 / M).mT)).sqrt()  # (*B, K, G)
-        return (x @ middle.mT + reach).amin(-1)
+    def _plain(self, arms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Bound, maximiser and derivative in gamma, over the ellipsoid."""
+        white = torch.linalg.solve_triangular(self._factor, arms.mT, upper=False)  # (*B, d, K)
+        tiny = torch.finfo(arms.dtype).tiny
+        length = white.square().sum(-2).clamp_min(tiny).sqrt()  # (*B, K)
+        root = self.gamma.clamp_min(tiny).sqrt()[..., None]
+        step = torch.linalg.solve_triangular(self._factor.mT, white, upper=True).mT
+        theta = self.theta_hat[..., None, :] + (root / length)[..., None] * step
+        upper = (arms * self.theta_hat[..., None, :]).sum(-1) + root * length
+        return upper, theta, 0.5 * length / root
+
+    def _merged(self, arms: Tensor) -> tuple[Tensor, Tensor]:
+        """The least bound over the merged ellipsoids, and the maximiser over that one."""
+        e, basis = torch.linalg.eigh(self.shape / self.gamma[..., None, None])
+        c = (basis.mT @ self.theta_hat[..., None])[..., 0]
+        # (*B, 1, 1, d) against arms (*B, K, 1, d) and weights (*B, K, G, 1)
+        e, c = (t[..., None, None, :] for t in (e.clamp_min(0.0), c))
+        x, ball = (arms @ basis)[..., None, :], self._S[..., None, None, None].square().reciprocal()
+
+        def bound(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            M = (w * e + (1.0 - w) * ball).clamp_min(torch.finfo(arms.dtype).tiny)
+            share = w * e / M
+            k = 1.0 - ((1.0 - w) * ball * share * c * c).sum(-1)
+            norm = (x.square() / M).sum(-1)
+            value = (x * share * c).sum(-1) + (k.clamp_min(0.0) * norm).sqrt()
+            return value, M, share * c, (k.clamp_min(0.0) / norm.clamp_min(1e-300)).sqrt()
+
+        # the bound falls, then rises in w, so its minimum is narrowed down by grids
+        grid = torch.linspace(0.0, 1.0, GRID, dtype=arms.dtype, device=arms.device)
+        low = torch.zeros_like(arms[..., :1])
+        high = torch.full_like(low, 0.5 * math.pi)
+        with torch.no_grad():
+            for _ in range(ROUNDS):
+                angle = low + (high - low) * grid  # (*B, K, G); crowded near both ends of [0, 1]
+                best = bound(angle.sin().square()[..., None])[0].argmin(-1, keepdim=True)
+                low = angle.gather(-1, (best - 1).clamp_min(0))
+                high = angle.gather(-1, (best + 1).clamp_max(GRID - 1))
+            w = angle.gather(-1, best).sin().square()[..., None]
+        value, M, middle, length = bound(w)
+        point = middle + length[..., None] * x / M
+        return value[..., 0], point[..., 0, :] @ basis.mT
+
+    def _draw_back(self, points: Tensor) -> Tensor:
+        """Points brought into the set along their chord to the centre."""
+        away = points - self.theta_hat[..., None, :]
+        length = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+        unit = away / length.clamp_min(torch.finfo(points.dtype).tiny)
+        reach = self._reach(self.theta_hat, unit)[..., None]
+        return self.theta_hat[..., None, :] + torch.minimum(length, reach) * unit
+
+    # ---- size ----------------------------------------------------------------------------
 
     def volume(self) -> Tensor:
-        """``vol = vol(unit ball) gamma^(d/2) / sqrt(det W)``, of the ellipsoid without the ball."""
+        """``vol(unit ball) gamma^(d/2) / sqrt(det W)``; with the ball the area, for d = 2."""
+        if self.with_ball:
+            return super().volume()
         half = 0.5 * self.dim
         unit = half * math.log(math.pi) - math.lgamma(half + 1.0)
         logdet = 2.0 * torch.diagonal(self._factor, dim1=-2, dim2=-1).log().sum(-1)
         return torch.exp(unit + half * self.gamma.log() - 0.5 * logdet)
 
-    def _outer_radius(self, directions: Tensor) -> Tensor:
-        """Where the ray leaves the ellipsoid."""
-        squared = (directions @ self.shape * directions).sum(-1)
-        return (self.gamma[..., None] / squared).sqrt() * (1.0 + 1e-12)
+    def _reach(self, origin: Tensor, directions: Tensor) -> Tensor:
+        away = (origin - self.theta_hat)[..., None, :]
+        turned = directions @ self.shape
+        reach = exit_distance(
+            (turned * directions).sum(-1),
+            (turned * away).sum(-1),
+            self.gamma[..., None] - (away @ self.shape * away).sum(-1),
+        )
+        if not self.with_ball:
+            return reach
+        return torch.minimum(reach, sphere_distance(origin, directions, self._S))
+
+
+def exit_distance(square: Tensor, along: Tensor, room: Tensor) -> Tensor:
+    """The positive root of ``square t^2 + 2 along t = room``, for ``room >= 0``."""
+    room = room.clamp_min(0.0)
+    root = (along * along + square * room).sqrt()
+    # of the two forms of the root the one that does not cancel
+    tiny = torch.finfo(root.dtype).tiny
+    outward = room / (along + root).clamp_min(tiny)
+    return torch.where(along > 0, outward, (root - along) / square.clamp_min(tiny))
+
+
+def sphere_distance(origin: Tensor, directions: Tensor, S: Tensor) -> Tensor:
+    """How far it is to the sphere of radius S ``(*B)``, along unit vectors ``(*B, P, d)``."""
+    along = (directions * origin[..., None, :]).sum(-1)
+    room = S.square() - origin.square().sum(-1)
+    return exit_distance(torch.ones_like(along), along, room[..., None])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_same, check_shape
+from torchglb.checks import check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
@@ -17,7 +17,7 @@ from torchglb.optim import frank_wolfe_gap
 from torchglb.radii import self_concordance_of, theorem32_fixed_point
 from torchglb.radii.theorem32 import regularization_for
 from torchglb.sets.base import ConfidenceSet
-from torchglb.sets.ellipsoid import EllipsoidSet
+from torchglb.sets.ellipsoid import EllipsoidSet, sphere_distance
 from torchglb.ucb import SublevelProgram, SupportResult, support
 
 #: an unconfined set is searched in a ball this many times larger; a bound that reaches it is inf
@@ -34,13 +34,14 @@ class LikelihoodRatioSet(ConfidenceSet):
         level: B, ``(*B)``.
         theta_hat: the centre, a point of the ball with ``L(theta_hat) <= B``; ``(*B, d)``.
         confined: whether the ball is part of the set. Without it (a prior that covers all of R^d)
-            bounds that would reach 100 S are infinite.
+            the set is searched within 100 S: a bound that is attained out there is infinite, as are
+            areas that reach so far.
 
     Example:
         >>> import torchglb as glb
         >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
         >>> sequence.update([[1.0, 0.0]] * 50, [1.0] * 40 + [0.0] * 10)
-        >>> interval = sequence.current().interval(torch.eye(2).double()[0], scale="mean")
+        >>> interval = sequence.current().interval([1.0, 0.0], scale="mean")
         >>> bool((interval.lower > 0.5) & (interval.upper < 0.95))
         True
     """
@@ -80,47 +81,57 @@ class LikelihoodRatioSet(ConfidenceSet):
     @cached_property
     def program(self) -> SublevelProgram:
         """The optimistic program over this set."""
-        domain = self.domain
-        if not self.confined:
-            domain = domain.resized(OUTER * domain.radius_like(self.level).expand(self.level.shape))
+        domain = self.domain if self.confined else enlarged(self.domain, self.level)
         return SublevelProgram(self.likelihood, domain, self.level)
 
-    def slack(self, theta: Tensor) -> Tensor:
+    @property
+    def _search_radius(self) -> Tensor:
+        return self.program.domain.radius_like(self.level).expand(self.level.shape)
+
+    def _slack(self, points: Tensor) -> Tensor:
         """``B - L(theta)`` in the ball, ``-inf`` outside it."""
-        slack = self._per_point(self.level, theta) - self.likelihood.value(theta)
+        slack = self.level[..., None] - self.likelihood.value(points)
         if not self.confined:
             return slack
-        radius = self._per_point(self.domain.radius_like(theta).expand(self.level.shape), theta)
-        eps = torch.finfo(theta.dtype).eps
-        inside = torch.linalg.vector_norm(theta, dim=-1) <= radius * (1 + 8 * eps)
+        limit = self._search_radius[..., None] * (1.0 + 8 * torch.finfo(points.dtype).eps)
+        inside = torch.linalg.vector_norm(points, dim=-1) <= limit
         return torch.where(inside, slack, -torch.inf)
 
-    def _per_point(self, value: Tensor, theta: Tensor) -> Tensor:
-        return value if theta.ndim == self.theta_hat.ndim else value[..., None]
-
     def support(self, arms: Tensor, solver: str = "native", **options: Any) -> SupportResult:
-        """``max <x, theta>`` over the set for every arm ``(*B, K, d)``; see ``torchglb.support``"""
+        """``max <x, theta>`` over the set for every arm ``(*B, K, d)``.
+
+        Args:
+            arms: ``(*B, K, d)``.
+            solver: ``"native"``, ``"conic"`` or ``"layer"``, as in :func:`torchglb.support`.
+            options: of that solver.
+        """
         if solver == "native":
             feasible = self._at_center.loss <= self.level
             center = torch.where(feasible[..., None], self.theta_hat, torch.nan).detach()
             options = {"center": center} | options
-        return support(self.program, arms, solver, **options)
-
-    def upper_bound(self, arms: Tensor, **options: Any) -> Tensor:  # noqa: D102
-        result = self.support(arms, **options)
+        result = support(self.program, arms, solver, **options)
         if self.confined:
-            return result.upper
-        limit = self.program.domain.radius_like(arms).expand(self.level.shape)[..., None]
-        reached = torch.linalg.vector_norm(result.theta, dim=-1) >= 0.99 * limit
-        return torch.where(reached, torch.inf, result.upper)
+            return result
+        limit = 0.99 * self._search_radius[..., None]
+        reached = torch.linalg.vector_norm(result.theta, dim=-1) >= limit
+        upper = torch.where(reached, torch.inf, result.upper)
+        return replace(result, upper=upper, gap=upper - result.lower)
 
-    def ellipsoid(self, regularization: Tensor | float | None = None) -> EllipsoidSet:
+    def _upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
+        return self.support(arms, **options).upper
+
+    def ellipsoid(
+        self, regularization: Tensor | float | None = None, with_ball: bool = False
+    ) -> EllipsoidSet:
         """An ellipsoid around the set, by the fixed point of Theorem 3.2; no more delta is spent.
 
         Args:
             regularization: lam of ``H + lam I``; by default ``1/(8 S^2 (1 + S R_s))``.
+            with_ball: whether to keep to the ball as well.
         """
-        S = self.domain.radius_like(self.level).expand(self.level.shape)
+        if not self.confined:
+            raise refuse("set", "one that keeps to the ball, for an ellipsoid", "an unconfined one")
+        S = self._search_radius
         concordance = self_concordance_of(self.family, self.domain.max_radius)
         if regularization is None:
             regularization = regularization_for(S, concordance)
@@ -139,10 +150,38 @@ class LikelihoodRatioSet(ConfidenceSet):
             frank_wolfe_gap(self.theta_hat, gradient, S),
         )
         shape = hessian + lam[..., None, None] * eye
-        return EllipsoidSet(self.family, self.domain, self.theta_hat, shape, gamma)
+        return EllipsoidSet(self.family, self.domain, self.theta_hat, shape, gamma, with_ball)
 
-    def _outer_radius(self, directions: Tensor) -> Tensor:
-        S = self.program.domain.radius_like(directions).expand(self.level.shape)[..., None]
-        along = (directions * self.theta_hat[..., None, :]).sum(-1)
-        inside = (S * S - self.theta_hat.square().sum(-1)[..., None]).clamp_min(0.0)
-        return (along * along + inside).sqrt() - along
+    def _reach(self, origin: Tensor, directions: Tensor) -> Tensor:
+        """A bracketed secant search along each ray, on which the slack is concave."""
+
+        def slack_at(t: Tensor) -> Tensor:
+            return self._slack(origin[..., None, :] + t[..., None] * directions)
+
+        sphere = sphere_distance(origin, directions, self._search_radius)
+        low, high = torch.zeros_like(sphere), sphere
+        at_low, at_high = slack_at(low), slack_at(high)
+        whole = at_high >= 0
+        low = torch.where(whole, high, low)
+        was_inside = torch.full_like(whole, False)
+        tol = torch.finfo(low.dtype).eps ** 0.75
+        for _ in range(100):
+            if bool((high - low <= tol * high).all()):
+                break
+            secant = low + (high - low) * (at_low / (at_low - at_high))
+            # far outside the loss may be exponentially large: halve until it is of the same order
+            use = (-at_high <= 16.0 * at_low) & (secant > low) & (secant < high)
+            t = torch.where(use, secant, 0.5 * (low + high))
+            value = slack_at(t)
+            inside = value >= 0
+            # an end that stays for a second time counts half (Illinois), so that it moves soon
+            at_low = torch.where(inside, value, torch.where(was_inside, at_low, 0.5 * at_low))
+            at_high = torch.where(inside, torch.where(was_inside, 0.5 * at_high, at_high), value)
+            low, high = torch.where(inside, t, low), torch.where(inside, high, t)
+            was_inside = inside
+        return low if self.confined else torch.where(whole, torch.inf, low)
+
+
+def enlarged(domain: Ball, like: Tensor) -> Ball:
+    """The ball of 100 S in which sets that are not confined to the domain are searched."""
+    return domain.resized(OUTER * domain.radius_like(like).expand(like.shape))

@@ -33,7 +33,7 @@ def pull_of_rows(family: GLMFamily, X: Tensor, r: Tensor, w: Tensor | None) -> T
 def cut_offset(
     point: Tensor, at: Expansion, level: Tensor, radius: Tensor, pull: Tensor, roundings: float
 ) -> Tensor:
-    """``b`` of the cut ``<grad L(point), theta> <= b`` that all of ``{L <= B}`` obeys, by convexity.
+    """``b`` of the cut ``<grad L(point), theta> <= b``; by convexity all of ``{L <= B}`` obeys it.
 
     Rounding is paid for, so that b errs upwards: the terms of the loss add up to at most
     ``|L| + 2 S pull`` and those of the gradient, times S, to ``S pull + S^2 tr H``.

@@ -140,6 +140,7 @@ def combine_cuts(
     chord = ((S - near) * (S + near)).sqrt()
     slack = near / chord.clamp_min(torch.finfo(arms.dtype).tiny)
     left, paid = arms, torch.zeros_like(arms[..., 0])
+    weights = paid
     first = None
     for step in range(steps):
         along = left @ units.mT  # (N, K, A)
@@ -152,12 +153,14 @@ def combine_cuts(
         at_reach = reach[..., None, :].expand_as(value).gather(-1, choice)
         normal = units.gather(-2, choice.expand(*choice.shape[:-1], units.shape[-1]))
         left = left - alpha * normal
-        paid = paid + (alpha * at_reach)[..., 0]
+        # a cut without a slope reaches to infinity and has no weight: it pays nothing
+        paid = paid + torch.where(alpha > 0, alpha * at_reach, 0.0)[..., 0]
         first = choice[..., 0] if step == 0 else first
     assert first is not None
     # whatever was chosen, and however it was rounded, the weights certify this value
     length = torch.linalg.vector_norm(left, dim=-1)
-    scale = paid.abs() + radius[..., None] * (length + torch.linalg.vector_norm(arms, dim=-1))
+    sizes = length + weights + torch.linalg.vector_norm(arms, dim=-1)
+    scale = paid.abs() + radius[..., None] * sizes
     return paid + radius[..., None] * length + 8 * eps * scale, first
 
 

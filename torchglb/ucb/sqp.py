@@ -39,11 +39,11 @@ def propose(
         guess: a first omega, ``(*)``; 0 where nothing is known.
         iterations: limit of the root search for omega; an inexact one still gives a usable point.
     """
-    tiny = torch.finfo(x.dtype).tiny ** 0.5
+    eps, tiny = torch.finfo(x.dtype).eps, torch.finfo(x.dtype).tiny ** 0.5
     turned = torch.stack([x, theta, gradient], dim=-2) @ basis
     x, theta, gradient = turned.unbind(-2)
     # flat directions keep a curvature that still reaches the sphere but drowns in no rounding noise
-    flat = torch.finfo(x.dtype).eps ** 1.5 * eigenvalues[..., -1:].clamp_min(0.0)
+    flat = eps**1.5 * eigenvalues[..., -1:].clamp_min(0.0)
     eigenvalues = torch.maximum(eigenvalues, flat + tiny)
     inside = (radius * radius - theta.square().sum(-1)).clamp_min(0.0)
 
@@ -86,7 +86,9 @@ def propose(
             middle = torch.where(low > 0, (low * high).sqrt(), 0.01 * high)
             middle = torch.where(high < torch.inf, middle, 10.0 * omega)
             update = torch.where((newton > low) & (newton < high), newton, middle)
-            done = ((norm / radius - 1.0).abs() < 1e-10) | ((update - omega).abs() <= 1e-15 * omega)
+            done = ((norm / radius - 1.0).abs() < 32 * eps) | (
+                (update - omega).abs() <= eps * omega
+            )
             search = search & ~done
             omega = torch.where(search, update, omega)
             if idle(search):

@@ -1,0 +1,432 @@
+"""Golden traces: the baselines against plain, slow NumPy and SciPy that share no code with them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+import torch
+
+from torchglb import policies
+from torchglb.domain import Ball
+from torchglb.families import Bernoulli, Gaussian, Poisson
+
+Array = np.ndarray
+ROUNDS, ARMS, DIM, DELTA, HORIZON = 50, 6, 3, 0.05, 1000
+TOLERANCE = 1e-6
+
+
+def sigmoid(z):
+    return 1.0 / (1.0 + np.exp(-z))
+
+
+def loss(z, r):
+    return np.logaddexp(0.0, z) - r * z
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """These problems are so small that a second thread only waits for the first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Trace:
+    """A fixed history: arms of every round, the arm that was played (not by any policy), its reward."""
+
+    def __init__(self, radius: float, family: str = "bernoulli", dim: int = DIM) -> None:
+        rng = np.random.default_rng(7)
+        arms = rng.normal(size=(ROUNDS + 1, ARMS, dim))
+        arms /= np.linalg.norm(arms, axis=-1, keepdims=True)
+        self.arms = arms * rng.uniform(0.4, 1.0, size=(ROUNDS + 1, ARMS, 1))
+        direction = rng.normal(size=dim)
+        theta = 0.8 * radius * direction / np.linalg.norm(direction)
+        self.X = self.arms[:ROUNDS][np.arange(ROUNDS), rng.integers(ARMS, size=ROUNDS)]
+        z = self.X @ theta
+        draw = {
+            "bernoulli": lambda: rng.uniform(size=ROUNDS) < sigmoid(z),
+            "gaussian": lambda: z + 0.5 * rng.normal(size=ROUNDS),
+            "poisson": lambda: rng.poisson(np.exp(z)),
+        }[family]
+        self.r = draw().astype(float)
+
+    def run(self, policy):
+        """Yields ``n``, the arms of the round, and hands the history to the policy one by one."""
+        for n in range(ROUNDS + 1):
+            yield n, self.arms[n]
+            if n < ROUNDS:
+                policy.update(torch.tensor(self.X[n]), torch.tensor(self.r[n]))
+
+
+def build(name: str, radius: float, family=None, dim: int = DIM, **options):
+    return policies.make(
+        name,
+        family=Bernoulli() if family is None else family,
+        domain=Ball(dim, radius),
+        **({"delta": DELTA, "horizon": HORIZON} | options),
+    )
+
+
+def scores_of(policy, arms: Array) -> Array:
+    return policy.scores(torch.tensor(arms)).numpy()
+
+
+def minimise(value, slope, start: Array) -> Array:
+    """An unconstrained minimiser, polished by solving slope = 0."""
+    exact = scipy.optimize.root(slope, start, tol=1e-14)
+    if np.abs(slope(exact.x)).max() >= 1e-9:
+        rough = scipy.optimize.minimize(value, start, jac=slope, method="BFGS").x
+        exact = scipy.optimize.root(slope, rough, tol=1e-14)
+    assert np.abs(slope(exact.x)).max() < 1e-9
+    return exact.x
+
+
+def ridge_estimate(X: Array, r: Array, lam: float, tilt: Array | None = None) -> Array:
+    tilt = np.zeros(X.shape[1]) if tilt is None else tilt
+    return minimise(
+        lambda th: loss(X @ th, r).sum() + 0.5 * lam * th @ th - tilt @ th,
+        lambda th: X.T @ (sigmoid(X @ th) - r) + lam * th - tilt,
+        np.zeros(X.shape[1]),
+    )
+
+
+def logistic_hessian(X: Array, theta: Array, lam: float) -> Array:
+    p = sigmoid(X @ theta)
+    return (X.T * (p * (1 - p))) @ X + lam * np.eye(X.shape[1])
+
+
+def norm(x: Array, A: Array) -> float:
+    return float(np.sqrt(x @ np.linalg.solve(A, x)))
+
+
+def nearest_in_ball(point: Array, A: Array, radius: float) -> Array:
+    """The point of the ball nearest in the norm of A, by the multiplier of the ball."""
+    if np.linalg.norm(point) <= radius:
+        return point
+    eye = np.eye(len(point))
+
+    def shifted(nu: float) -> Array:
+        return np.linalg.solve(A + nu * eye, A @ point)
+
+    top = 1.0
+    while np.linalg.norm(shifted(top)) > radius:
+        top *= 2
+    return shifted(
+        scipy.optimize.brentq(lambda nu: np.linalg.norm(shifted(nu)) - radius, 0, top, xtol=1e-14)
+    )
+
+
+# ---- the first eight -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("radius", [1.0, 4.0])
+def test_evill(radius):
+    trace = Trace(radius)
+    policy = build("evill", radius)
+    for n, arms in trace.run(policy):
+        X, r = trace.X[:n], trace.r[:n]
+        noise = policy.state_dict()["state"]["noise"].numpy()
+        H = logistic_hessian(X, ridge_estimate(X, r, 1.0), 1.0)
+        tilt = np.linalg.cholesky(H) @ noise
+        expected = arms @ ridge_estimate(X, r, 1.0, tilt)
+        np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=0)
+        before = noise.copy()
+        policy.select(torch.tensor(arms))  # draws the next perturbation
+        assert np.abs(policy.state_dict()["state"]["noise"].numpy() - before).max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["gaussian", "poisson"])
+def test_evill_of_other_families(family):
+    trace = Trace(1.0, family)
+    policy = build("evill", 1.0, Gaussian(0.5) if family == "gaussian" else Poisson())
+    for n, arms in trace.run(policy):
+        if n % 10:
+            continue
+        X, r = trace.X[:n], trace.r[:n]
+        noise = policy.state_dict()["state"]["noise"].numpy()
+        if family == "gaussian":
+            H = X.T @ X / 0.25 + np.eye(DIM)
+            theta = np.linalg.solve(H, X.T @ r / 0.25 + np.linalg.cholesky(H) @ noise)
+        else:
+
+            def estimate(tilt, X=X, r=r):
+                return minimise(
+                    lambda th: (np.exp(X @ th) - r * (X @ th)).sum() + 0.5 * th @ th - tilt @ th,
+                    lambda th: X.T @ (np.exp(X @ th) - r) + th - tilt,
+                    np.zeros(DIM),
+                )
+
+            H = (X.T * np.exp(X @ estimate(np.zeros(DIM)))) @ X + np.eye(DIM)
+            theta = estimate(np.linalg.cholesky(H) @ noise)
+        np.testing.assert_allclose(scores_of(policy, arms), arms @ theta, atol=TOLERANCE, rtol=0)
+
+
+def test_constants_of_evill_theory():
+    # d = 2, S = 3, delta = 0.05, T = 1000: M = log 60 (> 1 + log(126)/2)
+    policy = build("evill-theory", 3.0, dim=2)
+    M = max(math.log(60.0), 1 + 0.5 * math.log(126.0))
+    lam = 4 / 3 * M
+    a = math.sqrt(lam) * 3.5 + 4 / math.sqrt(lam) * M
+    C = math.sqrt(2.0) + math.sqrt(2 * math.log(1000 * 3 / 0.05))
+    Xi = math.sqrt(2.0) * 6.5
+    kappa = 2 + math.exp(3.0) + math.exp(-3.0)
+    b = 1 / (22 * (1 + (Xi + Xi**2) * C**2) * C**2 * a * math.sqrt(kappa))
+    assert policy.regularization == pytest.approx(lam, rel=1e-12)
+    assert policy.scale == pytest.approx(a, rel=1e-12)
+    assert policy.level == pytest.approx(b, rel=1e-12)
+
+
+def rs_glincb_reference(trace: Trace, radius: float, scale: float, horizon: int, delta: float):
+    """Plain RS-GLinCB: yields scores and choice of every round."""
+    dim = trace.X.shape[1]
+    size = dim * math.log(horizon / delta)
+    lam, gamma = size, 25 * scale * radius * math.sqrt(size)
+    kappa = 2 + math.exp(radius) + math.exp(-radius)
+    V, H, H_tau = (lam * np.eye(dim) for _ in range(3))
+    theta_o = theta_tau = np.zeros(dim)
+    warm, other, switches = [], [], 0
+    for n in range(ROUNDS + 1):
+        arms = trace.arms[n]
+        novelty = np.array([norm(x, V) ** 2 for x in arms])
+        if novelty.max() >= 1 / (gamma**2 * kappa):
+            scores, choice = novelty, int(np.argmax(novelty))
+            eliminated = 0
+        else:
+            width = gamma * math.sqrt(kappa) * np.sqrt(novelty)
+            lower, upper = arms @ theta_o - width, arms @ theta_o + width
+            scores = np.array(
+                [x @ theta_tau + 150 * scale * math.sqrt(size) * norm(x, H_tau) for x in arms]
+            )
+            eliminated = int((upper < lower.max()).sum())
+            choice = int(np.argmax(np.where(upper >= lower.max(), scores, -np.inf)))
+        yield scores, choice, switches, eliminated
+        if n == ROUNDS:
+            return
+        x = trace.X[n]
+        if norm(x, V) ** 2 >= 1 / (gamma**2 * kappa):
+            warm.append(n)
+            V = V + np.outer(x, x)
+            theta_o = ridge_estimate(trace.X[warm], trace.r[warm], lam)
+        else:
+            other.append(n)
+            p = sigmoid(x @ theta_o)
+            H = H + p * (1 - p) / math.e * np.outer(x, x)
+            if np.linalg.det(H) > 2 * np.linalg.det(H_tau):
+                H_tau, switches = H, switches + 1
+                theta_tau = ridge_estimate(trace.X[other], trace.r[other], lam)
+                assert np.linalg.norm(theta_tau) < radius  # so the ball is inactive
+
+
+@pytest.mark.parametrize(
+    ("scale", "horizon", "delta", "phases"),
+    [
+        (1.0, HORIZON, DELTA, {True}),  # theory: the warm-up outlasts the trace
+        (0.002, HORIZON, DELTA, {False}),  # no warm-up at all
+        (0.009, 2, 0.5, {True, False}),  # a small ridge: both phases, and switches
+    ],
+)
+def test_rs_glincb(scale, horizon, delta, phases):
+    radius = 2.0
+    trace = Trace(radius)
+    policy = build("rs-glincb", radius, scale=scale, horizon=horizon, delta=delta)
+    reference = rs_glincb_reference(trace, radius, scale, horizon, delta)
+    warm, last = set(), 0
+    for (_, arms), (scores, choice, switches, eliminated) in zip(
+        trace.run(policy), reference, strict=True
+    ):
+        np.testing.assert_allclose(scores_of(policy, arms), scores, atol=TOLERANCE, rtol=0)
+        assert int(policy.select(torch.tensor(arms))) == choice
+        assert int(policy.switches) == switches
+        assert int((~policy.kept(torch.tensor(arms))).sum()) == eliminated
+        warm.add(bool(policy.warming_up(torch.tensor(arms))))
+        last = switches
+    assert warm == phases
+    assert (last > 0) == (horizon == 2)
+
+
+def proximal(x: Array, rewards: list[float], centre: Array, W: Array, radius: float) -> Array:
+    """The step of ECOLog over the ball, by Newton's method and the multiplier of the ball."""
+    c = 1 / (2 + radius)
+    eye = np.eye(len(x))
+
+    def step(nu: float) -> Array:
+        theta = centre.copy()
+        for _ in range(60):
+            p = sigmoid(x @ theta)
+            slope = sum(p - r for r in rewards) * x + 2 * c * W @ (theta - centre) + nu * theta
+            bend = len(rewards) * p * (1 - p) * np.outer(x, x) + 2 * c * W + nu * eye
+            move = np.linalg.solve(bend, slope)
+            theta = theta - move
+            if np.abs(move).max() < 1e-15:
+                break
+        return theta
+
+    free = step(0.0)
+    if np.linalg.norm(free) <= radius:
+        return free
+    top = 1.0
+    while np.linalg.norm(step(top)) > radius:
+        top *= 2
+    return step(
+        scipy.optimize.brentq(lambda nu: np.linalg.norm(step(nu)) - radius, 0, top, xtol=1e-14)
+    )
+
+
+@pytest.mark.parametrize("radius", [0.5, 3.0])
+def test_ada_ofu_ecolog(radius):
+    trace = Trace(radius)
+    policy = build("ada-ofu-ecolog", radius)
+    theta, W, excess, active = np.zeros(DIM), radius * np.eye(DIM), 0.0, 0
+    for n, arms in trace.run(policy):
+        t, stiff = n + 1, 2 + radius
+        nu = 0.5 + 2 * math.log(2 * math.sqrt(1 + t / (4 * radius)) / DELTA)
+        u = stiff * nu / 4 + radius**2 / stiff
+        sigma = 4 * radius**2 + 2 * stiff * (u + excess) + 4 * math.log(1 + t)
+        expected = [x @ theta + math.sqrt(sigma) * norm(x, W) for x in arms]
+        np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=0)
+        # the bonus belongs to <x, theta>: added to the mean, as public code does, it is another index
+        if n:
+            mixed = [sigmoid(x @ theta) + math.sqrt(sigma) * norm(x, W) for x in arms]
+            assert np.abs(scores_of(policy, arms) - mixed).max() > 0.1
+        if n < ROUNDS:
+            x, r = trace.X[n], trace.r[n]
+            bar = proximal(x, [0.0, 1.0], theta, W, radius)
+            theta = proximal(x, [r], theta, W, radius)
+            active += np.linalg.norm(theta) > radius * (1 - 1e-9)
+            excess += loss(x @ bar, r) - loss(x @ theta, r)
+            p = sigmoid(x @ theta)
+            W = W + p * (1 - p) * np.outer(x, x)
+    assert active > 5 if radius < 1 else active == 0
+
+
+# ---- the rest of the table -----------------------------------------------------------------------
+
+
+def test_glm_ucb():
+    radius = 2.0
+    trace = Trace(radius)
+    policy = build("glm-ucb", radius)
+    kappa = 2 + math.exp(radius) + math.exp(-radius)
+    for n, arms in trace.run(policy):
+        X, r = trace.X[:n], trace.r[:n]
+        V = DIM * np.eye(DIM) + X.T @ X
+        theta = ridge_estimate(X, r, DIM)
+        assert np.linalg.norm(theta) < radius
+        growth = 2 * math.log(1 / DELTA) + np.linalg.slogdet(V)[1] - DIM * math.log(DIM)
+        bonus = 0.25 * kappa * math.sqrt(growth) + math.sqrt(DIM) * radius
+        expected = [sigmoid(x @ theta) + bonus * norm(x, V) for x in arms]
+        np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_log_ucb_1():
+    radius = 2.0
+    trace = Trace(radius)
+    policy = build("log-ucb-1", radius)
+    kappa = 2 + math.exp(radius) + math.exp(-radius)
+    for n, arms in trace.run(policy):
+        X, r = trace.X[:n], trace.r[:n]
+        lam = DIM * math.log(2 + n)
+        theta = ridge_estimate(X, r, lam)
+        H = logistic_hessian(X, theta, lam)
+        F = scipy.stats.chi2(DIM).cdf
+        c = math.log(1 / DELTA) + 0.5 * np.linalg.slogdet(H)[1] - DIM / 2 * math.log(lam)
+        c += math.log(F(2 * lam) / F(lam))
+        g = min(math.sqrt(lam) / 2 + 2 / math.sqrt(lam) * c, 1 + c)
+        width = min(math.sqrt(1 + 2 * radius) * g, g + g**2 / math.sqrt(lam))
+        bonus = 0.25 * math.sqrt(kappa) * width + math.sqrt(lam) * radius
+        V = DIM * np.eye(DIM) + X.T @ X
+        expected = [sigmoid(x @ theta) + bonus * norm(x, V) for x in arms]
+        np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["bernoulli", "gaussian", "poisson"])
+@pytest.mark.parametrize("radius", [0.2, 2.0])
+def test_gloc(family, radius):
+    trace = Trace(radius, family)
+    mean, least, noise, law = {
+        "bernoulli": (sigmoid, 1 / (2 + math.exp(radius) + math.exp(-radius)), radius, None),
+        "gaussian": (lambda z: z, 1.0, 0.5, Gaussian(0.5)),
+        "poisson": (np.exp, math.exp(-radius), math.exp(radius), Poisson()),
+    }[family]
+    policy = build("gloc", radius, law)
+    theta, moment, V = np.zeros(DIM), np.zeros(DIM), DIM * np.eye(DIM)
+    B, projections = 2 * least * radius**2 * DIM, 0
+    for n, arms in trace.run(policy):
+        ratio = noise / least
+        inside = 1 + 2 * B / least + 4 * ratio**4 / DELTA**2
+        square = 1 + 4 / least * B + 8 * ratio**2 * math.log(2 * math.sqrt(inside) / DELTA)
+        centre = np.linalg.solve(V, moment)
+        expected = [x @ centre + math.sqrt(square) * norm(x, V) for x in arms]
+        np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=1e-12)
+        np.testing.assert_allclose(policy.theta.numpy(), theta, atol=TOLERANCE, rtol=0)
+        if n < ROUNDS:
+            x, r = trace.X[n], trace.r[n]
+            z = x @ theta
+            grad = (mean(z) - r) * x
+            V = V + np.outer(x, x)
+            moment = moment + z * x
+            B += grad @ np.linalg.solve(V, grad) / (2 * least)
+            free = theta - np.linalg.solve(V, grad) / least
+            projections += np.linalg.norm(free) > radius
+            theta = nearest_in_ball(free, V, radius)
+    assert projections < ROUNDS  # some iterates stay inside, and are left alone
+    assert projections > 0 or radius == 2.0
+
+
+@pytest.mark.parametrize("radius", [0.3, 2.0])
+def test_ol2m(radius):
+    trace = Trace(radius)
+    policy = build("ol2m", radius)
+    b = 1 / (2 * (1 + math.exp(radius)))
+    theta, Z, projections = np.zeros(DIM), DIM * np.eye(DIM), 0
+    for n, arms in trace.run(policy):
+        t = n + 1
+        square = 8 * radius + DIM * radius**2
+        square += (8 / b + 16 * radius / 3) * math.log(4 * math.log(t + 1) * t**2 / DELTA)
+        square += 2 / b * (np.linalg.slogdet(Z)[1] - DIM * math.log(DIM))
+        expected = [x @ theta + math.sqrt(square) * norm(x, Z) for x in arms]
+        np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=0)
+        if n:
+            mixed = [sigmoid(x @ theta) + math.sqrt(square) * norm(x, Z) for x in arms]
+            assert np.abs(scores_of(policy, arms) - mixed).max() > 0.1
+        if n < ROUNDS:
+            x, r = trace.X[n], trace.r[n]
+            Z = Z + b / 2 * np.outer(x, x)
+            free = theta - np.linalg.solve(Z, (sigmoid(x @ theta) - r) * x)
+            projections += np.linalg.norm(free) > radius
+            theta = nearest_in_ball(free, Z, radius)
+    assert projections > 0 if radius < 1 else projections == 0
+
+
+def test_oful():
+    radius, sigma = 2.0, 0.5
+    trace = Trace(radius, "gaussian")
+    policy = build("oful", radius, Gaussian(sigma), regularization=0.7)
+    for n, arms in trace.run(policy):
+        X, r = trace.X[:n], trace.r[:n]
+        V = 0.7 * np.eye(DIM) + X.T @ X
+        theta = np.linalg.solve(V, X.T @ r)
+        growth = 2 * math.log(1 / DELTA) + np.linalg.slogdet(V)[1] - DIM * math.log(0.7)
+        radius_now = sigma * math.sqrt(growth) + math.sqrt(0.7) * radius
+        expected = [x @ theta + radius_now * norm(x, V) for x in arms]
+        np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_thompson_sampling_and_greedy():
+    trace = Trace(2.0)
+    policy, greedy = build("ts", 2.0), build("greedy", 2.0)
+    for n, arms in trace.run(policy):
+        X, r = trace.X[:n], trace.r[:n]
+        theta = ridge_estimate(X, r, 1.0)
+        noise = policy.state_dict()["state"]["noise"].numpy()
+        factor = np.linalg.cholesky(logistic_hessian(X, theta, 1.0))
+        sample = theta + np.linalg.solve(factor.T, noise)
+        np.testing.assert_allclose(scores_of(policy, arms), arms @ sample, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(scores_of(greedy, arms), arms @ theta, atol=TOLERANCE, rtol=0)
+        if n < ROUNDS:
+            greedy.update(torch.tensor(trace.X[n]), torch.tensor(trace.r[n]))

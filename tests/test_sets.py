@@ -1,0 +1,459 @@
+"""One contract for all confidence sets, and what is particular to each."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchglb as glb
+from torchglb.sets import ConfidenceSet, IntersectionSet
+
+BATCHES = [(), (1,), (3,), (2, 3)]
+DTYPES = [torch.float32, torch.float64]
+S = 3.0
+
+
+def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.nn.functional.normalize(x, dim=-1).to(dtype)
+
+
+def ratio_set(
+    batch: tuple[int, ...] = (),
+    dtype: torch.dtype = torch.float64,
+    *,
+    family: glb.GLMFamily | None = None,
+    dim: int = 2,
+    n: int = 40,
+    beta2: float = 2.0,
+    confined: bool = True,
+    separable: bool = False,
+    seed: int = 1,
+) -> glb.LikelihoodRatioSet:
+    """A set written out by hand: loss, minimiser, level."""
+    family = family or glb.Bernoulli()
+    X = unit(*batch, n, dim, seed=seed)
+    z = 1.5 * (X * unit(*batch, 1, dim, seed=seed + 1)).sum(-1)
+    if separable:  # the minimiser is on the sphere
+        r = (z > 0).double()
+    else:
+        r = family.sample(z, torch.Generator().manual_seed(seed + 2))
+    rows = glb.Rows(X.to(dtype), r.to(dtype))
+    ball = glb.Ball(dim, S)
+    fit = glb.constrained_mle(family, rows, ball)
+    loss = glb.NegativeLogLikelihood(family, *rows)
+    return glb.LikelihoodRatioSet(loss, ball, fit.loss + beta2, fit.theta, confined)
+
+
+def pick(confidence_set: ConfidenceSet, index: tuple[int, ...]) -> ConfidenceSet:
+    """One element of a batch, as a set without batch axes."""
+    if isinstance(confidence_set, IntersectionSet):
+        return IntersectionSet([pick(member, index) for member in confidence_set.members])
+    if isinstance(confidence_set, glb.EllipsoidSet):
+        parts = (confidence_set.theta_hat, confidence_set.shape, confidence_set.gamma)
+        chosen = (part[index] for part in parts)
+        owner = confidence_set
+        return glb.EllipsoidSet(owner.family, owner.domain, *chosen, owner.with_ball)
+    assert isinstance(confidence_set, glb.LikelihoodRatioSet)
+    owner = confidence_set
+    loss = glb.NegativeLogLikelihood(owner.family, *(t[index] for t in owner.likelihood.tensors()))
+    level, theta = owner.level[index], owner.theta_hat[index]
+    return glb.LikelihoodRatioSet(loss, owner.domain, level, theta, owner.confined)
+
+
+def sampled(confidence_set: ConfidenceSet, count: int = 20000) -> tuple[Tensor, float]:
+    """Uniform points of a set without batch axes, and its volume, by rejection from a box."""
+    upper = confidence_set.upper_bound(torch.eye(2).double())
+    lower = -confidence_set.upper_bound(-torch.eye(2).double())
+    generator = torch.Generator().manual_seed(7)
+    u = torch.rand((count, 2), generator=generator, dtype=torch.float64)
+    points = lower + (upper - lower) * u
+    inside = confidence_set.contains(points)
+    box = float((upper - lower).prod())
+    return points[inside], box * float(inside.double().mean())
+
+
+class ConfidenceSetContract:
+    """What holds for every set; a subclass says how one is made (d = 2, bounded)."""
+
+    #: whether the bound is the support itself
+    exact = True
+
+    def make(
+        self, batch: tuple[int, ...] = (), dtype: torch.dtype = torch.float64
+    ) -> ConfidenceSet:
+        raise NotImplementedError
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("batch", BATCHES)
+    def test_shapes_and_dtypes(self, batch, dtype):
+        made = self.make(batch, dtype)
+        one, many = unit(*batch, 2, dtype=dtype), unit(*batch, 4, 2, dtype=dtype)
+        answers = [
+            (made.slack(one), batch),
+            (made.slack(many), (*batch, 4)),
+            (made.upper_bound(one), batch),
+            (made.upper_bound(many), (*batch, 4)),
+            (made.interval(one).lower, batch),
+            (made.interval(many, scale="mean").upper, (*batch, 4)),
+            (made.contrast(one, -one).width, batch),
+            (made.contrast(many, -many).width, (*batch, 4)),
+            (made.boundary(8), (*batch, 8, 2)),
+            (made.volume(), batch),
+            (made.center, (*batch, 2)),
+        ]
+        for value, shape in answers:
+            assert value.shape == shape
+            assert value.dtype == dtype
+            assert bool(torch.isfinite(value).all())
+        assert made.contains(many).dtype == torch.bool
+        assert made.batch_shape == batch
+        assert made.dim == 2
+
+    def test_batched_equals_loop(self):
+        made = self.make((2, 3))
+        x, points = unit(2, 3, 4, 2, seed=3), 2.0 * unit(2, 3, 5, 2, seed=4)
+        interval, slack = made.interval(x, scale="mean"), made.slack(points)
+        boundary, volume = made.boundary(16), made.volume()
+        for i in range(2):
+            for j in range(3):
+                alone = pick(made, (i, j))
+                for whole, single in [
+                    (interval.lower[i, j], alone.interval(x[i, j], scale="mean").lower),
+                    (interval.upper[i, j], alone.interval(x[i, j], scale="mean").upper),
+                    (slack[i, j], alone.slack(points[i, j])),
+                    (boundary[i, j], alone.boundary(16)),
+                    (volume[i, j], alone.volume()),
+                ]:
+                    # the solver closes its gaps to 3e-8, and stops where a batch lets it stop
+                    torch.testing.assert_close(whole, single, rtol=1e-7, atol=1e-7)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_center_is_inside(self, dtype):
+        made = self.make((3,), dtype)
+        assert bool(made.contains(made.center).all())
+
+    def test_interval_holds_every_point_and_is_attained(self):
+        made = self.make()
+        points, _ = sampled(made)
+        assert len(points) > 1000
+        x = unit(6, 2, seed=5)
+        values = points @ x.mT
+        linear, mean = made.interval(x), made.interval(x, scale="mean")
+        assert bool((values <= linear.upper).all())
+        assert bool((values >= linear.lower).all())
+        means = made.family.mean(values)
+        assert bool(((means <= mean.upper) & (means >= mean.lower)).all())
+        if self.exact:
+            edge = made.boundary(4000) @ x.mT
+            torch.testing.assert_close(edge.amax(0), linear.upper, rtol=0, atol=1e-5)
+            torch.testing.assert_close(edge.amin(0), linear.lower, rtol=0, atol=1e-5)
+
+    def test_support_point_attains_the_bound(self):
+        made = self.make((3,))
+        if isinstance(made, IntersectionSet):
+            pytest.skip("an intersection has bounds only")
+        x = unit(3, 5, 2, seed=6)
+        found = made.support(x)
+        assert bool((found.status == 0).all())
+        assert bool((found.gap <= 1e-6).all())
+        assert bool((found.upper >= found.lower).all())
+        torch.testing.assert_close((found.theta * x).sum(-1), found.lower, rtol=0, atol=1e-12)
+        inner = made.center[..., None, :] + (1 - 1e-9) * (found.theta - made.center[..., None, :])
+        assert bool(made.contains(inner).all())
+        torch.testing.assert_close(made.upper_bound(x), found.upper, rtol=0, atol=1e-12)
+
+    def test_boundary_points_are_on_the_boundary(self):
+        made = self.make((3,))
+        points = made.boundary(60)
+        slack = made.slack(made.center[..., None, :] + (1 - 1e-9) * (points - made.center[:, None]))
+        assert bool((slack >= 0).all())
+        on_sphere = (torch.linalg.vector_norm(points, dim=-1) - S).abs() < 1e-9
+        assert bool(((slack.abs() < 1e-6) | on_sphere).all())
+        beyond = made.center[:, None] + 1.001 * (points - made.center[:, None])
+        middle = points.mean(-2, keepdim=True)
+        beyond = middle + 1.001 * (points - middle)
+        assert not bool(made.contains(beyond).any())
+        # counter-clockwise
+        ahead = points.roll(-1, dims=-2)
+        area = 0.5 * (points[..., 0] * ahead[..., 1] - points[..., 1] * ahead[..., 0]).sum(-1)
+        assert bool((area > 0).all())
+        torch.testing.assert_close(area, made.volume(), rtol=0.01, atol=0)
+
+    def test_area_by_monte_carlo(self):
+        made = self.make()
+        _, area = sampled(made, 40000)
+        assert float(made.volume()) == pytest.approx(area, rel=0.03)
+
+    def test_contrast_is_the_interval_of_the_difference(self):
+        made = self.make()
+        x1, x2 = unit(2, 2, seed=8)
+        contrast, interval = made.contrast(x1, x2), made.interval(x1 - x2)
+        torch.testing.assert_close(contrast.lower, interval.lower, rtol=0, atol=0)
+        torch.testing.assert_close(contrast.width, interval.upper - interval.lower)
+
+    def test_lists_are_taken(self):
+        made = self.make()
+        expected = made.interval(torch.tensor([0.6, 0.8]).double()).upper
+        given = made.interval([0.6, 0.8]).upper
+        torch.testing.assert_close(given, expected, rtol=1e-6, atol=1e-6)
+        assert bool(made.contains(made.center.tolist()))
+
+    @pytest.mark.parametrize(
+        ("question", "message"),
+        [
+            (lambda made: made.contains(torch.zeros(3).double()), "theta: expected shape"),
+            (lambda made: made.contains(torch.zeros(2)), "theta: expected dtype"),
+            (lambda made: made.contains([math.nan, 0.0]), "theta: expected finite"),
+            (lambda made: made.interval([math.inf, 0.0]), "x: expected finite"),
+            (lambda made: made.interval([1.0]), "x: expected shape"),
+            (lambda made: made.interval([1.0, 0.0], scale="log"), "scale: expected one of"),
+            (lambda made: made.contrast([1.0, 0.0], [[1.0, 0.0]]), "x2: expected the shape"),
+            (lambda made: made.boundary(2), "num: expected an integer"),
+        ],
+    )
+    def test_refusals(self, question, message):
+        with pytest.raises(glb.InputError, match=message):
+            question(self.make())
+
+
+class TestLikelihoodRatioSet(ConfidenceSetContract):
+    def make(self, batch=(), dtype=torch.float64):
+        return ratio_set(batch, dtype)
+
+
+class TestLikelihoodRatioSetOnTheSphere(ConfidenceSetContract):
+    """Separable data: the centre is on the sphere, and most of the boundary too."""
+
+    def make(self, batch=(), dtype=torch.float64):
+        return ratio_set(batch, dtype, separable=True, n=12)
+
+    def test_center_is_on_the_sphere(self):
+        assert float(self.make().center.norm()) == pytest.approx(S)
+
+
+class TestPoissonSet(ConfidenceSetContract):
+    def make(self, batch=(), dtype=torch.float64):
+        return ratio_set(batch, dtype, family=glb.Poisson(), n=15)
+
+
+class TestUnconfinedSet(ConfidenceSetContract):
+    """A set that may leave the ball, and here does."""
+
+    def make(self, batch=(), dtype=torch.float64):
+        return ratio_set(batch, dtype, family=glb.Gaussian(1.0), n=6, beta2=6.0, confined=False)
+
+    def test_leaves_the_ball(self):
+        made = self.make()
+        assert bool((torch.linalg.vector_norm(made.boundary(60), dim=-1) > S).any())
+
+    def test_boundary_points_are_on_the_boundary(self):
+        made = self.make((3,))
+        assert bool((made.slack(made.boundary(60)).abs() < 1e-6).all())
+
+
+class TestEllipsoid(ConfidenceSetContract):
+    def make(self, batch=(), dtype=torch.float64):
+        return ratio_set(batch, dtype).ellipsoid()
+
+
+class TestEllipsoidInTheBall(ConfidenceSetContract):
+    def make(self, batch=(), dtype=torch.float64):
+        return ratio_set(batch, dtype, n=12).ellipsoid(with_ball=True)
+
+    def test_the_ball_matters(self):
+        made = self.make()
+        whole = glb.EllipsoidSet(made.family, made.domain, made.center, made.shape, made.gamma)
+        assert float(made.volume()) < 0.9 * float(whole.volume())
+
+
+class TestIntersection(ConfidenceSetContract):
+    exact = False
+
+    def make(self, batch=(), dtype=torch.float64):
+        first = ratio_set(batch, dtype, n=40)
+        rows = [
+            t[..., :30, :] if t.ndim > len(batch) + 1 else t for t in first.likelihood.tensors()
+        ]
+        loss = glb.NegativeLogLikelihood(first.family, rows[0], rows[1][..., :30])
+        fit = glb.constrained_mle(first.family, glb.Rows(loss.X, loss.r), first.domain)
+        earlier = glb.LikelihoodRatioSet(loss, first.domain, fit.loss + 2.0, fit.theta)
+        return earlier.intersect(first)
+
+    def test_contains_is_that_of_all_members(self):
+        made = self.make()
+        points = 2.0 * unit(200, 2, seed=9)
+        first, second = (member.contains(points) for member in made.members)
+        assert bool((made.contains(points) == (first & second)).all())
+        assert bool((first != second).any())
+
+    def test_intersections_flatten(self):
+        made = self.make()
+        assert len(made.intersect(made).members) == 4
+
+    def test_bound_is_the_least(self):
+        made = self.make()
+        x = unit(5, 2, seed=10)
+        bounds = torch.stack([member.upper_bound(x) for member in made.members])
+        torch.testing.assert_close(made.upper_bound(x), bounds.amin(0), rtol=0, atol=0)
+
+    def test_disjoint_sets_are_seen(self):
+        far = [
+            glb.EllipsoidSet(
+                glb.Bernoulli(),
+                glb.Ball(2, S),
+                torch.tensor([place, 0.0]).double(),
+                torch.eye(2).double(),
+                torch.tensor(0.25).double(),
+            )
+            for place in (-1.0, 1.0)
+        ]
+        empty = far[0].intersect(far[1])
+        interval = empty.interval([1.0, 0.0])
+        assert float(interval.lower) > float(interval.upper)
+        with pytest.raises(glb.InputError, match="may be empty"):
+            empty.volume()
+
+    def test_sets_of_another_batch_are_refused(self):
+        with pytest.raises(glb.InputError, match="other: expected shape"):
+            ratio_set().intersect(ratio_set((3,)))
+
+
+# ---- particulars ---------------------------------------------------------------------------------
+
+
+class TestParticulars:
+    def test_slack_is_level_minus_loss(self):
+        made = ratio_set()
+        theta = torch.tensor([0.3, -0.2]).double()
+        expected = made.level - made.likelihood(theta)
+        torch.testing.assert_close(made.slack(theta), expected)
+        assert float(made.slack(torch.tensor([S, 0.1]).double())) == -math.inf
+        torch.testing.assert_close(made.radius, torch.tensor(2.0).double())
+
+    @pytest.mark.parametrize("family", [glb.Bernoulli(), glb.Gaussian(1.0), glb.Poisson()])
+    @pytest.mark.parametrize("n", [5, 60])
+    def test_ellipsoid_contains_the_set(self, family, n):
+        made = ratio_set(family=family, n=n)
+        points, _ = sampled(made)
+        points = torch.cat([points, made.boundary(400)])
+        assert len(points) > 500
+        outer = made.ellipsoid()
+        assert bool((outer.slack(points) >= -1e-9).all())
+        inside = glb.EllipsoidSet(
+            outer.family, outer.domain, outer.center, outer.shape, 0.3 * outer.gamma
+        )
+        assert not bool(inside.contains(points).all())  # the check can fail
+
+    @pytest.mark.parametrize("dim", [1, 3, 6])
+    def test_volume_of_an_ellipsoid(self, dim):
+        """A linear image of the ball: by its singular values, and for d = 3 by sampling."""
+        A = torch.randn(dim, dim, generator=torch.Generator().manual_seed(11)).double()
+        W = torch.linalg.inv(A @ A.mT)
+        made = glb.EllipsoidSet(
+            glb.Bernoulli(),
+            glb.Ball(dim, S),
+            torch.zeros(dim).double(),
+            W,
+            torch.tensor(2.5).double(),
+        )
+        axes = math.sqrt(2.5) * torch.linalg.svdvals(A)
+        unit_ball = {1: 2.0, 3: 4.0 * math.pi / 3.0, 6: math.pi**3 / 6.0}[dim]
+        assert float(made.volume()) == pytest.approx(unit_ball * float(axes.prod()), rel=1e-9)
+        if dim == 3:
+            half = made.upper_bound(torch.eye(3).double())
+            u = torch.rand((100000, 3), generator=torch.Generator().manual_seed(12)).double()
+            share = float(made.contains((2 * u - 1) * half).double().mean())
+            assert float(made.volume()) == pytest.approx(share * float((2 * half).prod()), rel=0.02)
+
+    @pytest.mark.parametrize("dim", [1, 2, 4])
+    @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+    def test_bound_with_the_ball(self, dim, scale):
+        """Never above either bound alone, never below a point of the intersection."""
+        generator = torch.Generator().manual_seed(13)
+        A = torch.randn(dim, dim, generator=generator).double()
+        center = 2.5 * unit(dim, seed=14)
+        gamma = torch.tensor(scale).double()
+        shape = A @ A.mT + 0.1 * torch.eye(dim).double()
+        common = (glb.Bernoulli(), glb.Ball(dim, S), center, shape, gamma)
+        plain, both = glb.EllipsoidSet(*common), glb.EllipsoidSet(*common, with_ball=True)
+        x = unit(20, dim, seed=15)
+        bound = both.upper_bound(x)
+        assert bool((bound <= plain.upper_bound(x)).all())
+        assert bool((bound <= S * (1 + 1e-12)).all())
+        found = both.support(x)
+        assert bool((found.gap <= 1e-6).all())
+        assert bool((found.gap >= 0).all())
+        inner = center + (1 - 1e-9) * (found.theta - center)
+        assert bool(both.contains(inner).all())
+
+    def test_unbounded_directions_are_infinite(self):
+        """One direction observed, no ball: the other has no end."""
+        X = torch.tensor([[1.0, 0.0]] * 20).double()
+        r = torch.tensor([1.0] * 12 + [0.0] * 8).double()
+        ball = glb.Ball(2, S)
+        fit = glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r), ball)
+        loss = glb.NegativeLogLikelihood(glb.Bernoulli(), X, r)
+        free = glb.LikelihoodRatioSet(loss, ball, fit.loss + 2.0, fit.theta, confined=False)
+        linear = free.interval(torch.eye(2).double())
+        mean = free.interval(torch.eye(2).double(), scale="mean")
+        assert linear.lower[1] == -math.inf
+        assert linear.upper[1] == math.inf
+        assert bool(torch.isfinite(linear.upper[0]))
+        assert bool(torch.isfinite(linear.lower[0]))
+        assert mean.lower[1] == 0.0
+        assert mean.upper[1] == 1.0
+        assert float(free.volume()) == math.inf
+        assert bool((free.support(torch.eye(2).double()).upper[1:] == math.inf).all())
+        held = glb.LikelihoodRatioSet(loss, ball, fit.loss + 2.0, fit.theta)
+        assert float(held.interval([0.0, 1.0]).upper) == pytest.approx(S, abs=1e-6)
+        with pytest.raises(glb.InputError, match="keeps to the ball"):
+            free.ellipsoid()
+
+    def test_infinite_means_of_other_families(self):
+        """The mean at infinity is the end of the rewards' range, whatever mu(inf) computes to."""
+        family = glb.CustomFamily(lambda z: torch.sqrt(1 + z * z), reward_range=(-1.0, 1.0))
+        ball = glb.Ball(2, S)
+        X = torch.zeros(1, 2).double()
+        loss = glb.NegativeLogLikelihood(family, X, X[:, 0])
+        level = loss(torch.zeros(2).double()) + 1.0
+        made = glb.LikelihoodRatioSet(loss, ball, level, torch.zeros(2).double(), confined=False)
+        mean = made.interval([1.0, 0.0], scale="mean")
+        assert (float(mean.lower), float(mean.upper)) == (-1.0, 1.0)
+
+    @pytest.mark.parametrize("family", [glb.Bernoulli(), glb.Poisson()])
+    def test_conic_solver_agrees(self, family):
+        made = ratio_set((2,), family=family, dim=3)
+        x = unit(2, 3, 3, seed=16)
+        native, conic = made.support(x), made.support(x, solver="conic")
+        torch.testing.assert_close(native.upper, conic.upper, rtol=1e-5, atol=1e-5)
+        both = made.interval(x, solver="conic")
+        torch.testing.assert_close(both.lower, made.interval(x).lower, rtol=1e-5, atol=1e-5)
+
+    def test_area_needs_two_dimensions(self):
+        for made in (ratio_set(dim=3), ratio_set(dim=3).ellipsoid(with_ball=True)):
+            with pytest.raises(glb.InputError, match="dim: expected 2"):
+                made.volume()
+
+    def test_ellipsoid_takes_no_options(self):
+        with pytest.raises(glb.InputError, match="options: expected none"):
+            ratio_set().ellipsoid().interval([1.0, 0.0], tol=1e-3)
+
+    def test_ellipsoid_refuses_other_matrices(self):
+        made = ratio_set().ellipsoid()
+        bad = glb.EllipsoidSet(made.family, made.domain, made.center, -made.shape, made.gamma)
+        with pytest.raises(glb.InputError, match="positive definite"):
+            bad.interval([1.0, 0.0])
+        with pytest.raises(glb.InputError, match="gamma: expected shape"):
+            glb.EllipsoidSet(made.family, made.domain, made.center, made.shape, made.gamma[None])
+
+    def test_empty_history(self):
+        """Without data the set is the ball."""
+        X = torch.zeros(0, 2).double()
+        loss = glb.NegativeLogLikelihood(glb.Bernoulli(), X, X[:, 0])
+        zero = torch.zeros(2).double()
+        made = glb.LikelihoodRatioSet(loss, glb.Ball(2, S), torch.tensor(3.0).double(), zero)
+        assert float(made.interval([0.6, 0.8]).upper) == pytest.approx(S)
+        assert float(made.volume()) == pytest.approx(math.pi * S * S)
+        assert not bool(made.contains([S, 0.5]))
