@@ -344,7 +344,8 @@ def draw(results: list[Result], path: Path) -> None:
     places = [f"{r.cell.family}, {r.cell.arms}, d = {r.cell.dim}" for r in results]
     names = [r.cell.radius for r in results]
     rates = [r.misses / r.replicates for r in results]
-    coverage_plot(places, names, rates, [r.interval for r in results], results[0].delta, path)
+    intervals = [r.interval for r in results]
+    coverage_plot(places, names, rates, intervals, results[0].delta).savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ KINDS = (
     "weighted",
     "empty",
 )
+FAMILY_NAMES = ("bernoulli", "binomial", "gaussian", "poisson", "probit", "cloglog", "custom")
+CONIC_NAMES = FAMILY_NAMES[:4]  # those whose loss a cone program can state
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,17 @@ class Problem:
         return value, X.T @ (w * (self.reference.mean(z) - r))
 
 
-def random_problem(seed: int, dtype: torch.dtype = torch.float64) -> Problem:
+def random_problem(
+    seed: int,
+    dtype: torch.dtype = torch.float64,
+    *,
+    most_rows: int = 5000,
+    most_features: int = 50,
+) -> Problem:
     """The problem of this number; kinds change fastest, then families."""
     kind = KINDS[seed % len(KINDS)]
     references = reference_families()
-    name = list(references)[seed // len(KINDS) % len(references)]
+    name = FAMILY_NAMES[seed // len(KINDS) % len(FAMILY_NAMES)]
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> float:
@@ -125,11 +133,11 @@ def random_problem(seed: int, dtype: torch.dtype = torch.float64) -> Problem:
     def log_uniform(low: float, high: float) -> float:
         return math.exp(uniform(math.log(low), math.log(high)))
 
-    d = min(50, int(log_uniform(1, 51)))
-    n = 0 if kind == "empty" else min(5000, int(log_uniform(1, 5001)))
+    d = int(log_uniform(1, most_features + 0.999))
+    n = 0 if kind == "empty" else int(log_uniform(1, most_rows + 0.999))
     radius = log_uniform(0.1, 50.0)
     if kind == "interior":
-        n = min(5000, max(n, 40 * d))
+        n = min(most_rows, max(n, 40 * d))
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)

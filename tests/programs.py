@@ -1,9 +1,9 @@
 """Random optimistic programs, and references for them that share no code with the solvers.
 
-``random_program(seed)`` walks through every kind of data with every family; sizes, radii, levels and
-arms are drawn from the seed. ``exact_value`` is ``h(x)`` to fifty digits: Newton's method on the
-optimality conditions in mpmath, accepted only if all of them hold; the program is convex, so they
-suffice. The losses are written out again in mpmath.
+``random_program(seed)`` walks through every kind of data with every family; sizes, radii, levels
+and arms are drawn from the seed. ``exact_value`` is ``h(x)`` to fifty digits: Newton's method on
+the optimality conditions in mpmath, accepted only if all of them hold; the program is convex, so
+they suffice. The losses are written out again in mpmath.
 """
 
 from __future__ import annotations

@@ -16,6 +16,15 @@ from torchglb.policies.design import g_optimal
 DTYPE = torch.float64
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """These problems are so small that a second thread only waits for the first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def worst_norm(arms: np.ndarray, weights: np.ndarray) -> float:
     """``max |x|^2`` in the (pseudo-)inverse of V(pi)."""
     inverse = np.linalg.pinv((arms.T * weights) @ arms, rcond=1e-10, hermitian=True)

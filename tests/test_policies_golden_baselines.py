@@ -37,7 +37,7 @@ def _one_thread():
 
 
 class Trace:
-    """A fixed history: arms of every round, the arm that was played (not by any policy), its reward."""
+    """A fixed history: the arms of every round, the one that somebody played, its reward."""
 
     def __init__(self, radius: float, family: str = "bernoulli", dim: int = DIM) -> None:
         rng = np.random.default_rng(7)
@@ -181,6 +181,20 @@ def test_constants_of_evill_theory():
     assert policy.level == pytest.approx(b, rel=1e-12)
 
 
+def ridge_estimate_in_ball(X: Array, r: Array, lam: float, radius: float) -> Array:
+    """The multiplier of the ball is a further ridge."""
+    free = ridge_estimate(X, r, lam)
+    if np.linalg.norm(free) <= radius:
+        return free
+    top = 1.0
+    while np.linalg.norm(ridge_estimate(X, r, lam + top)) > radius:
+        top *= 2
+    nu = scipy.optimize.brentq(
+        lambda nu: np.linalg.norm(ridge_estimate(X, r, lam + nu)) - radius, 0, top, xtol=1e-14
+    )
+    return ridge_estimate(X, r, lam + nu)
+
+
 def rs_glincb_reference(trace: Trace, radius: float, scale: float, horizon: int, delta: float):
     """Plain RS-GLinCB: yields scores and choice of every round."""
     dim = trace.X.shape[1]
@@ -218,20 +232,19 @@ def rs_glincb_reference(trace: Trace, radius: float, scale: float, horizon: int,
             H = H + p * (1 - p) / math.e * np.outer(x, x)
             if np.linalg.det(H) > 2 * np.linalg.det(H_tau):
                 H_tau, switches = H, switches + 1
-                theta_tau = ridge_estimate(trace.X[other], trace.r[other], lam)
-                assert np.linalg.norm(theta_tau) < radius  # so the ball is inactive
+                theta_tau = ridge_estimate_in_ball(trace.X[other], trace.r[other], lam, radius)
 
 
 @pytest.mark.parametrize(
-    ("scale", "horizon", "delta", "phases"),
+    ("radius", "scale", "horizon", "delta", "phases"),
     [
-        (1.0, HORIZON, DELTA, {True}),  # theory: the warm-up outlasts the trace
-        (0.002, HORIZON, DELTA, {False}),  # no warm-up at all
-        (0.009, 2, 0.5, {True, False}),  # a small ridge: both phases, and switches
+        (2.0, 1.0, HORIZON, DELTA, {True}),  # theory: the warm-up outlasts the trace
+        (2.0, 0.002, HORIZON, DELTA, {False}),  # no warm-up at all
+        (2.0, 0.025, 1, 0.9, {True, False}),  # a small ridge: both phases, and switches
+        (0.2, 0.39, 1, 0.9, {True, False}),  # and the ball is active
     ],
 )
-def test_rs_glincb(scale, horizon, delta, phases):
-    radius = 2.0
+def test_rs_glincb(radius, scale, horizon, delta, phases):
     trace = Trace(radius)
     policy = build("rs-glincb", radius, scale=scale, horizon=horizon, delta=delta)
     reference = rs_glincb_reference(trace, radius, scale, horizon, delta)
@@ -246,7 +259,10 @@ def test_rs_glincb(scale, horizon, delta, phases):
         warm.add(bool(policy.warming_up(torch.tensor(arms))))
         last = switches
     assert warm == phases
-    assert (last > 0) == (horizon == 2)
+    assert (last > 0) == (horizon == 1)
+    if radius < 1:
+        estimate = policy.state_dict()["state"]["theta_tau"]
+        assert float(torch.linalg.vector_norm(estimate)) == pytest.approx(radius, rel=1e-9)
 
 
 def proximal(x: Array, rewards: list[float], centre: Array, W: Array, radius: float) -> Array:
@@ -289,7 +305,7 @@ def test_ada_ofu_ecolog(radius):
         sigma = 4 * radius**2 + 2 * stiff * (u + excess) + 4 * math.log(1 + t)
         expected = [x @ theta + math.sqrt(sigma) * norm(x, W) for x in arms]
         np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=0)
-        # the bonus belongs to <x, theta>: added to the mean, as public code does, it is another index
+        # the bonus belongs to <x, theta>; added to the mean, as in public code, it is no bound
         if n:
             mixed = [sigmoid(x @ theta) + math.sqrt(sigma) * norm(x, W) for x in arms]
             assert np.abs(scores_of(policy, arms) - mixed).max() > 0.1

@@ -21,6 +21,7 @@ from torchglb.checks import ValueChecks
 from torchglb.families import CustomFamily, QuasiBounded
 from torchglb.history import History
 from torchglb.mle import minimize_likelihood
+from torchglb.plotting import radii_plot
 
 ALL = {
     "lipschitz-table1": radii.Lipschitz(),
@@ -465,6 +466,21 @@ def test_names():
 def test_bad_settings(build):
     with pytest.raises(InputError):
         build()
+
+
+def test_aggregated_gaussian_prior_refuses_what_needs_the_rows():
+    problem = radii.Problem(QuasiBounded("probit"), Ball(2, 1.0), 0.05)
+    with pytest.raises(InputError, match="need the rows"):
+        radii.GaussianPrior(increments="aggregated").init(problem)
+
+
+def test_picture():
+    curves = {"lipschitz": ([1, 10], [10.0, 15.0]), "pac-bayes": ([1, 10], [3.9, 5.4])}
+    figure = radii_plot({(2, 4.0): curves, (5, 4.0): curves, (2, 10.0): curves})
+    assert [axis.get_title() for axis in figure.axes][:2] == ["d = 2, S = 4", "d = 2, S = 10"]
+    figure.savefig(io.BytesIO())
+    with pytest.raises(InputError):
+        radii_plot({})
 
 
 def test_regularised_loss_is_refused(generator):

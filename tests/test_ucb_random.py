@@ -69,7 +69,7 @@ def test_random_programs_cover_every_case():
 
 @pytest.mark.parametrize("part", range(8))
 def test_fifty_digits_lie_between_the_bounds(part):
-    """upper is at least h(x), with no tolerance; theta is feasible up to the rounding of doubles."""
+    """upper is at least h(x), with no tolerance; theta is feasible up to rounding."""
     unknown = 0
     for seed in range(1000 + part, 1096, 8):
         case = random_program(seed, max_n=25, max_d=4)
@@ -135,7 +135,7 @@ def end_of_interval(exact, sign):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_dimensions_by_brute_force(family):
-    """d = 2: feasible points on a polar grid never beat upper, and the best comes close to lower."""
+    """d = 2: feasible points on a polar grid never beat upper, and the best comes up to lower."""
     tried = 0
     for seed in range(2000, 2600):
         case = random_program(seed, max_n=60, max_d=2)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Circle
 
 from torchglb.checks import refuse
 
@@ -58,6 +59,109 @@ def radii_plot(panels: Mapping[tuple[int, float], Mapping[str, Curve]]) -> Figur
         row[0].set_ylabel(r"radius $\beta_t^2$")
         row[0].yaxis.set_major_formatter("{x:g}")
         row[0].yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if str(f"{x:g}")[0] in "25" else "")
-        row[0].tick_params(which="both", labelsize=8)
+        for axis in row:
+            axis.tick_params(which="both", labelsize=8)
     figure.legend(list(shown.values()), list(shown), loc="outside right upper", frameon=False)
+    return figure
+
+
+def coverage_plot(
+    places: Sequence[str],
+    names: Sequence[str],
+    rates: Sequence[float],
+    intervals: Sequence[tuple[float, float]],
+    delta: float,
+) -> Figure:
+    """How often theta* was ever missed, with exact intervals, against the delta that was promised.
+
+    Args:
+        places: the setting of each cell; cells of one setting share a row.
+        names: the radius of each cell.
+        rates: the share of replicates with a miss.
+        intervals: its confidence interval.
+        delta: what was promised.
+
+    Example:
+        >>> figure = coverage_plot(["random"], ["lipschitz"], [0.0], [(0.0, 0.02)], 0.05)
+        >>> len(figure.axes)
+        1
+    """
+    rows = list(dict.fromkeys(places))
+    kinds = [name for name in RADIUS_STYLE if name in names]
+    kinds += sorted(set(names) - set(kinds))
+    figure = Figure(figsize=(7.5, 1.4 + 0.42 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    for kind, name in enumerate(kinds):
+        cells = [i for i, other in enumerate(names) if other == name]
+        height = [rows.index(places[i]) + 0.7 * (kind + 0.5) / len(kinds) - 0.35 for i in cells]
+        centre = [rates[i] for i in cells]
+        below = [rates[i] - intervals[i][0] for i in cells]
+        above = [intervals[i][1] - rates[i] for i in cells]
+        color = RADIUS_STYLE.get(name, {}).get("color")
+        shown = {"xerr": [below, above], "color": color, "label": name, "linewidth": 0.9}
+        shape = "s" if name == "lipschitz-data" else "o"
+        axis.errorbar(centre, height, fmt=shape, markersize=3.0, **shown)  # type: ignore[arg-type]
+    axis.axvline(delta, color="black", linewidth=1.0, linestyle="--", label=f"delta = {delta:g}")
+    axis.set_yticks(range(len(rows)), rows, fontsize=8)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xlim(left=-0.002)
+    axis.set_xlabel("share of replicates in which theta* was ever outside")
+    axis.grid(axis="x", color="0.92", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def intervals_plot(
+    times: Sequence[int],
+    bands: Mapping[str, Curve],
+    truth: float,
+    outlines: Mapping[str, Curve],
+    theta: tuple[float, float],
+    radius: float,
+) -> Figure:
+    """Intervals for a mean reward as data come in, and the sets in the plane at the end.
+
+    Args:
+        times: when we looked.
+        bands: lower and upper ends by the name of the radius.
+        truth: the mean reward.
+        outlines: closed curves ``(x, y)`` by the name of the radius.
+        theta: theta*.
+        radius: S, drawn as far as it is in view.
+
+    Example:
+        >>> band, outline = ([0.0, 0.2], [1.0, 0.8]), ([0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
+        >>> plot = intervals_plot([1, 10], {"a": band}, 0.5, {"a": outline}, (0.2, 0.2), 3.0)
+        >>> len(plot.axes)
+        2
+    """
+    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.5, 1.0])
+    for name, (lower, upper) in bands.items():
+        style = RADIUS_STYLE.get(name, {})
+        left.plot(times, lower, label=name, **style)
+        left.plot(times, upper, **style)
+    left.axhline(truth, color="black", linewidth=0.9, linestyle="--", label="true mean")
+    left.set_xscale("log")
+    left.set_ylim(-0.02, 1.02)
+    left.set_xlabel("observations, adaptively collected")
+    left.set_ylabel("mean reward of one arm")
+    left.set_title("95% intervals, valid at all times at once", fontsize=10)
+    left.legend(frameon=False, fontsize=8, loc="lower right")
+    for name, (x, y) in outlines.items():
+        right.plot([*x, x[0]], [*y, y[0]], **RADIUS_STYLE.get(name, {}))
+    right.plot(*theta, "k+", markersize=10, markeredgewidth=1.6)
+    right.annotate(r"$\theta_*$", theta, xytext=(5, 5), textcoords="offset points")
+    limits = right.axis()
+    right.add_patch(Circle((0.0, 0.0), radius, fill=False, color="0.6", linewidth=0.9))
+    right.axis(limits)
+    right.set_aspect("equal")
+    right.set_xlabel(r"$\theta_1$")
+    right.set_ylabel(r"$\theta_2$")
+    right.set_title(f"the sets after {times[-1]} observations", fontsize=10)
+    for axis in (left, right):
+        axis.grid(color="0.92", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
     return figure

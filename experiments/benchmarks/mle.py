@@ -198,8 +198,12 @@ def run(quick: bool) -> None:
     if quick:
         sizes, counts = [(100, 2), (1000, 10)], [1, 40]
     seconds = 1.0 if quick else 6.0
-    print("times: least of interleaved repeats; x: how many times faster than SLSQP, than the best peer;")
-    print("passes: multiples of one evaluation of loss, gradient and Hessian; gap: relative to 1 + |loss|")
+    print(
+        "times: least of interleaved repeats; x: how many times faster than SLSQP, than the best peer;"
+    )
+    print(
+        "passes: multiples of one evaluation of loss, gradient and Hessian; gap: relative to 1 + |loss|"
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     table: dict[tuple[int, int, int], dict[str, Line]] = {}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.loop import Progress, iterate, select
-from torchglb.optim.numbers import Numbers, column, numbers, surely, tensor
+from torchglb.optim.numbers import Numbers, column, numbers, pick, surely, tensor
 from torchglb.optim.result import SolveResult
 
 #: sufficient decrease, as a share of the decrease that the slope predicts
@@ -60,7 +60,8 @@ class _Point(NamedTuple):
     value: Numbers
     gap: Numbers
     length: Numbers  # of the segment to try next, as a share of the full step
-    stalled: Numbers
+    best: Numbers  # the least gap so far
+    stalled: Numbers  # steps without effect, in a row
 
 
 Model = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -90,7 +91,7 @@ def descend(
         radius: S, ``(*B)``.
         tol: stop when ``gap <= tol (1 + |value|)``.
         max_steps: limit on evaluations after the first.
-        patience: how many steps without visible effect count as stuck.
+        patience: how many steps without effect, in a row, count as stuck.
     """
     eps = torch.finfo(start.dtype).eps
     S = numbers(radius)
@@ -115,7 +116,7 @@ def descend(
         accept = value <= point.value + ARMIJO * slope + noise
         gap = _gap(theta, gradient, S)
         # at the limit of the arithmetic a step lowers neither the value nor the gap
-        idled = (abs(slope) <= noise) & (gap > 0.5 * point.gap)
+        idled = (abs(slope) <= noise) & (gap > 0.8 * point.best)
         new = _Point(
             theta=theta,
             gradient=gradient,
@@ -124,7 +125,8 @@ def descend(
             value=value,
             gap=gap,
             length=full,
-            stalled=point.stalled + idled,
+            best=pick(gap < point.best, gap, point.best),
+            stalled=(point.stalled + 1.0) * idled,
         )
         if remember is not None:
             s, y = theta - point.theta, gradient - point.gradient
@@ -146,8 +148,9 @@ def descend(
             hessian=hessian,
             memory=memory,
             value=numbers(value),
-            gap=_gap(start, gradient, S),
+            gap=(gap := _gap(start, gradient, S)),
             length=full,
+            best=gap,
             stalled=0.0 * full,
         )
         point, status, num_steps = iterate(step, point, report(point), max_steps)

@@ -30,10 +30,9 @@ from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.linalg import idle
-from torchglb.mle import minimize_likelihood
 from torchglb.policies.base import Requirements
 from torchglb.policies.design import g_optimal
-from torchglb.policies.parts import FittedPolicy, smallest_variance, taken
+from torchglb.policies.parts import FittedPolicy, ridge_minimum, smallest_variance, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
@@ -69,10 +68,9 @@ class Perturbed(FittedPolicy):
         """
         theta, hessian = self.fit()
         step = torch.linalg.solve(hessian, tilt)
-        reach = torch.linalg.vector_norm(tilt, dim=-1) / self.regularization
-        ball = self.domain.resized(1.0 + torch.linalg.vector_norm(theta, dim=-1) + reach)
-        tol = 1e-10 if self.dtype == torch.float64 else 1e-4
-        return minimize_likelihood(self.likelihood(tilt), ball, start=theta + step, tol=tol).theta
+        length = torch.linalg.vector_norm(torch.stack([tilt, step]), dim=-1)
+        reach = length[0] / self.regularization + length[1]
+        return ridge_minimum(self.likelihood(tilt), theta + step, reach).theta
 
     def _scores(self, arms: Tensor) -> Tensor:
         theta = self.perturbed(self.perturbation())
@@ -134,7 +132,7 @@ class EVILLTheory(Perturbed):
       ``C = sqrt(d) + sqrt(2 log(1/delta'))``, ``D = Xi + Xi^2``, ``Xi = sqrt(2)(2S + 1/2)``.
 
     While a replicate is in the warm-up its scores are ``|x|^2`` in V^-1 and its choice is a draw.
-    The theory is for a fixed arm set; where the arms change, the design is that of the present ones.
+    The theory is for a fixed arm set; where arms change, the design is that of the present ones.
     Warm-up observations stay in the loss. With theory constants the warm-up usually outlasts any
     horizon that can be simulated.
 

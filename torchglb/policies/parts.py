@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,9 @@ from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.mle import MLEResult, minimize_likelihood
+from torchglb.linalg import idle
+from torchglb.mle import minimize_likelihood
+from torchglb.optim import Status, raise_unless_converged
 from torchglb.optim.ball import minimize_model
 from torchglb.policies.base import Policy
 
@@ -38,28 +40,85 @@ def smallest_variance(family: GLMFamily, domain: Ball, name: str) -> float:
     return least
 
 
-def tight_tolerance(dtype: torch.dtype) -> float:
-    """A tolerance for fits on which indices rest, well above rounding."""
-    return 1e-12 if dtype == torch.float64 else 1e-4
+class RidgeFit(NamedTuple):
+    """A minimiser ``(*B, d)`` and the Hessian there, ridge included, ``(*B, d, d)``."""
+
+    theta: Tensor
+    hessian: Tensor
 
 
-def ridge_minimum(likelihood: NegativeLogLikelihood, start: Tensor) -> MLEResult:
+def ridge_minimum(
+    likelihood: NegativeLogLikelihood, start: Tensor, reach: Tensor | None = None
+) -> RidgeFit:
     """The unconstrained minimiser of a loss F with a ridge lambda > 0.
 
-    F is lambda-strongly convex, so its minimiser is within ``|grad F(start)| / lambda`` of any
-    start: the ball of radius ``1 + |start| + |grad F(start)| / lambda`` holds it in its interior
-    and the constrained solver finds it.
+    F is lambda-strongly convex, so a point is within ``|grad F| / lambda`` of the minimiser. At the
+    start this gives a ball, of radius ``1 + |start| + |grad F(start)| / lambda``, that holds it in
+    its interior, where the constrained solver finds it; at the end it certifies the distance. The
+    last digits come from Newton steps that compare gradients, since values of F may cancel.
 
     Args:
         likelihood: the loss, with a ridge.
         start: a first guess ``(*B, d)``.
+        reach: a bound on the distance from the start, ``(*B)``, if one is known.
+
+    Raises:
+        SolverError: if an estimate is not certified.
     """
-    _, gradient = likelihood.value_and_gradient(start)
-    reach = torch.linalg.vector_norm(gradient, dim=-1) / likelihood.regularization
-    radius = 1.0 + torch.linalg.vector_norm(start, dim=-1) + reach
-    ball = Ball(likelihood.dim, 1.0).resized(radius)
-    tol = 1e-10 if start.dtype == torch.float64 else 1e-4
-    return minimize_likelihood(likelihood, ball, start=start, tol=tol)
+    lam = likelihood.regularization
+    if reach is None:
+        _, gradient = likelihood.value_and_gradient(start)
+        reach = torch.linalg.vector_norm(gradient, dim=-1) / lam
+    ball = Ball(likelihood.dim, 1.0).resized(1.0 + _length(start) + reach)
+    rough = 1e-6 if start.dtype == torch.float64 else 1e-3
+    found = minimize_likelihood(likelihood, ball, start=start, tol=rough, throw=False)
+    theta, gradient, hessian = found.theta, found.gradient, found.hessian
+    fine, coarse = (1e-9, 1e-6) if start.dtype == torch.float64 else (1e-4, 1e-2)
+    for _ in range(4):
+        error = _length(gradient) / lam
+        open_ = ~(error <= fine * (1.0 + _length(theta)))
+        if idle(open_):
+            break
+        step = torch.cholesky_solve(gradient[..., None], torch.linalg.cholesky_ex(hessian)[0])
+        _, slope, bend = likelihood.expand(theta - step[..., 0])
+        better = open_ & (_length(slope) < _length(gradient))
+        theta = torch.where(better[..., None], theta - step[..., 0], theta)
+        gradient = torch.where(better[..., None], slope, gradient)
+        hessian = torch.where(better[..., None, None], bend, hessian)
+    certified = _length(gradient) / lam <= coarse * (1.0 + _length(theta))
+    _require(certified, found.status)
+    return RidgeFit(theta, hessian)
+
+
+def ridge_minimum_in_ball(
+    likelihood: NegativeLogLikelihood, domain: Ball, start: Tensor
+) -> RidgeFit:
+    """The minimiser over the S-ball of a loss with a ridge: the free one, where that is inside."""
+    free = ridge_minimum(likelihood, start)
+    radius = domain.radius_like(start).expand(start.shape[:-1])
+    outside = _length(free.theta) > radius
+    if idle(outside):
+        return free
+    tol, coarse = (1e-12, 1e-9) if start.dtype == torch.float64 else (1e-5, 1e-3)
+    found = minimize_likelihood(likelihood, domain, start=start, tol=tol, throw=False)
+    _require(~outside | (found.gap <= coarse * (1.0 + found.loss.abs())), found.status)
+    return RidgeFit(
+        torch.where(outside[..., None], found.theta, free.theta),
+        torch.where(outside[..., None, None], found.hessian, free.hessian),
+    )
+
+
+def _length(v: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(v, dim=-1)
+
+
+def _require(certified: Tensor, status: Tensor) -> None:
+    if not bool(certified.all()):
+        # what the solver said counts only where its point is not certified
+        unknown = torch.where(status == Status.CONVERGED, int(Status.INACCURATE), status)
+        raise_unless_converged(
+            torch.where(certified, int(Status.CONVERGED), unknown), "the estimate of the policy"
+        )
 
 
 def project_in_norm(theta: Tensor, matrix: Tensor, domain: Ball) -> Tensor:
@@ -68,8 +127,8 @@ def project_in_norm(theta: Tensor, matrix: Tensor, domain: Ball) -> Tensor:
     A point inside stays as it is, bit by bit.
     """
     radius = domain.radius_like(theta).expand(theta.shape[:-1])
-    outside = torch.linalg.vector_norm(theta, dim=-1) > radius
-    if theta.device.type == "cpu" and not bool(outside.any()):
+    outside = _length(theta) > radius
+    if idle(outside):
         return theta
     eigenvalues, basis = torch.linalg.eigh(matrix)
     nearest = minimize_model(eigenvalues, basis, theta, torch.zeros_like(theta), radius)
@@ -122,15 +181,11 @@ class FittedPolicy(Policy):
     def fit(self) -> tuple[Tensor, Tensor]:
         """The minimiser ``(*B, d)`` and the Hessian there, ridge included, ``(*B, d, d)``."""
         if not self._fresh:
+            loss = self.likelihood()
             if self.constrained:
-                found = minimize_likelihood(
-                    self.likelihood(),
-                    self.domain,
-                    start=self._theta,
-                    tol=tight_tolerance(self.dtype),
-                )
+                found = ridge_minimum_in_ball(loss, self.domain, self._theta)
             else:
-                found = ridge_minimum(self.likelihood(), self._theta)
+                found = ridge_minimum(loss, self._theta)
             self._theta, self._hessian, self._fresh = found.theta, found.hessian, True
         return self._theta, self._hessian
 

@@ -38,9 +38,13 @@ from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import idle
-from torchglb.mle import minimize_likelihood
 from torchglb.policies.base import Policy, Requirements
-from torchglb.policies.parts import ridge_minimum, smallest_variance, taken, tight_tolerance
+from torchglb.policies.parts import (
+    ridge_minimum,
+    ridge_minimum_in_ball,
+    smallest_variance,
+    taken,
+)
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.ucb.minimum import FlatHistory
@@ -174,8 +178,7 @@ class RSGLinCB(Policy):
         loss = NegativeLogLikelihood.of(self.family, picked, regularization=self.regularization)
         if in_ball:
             S = self.domain.radius_like(theta).expand(mask.shape).reshape(-1)[index]
-            tol = tight_tolerance(self.dtype)
-            found = minimize_likelihood(loss, self.domain.resized(S), start=flat[index], tol=tol)
+            found = ridge_minimum_in_ball(loss, self.domain.resized(S), flat[index])
         else:
             found = ridge_minimum(loss, flat[index])
         return flat.index_copy(0, index, found.theta).reshape(theta.shape)

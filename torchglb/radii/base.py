@@ -86,10 +86,11 @@ class Radius(ABC):
             likelihood: the loss of the history, without ridge or tilt. The same rows may be merged
                 (:class:`torchglb.history.History` with ``aggregate``).
             theta_hat: any point of the ball, ``(*B, d)``; the better, the smaller the level.
-            loss_hat: ``L(theta_hat)``, ``(*B)``; left out, it costs a pass.
+            loss_hat: ``L(theta_hat)``, ``(*B)``, or an upper bound on it (never a lower one: the
+                level would not be valid); left out, it costs a pass.
             gradient_hat: the gradient there, if known, ``(*B, d)``.
             hessian_hat: the Hessian there, if known, ``(*B, d, d)``; with both, a posterior may be
-                centred at theta_hat without a pass.
+                centred at theta_hat without a pass. All three must then be exact.
         """
 
 
@@ -144,14 +145,17 @@ def reward_length(likelihood: NegativeLogLikelihood) -> Tensor:
     return total.double() / likelihood.family.dispersion
 
 
-def rounding(dtype: torch.dtype, loss: Tensor, rewards: Tensor, norm: Tensor) -> Tensor:
+def rounding(
+    dtype: torch.dtype, loss: Tensor, rewards: Tensor, norm: Tensor, carried: Tensor | float = 0.0
+) -> Tensor:
     """A bound on the rounding error of a loss summed in ``dtype``, ``(*B)``; 0 without rows.
 
-    ``16 eps (|L| + 2 |theta| sum w |r| |x|/g)``: the second term, with the sum ``rewards``,
-    covers what cancels between ``m(z)`` and ``r z``.
+    ``(16 eps + n eps64) (|L| + 2 |theta| sum w |r| |x|/g)``: the second sum, ``rewards``, covers
+    what cancels between ``m(z)`` and ``r z``; n, ``carried``, counts the terms that were added one
+    by one to a running sum in float64.
     """
     scale = loss.abs() + 2.0 * norm * rewards
-    return 16.0 * torch.finfo(dtype).eps * scale
+    return (16.0 * torch.finfo(dtype).eps + carried * torch.finfo(torch.float64).eps) * scale
 
 
 def conclude(

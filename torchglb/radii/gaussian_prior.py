@@ -55,7 +55,9 @@ def aggregated_normal_increment(
     """``sum_s E m(z_s + s_s U) - m(z_s)`` over g for normal U, from ``tr(W^-1 H)``. ``(*B, J)``."""
     longest = (reach.square()[..., None] / scale.amin(-1)).clamp_min(1e-12)
     trace = (values[..., None, :] / scale).sum(-1)
-    return trace * growth(family, NormalLaw(), longest, None) / longest
+    ratio = growth(family, NormalLaw(), longest, None) / longest
+    # no rows, no increment, even where the ratio is infinite
+    return torch.where(trace > 0, trace * ratio, torch.zeros_like(trace))
 
 
 def normal_row_increments(

@@ -128,7 +128,8 @@ def aggregated_increment(
     longest = posteriors.longest.clamp_min(1e-12)
     concordance = problem.self_concordance[..., None, None]
     ratio = growth(problem.family, law, longest, concordance) / longest
-    return posteriors.trace.clamp_min(0.0) * ratio
+    # no rows, no increment, even where the ratio has overflowed
+    return torch.where(posteriors.trace > 0, posteriors.trace * ratio, torch.zeros_like(ratio))
 
 
 def row_increments(

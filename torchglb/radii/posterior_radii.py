@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchglb.checks import check_choice, check_positive, refuse
+from torchglb.families import QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import (
     Evaluation,
@@ -82,7 +84,7 @@ class PACBayes(CentredRadius):
     The ellipsoids of :func:`torchglb.radii.pac_bayes_level` around the minimisers of
     ``L(theta) - eta log(S^2 - |theta|^2)``. O(d^3) to evaluate. Passes are made only for the
     problems that need one: to move a centre whose penalised loss is more than ``tolerance`` above
-    the minimum (one pass per Newton step; ever rarer, about 0.1 per round at n = 1000, d = 2),
+    the minimum (one pass per Newton step; ever rarer, about 0.03 per round at n = 1000, d = 2),
     and to sum the increments row by row while that may gain more than ``tolerance``, until n is
     large.
 
@@ -112,14 +114,16 @@ class PACBayes(CentredRadius):
         check_choice("posterior", self.posterior, ("pearson", "uniform"))
         check_choice("increments", self.increments, PASSES)
         check_positive("tolerance", self.tolerance)
-        for name in ("etas", "kappas", "rhos", "shapes"):
-            values = getattr(self, name)
-            if values is None and name == "etas":
-                continue
-            low, high = (-1e-300, float("inf")) if name == "shapes" else (0.0, float("inf"))
-            high = 1.0 if name == "kappas" else high
-            if not values or not all(low < value < high for value in values):
-                raise refuse(name, f"one or more numbers in ({max(low, 0):g}, {high:g})", values)
+        etas = (1.0,) if self.etas is None else self.etas
+        for name, values, end in (
+            ("etas", etas, math.inf),
+            ("kappas", self.kappas, 1.0),
+            ("rhos", self.rhos, math.inf),
+        ):
+            if not values or not all(0.0 < value < end for value in values):
+                raise refuse(name, f"one or more numbers in (0, {end:g})", values)
+        if not self.shapes or not all(0.0 <= shape < math.inf for shape in self.shapes):
+            raise refuse("shapes", "one or more numbers of at least 0", self.shapes)
 
     def centres(self, problem: Problem) -> int:  # noqa: D102
         return len(self._etas(problem))
@@ -185,7 +189,8 @@ class PACBayes(CentredRadius):
         posteriors = ellipsoids(problem, anchor, candidates, longest)
         rewards = state["reward_length"].reshape(-1, 1) / problem.family.dispersion
         norm = torch.linalg.vector_norm(anchor.point, dim=-1)
-        slack = 2.0 * rounding(problem.dtype, anchor.loss, rewards, norm)
+        number = state["number"].reshape(-1, 1)
+        slack = 2.0 * rounding(problem.dtype, anchor.loss, rewards, norm, number)
         start = problem.log_failure + (anchor.loss + slack)[..., None] + posteriors.divergence
         certain = start + aggregated_increment(problem, posteriors, candidates)
         level, safest = torch.nan_to_num(certain, nan=torch.inf).flatten(1).min(-1)
@@ -239,6 +244,9 @@ class GaussianPrior(CentredRadius):
 
     def init(self, problem: Problem) -> State:  # noqa: D102
         check_whole_line(problem.family)
+        if self.increments == "aggregated" and isinstance(problem.family, QuasiBounded):
+            expected = "'auto' or 'rows' for probit and cloglog, which need the rows"
+            raise refuse("increments", expected, repr(self.increments))
         return super().init(problem)
 
     @torch.no_grad()
@@ -263,7 +271,8 @@ class GaussianPrior(CentredRadius):
         divergence, scale = gaussian_divergence(values, point, variance, tempers)
         rewards = state["reward_length"].reshape(-1) / problem.family.dispersion
         norm = torch.linalg.vector_norm(point, dim=-1)
-        slack = 2.0 * rounding(problem.dtype, centre_loss, rewards, norm)
+        number = state["number"].reshape(-1)
+        slack = 2.0 * rounding(problem.dtype, centre_loss, rewards, norm, number)
         start = problem.log_failure + (centre_loss + slack)[:, None] + divergence  # (N, J)
         longest = state["longest"].reshape(-1)
         added = aggregated_normal_increment(problem.family, values, scale, longest)

@@ -170,4 +170,4 @@ def rounding_at(problem: Problem, statistics: RowStatistics, theta: Tensor, loss
     """What rounding may have taken from a loss at theta, ``(*B)``."""
     norm = torch.linalg.vector_norm(theta, dim=-1)
     rewards = statistics.reward_length / problem.family.dispersion
-    return rounding(problem.dtype, loss, rewards, norm)
+    return rounding(problem.dtype, loss, rewards, norm, statistics.number)

@@ -156,8 +156,8 @@ class ConfidenceSet(ABC):
 
     def volume(self) -> Tensor:
         """The area for d = 2, ``(*B)``: the integral of ``reach^2 / 2`` over the angle."""
-        _, _, reach = self._polar(1440)
-        return reach.square().sum(-1) * (math.pi / 1440)
+        _, _, reach = self._polar(720)
+        return reach.square().sum(-1) * (math.pi / 720)
 
     @torch.no_grad()
     def _polar(self, num: int) -> tuple[Tensor, Tensor, Tensor]:

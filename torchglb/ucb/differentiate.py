@@ -39,6 +39,7 @@ def differentiable(program: SublevelProgram, arms: Tensor, result: SupportResult
         ball_on = ball_on & (torch.linalg.vector_norm(theta, dim=-1) > (1 - 1e-4) * radius)
         # a zero arm, or one that failed, has nothing to solve for
         idle = ~(loss_on | ball_on) | (result.status != 0)
+        theta = torch.where(idle[..., None], 0.0, theta)
         on_loss, on_ball, keep = (
             mask.to(arms.dtype) for mask in (loss_on & ~idle, ball_on & ~idle, ~idle)
         )

@@ -17,7 +17,7 @@ from torchglb.checks import check_same, check_shape
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.linalg import cut_ball
 from torchglb.mle import minimize_likelihood
-from torchglb.optim import Status, raise_unless_converged
+from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.optim.implicit import is_transformed, opaque, wants_gradient
 from torchglb.optim.loop import Progress, iterate
 from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, pull_of_rows, roundings_of
@@ -81,7 +81,6 @@ def _solve(
 ) -> tuple[Tensor, ...]:
     """The fields of a :class:`SupportResult`; a centre of NaN stands for the minimiser."""
     unknown = bool(torch.isnan(center).any()) if center.device.type == "cpu" else True
-    slack = torch.zeros_like(program.level)
     if unknown:
         fit = minimize_likelihood(program.likelihood, program.domain, throw=False)
         center, at_center, slack = (
@@ -91,21 +90,28 @@ def _solve(
         )
     else:
         at_center = program.likelihood.expand(center)
+        radius = program.domain.radius_like(arms).expand(program.level.shape)
+        slack = frank_wolfe_gap(center, at_center.gradient, radius)
     search, status, _ = search_support(program, center, at_center, arms, tol, max_steps)
 
     # without a feasible centre there is no lower bound, and perhaps no set at all
-    empty = (at_center.loss - slack > program.level)[..., None].expand_as(status)
-    unsure = (at_center.loss > program.level)[..., None] & ~empty
-    known = status != Status.NONFINITE
-    status = torch.where(unsure & known, int(Status.INACCURATE), status)
-    status = torch.where(empty & known, int(Status.INFEASIBLE), status)
-    upper = torch.where(empty, -torch.inf, search.upper)
-    lower = torch.where(empty | unsure, -torch.inf, search.lower)
+    undefined = ~torch.isfinite(at_center.loss) | torch.isnan(program.level)
+    empty = (at_center.loss - slack > program.level) | (search.upper == -torch.inf).any(-1)
+    unsure = at_center.loss > program.level
+    undefined, empty, unsure = (
+        mask[..., None].expand_as(status) for mask in (undefined, empty, unsure)
+    )
+    status = torch.where(unsure & (status != Status.NONFINITE), int(Status.INACCURATE), status)
+    status = torch.where(empty, int(Status.INFEASIBLE), status)
+    status = torch.where(undefined, int(Status.NONFINITE), status)
+    upper = torch.where(empty, -torch.inf, search.upper).masked_fill(undefined, torch.nan)
+    lower = torch.where(empty | unsure, -torch.inf, search.lower).masked_fill(undefined, torch.nan)
+    theta = search.best.masked_fill((undefined | empty | unsure)[..., None], torch.nan)
     radius = program.domain.radius_like(arms)
     if radius.ndim:
         radius = radius[..., None]
     multiplier = cut_ball(arms, search.normal, search.offset, radius).multiplier
-    return upper, lower, search.best, multiplier, upper - lower, status
+    return upper, lower, theta, multiplier, upper - lower, status
 
 
 class Search(NamedTuple):
@@ -150,6 +156,7 @@ def search_support(
     floor = at_center.loss[..., None].expand(shape)
     hub = center[..., None, :].expand(arms.shape)
     pull, roundings = _rounding(program.likelihood)
+    sound = torch.isfinite(floor) & ~torch.isnan(level)
 
     def sqp_point(theta: Tensor, at: Expansion, guess: Tensor) -> Tensor:
         # a NaN would make eigh raise for the whole batch; its element is stopped by its status
@@ -160,7 +167,7 @@ def search_support(
     def report(search: Search) -> Progress:
         gap = search.upper - search.lower
         close = gap <= tol * (1.0 + search.upper.abs())
-        return Progress(close, search.stalled > PATIENCE, torch.isfinite(gap))
+        return Progress(close, search.stalled > PATIENCE, sound & torch.isfinite(gap))
 
     def step(search: Search) -> tuple[Search, Progress]:
         trial = search.trial

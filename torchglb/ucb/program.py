@@ -23,7 +23,7 @@ class SupportResult:
     Attributes:
         upper: a certified upper bound on ``h(x)``; this is the value to be optimistic with.
         lower: ``<x, theta>``, a certified lower bound.
-        theta: ``(*B, K, d)``, a feasible point that attains ``lower``.
+        theta: ``(*B, K, d)``, a feasible point that attains ``lower``; NaN where none is known.
         multiplier: the multiplier of the loss constraint, ``dh/dB``.
         gap: ``upper - lower``.
         status: of :class:`torchglb.optim.Status`.

@@ -43,8 +43,8 @@ def propose(
     turned = torch.stack([x, theta, gradient], dim=-2) @ basis
     x, theta, gradient = turned.unbind(-2)
     # flat directions keep a curvature that still reaches the sphere but drowns in no rounding noise
-    flat = eps**1.5 * eigenvalues[..., -1:].clamp_min(0.0)
-    eigenvalues = torch.maximum(eigenvalues, flat + tiny)
+    curvature = eigenvalues.clamp_min(0.0)
+    eigenvalues = torch.maximum(curvature, eps**1.5 * curvature[..., -1:] + tiny)
     inside = (radius * radius - theta.square().sum(-1)).clamp_min(0.0)
 
     def maximiser(omega: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -61,12 +61,12 @@ def propose(
     length = torch.linalg.vector_norm(x, dim=-1)
     pole = x * (radius / length.clamp_min(tiny))[..., None]
     move = pole - theta
-    model = (gradient * move).sum(-1) + 0.5 * (eigenvalues * move * move).sum(-1)
+    model = (gradient * move).sum(-1) + 0.5 * (curvature * move * move).sum(-1)
     alone = model <= room
 
     u = maximiser(torch.zeros_like(room))[0]
     norm = torch.linalg.vector_norm(u, dim=-1)
-    search = ~(norm <= radius) & ~alone
+    search = (norm > radius) & ~alone
     if not idle(search):
         low, high = torch.zeros_like(room), torch.full_like(room, torch.inf)
         omega = torch.where(guess > 0, guess, eigenvalues[..., -1])

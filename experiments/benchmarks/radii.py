@@ -1,0 +1,117 @@
+"""What a radius costs: time per update and per evaluation, and passes over the history.
+
+Bernoulli data, arms drawn at random, S = 4. At each n the radius has seen n rows and has been
+evaluated once; then one row at a time is added and the radius evaluated, ten times over. "update"
+carries one row forward, "evaluate" gives the level after it, both for the whole batch; "passes" is
+what ``Evaluation.passes`` says, per evaluation; the last column compares an evaluation with a bare
+pass: loss, gradient and Hessian at one point. The estimate is given: every policy has it anyway.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import torchglb as glb
+from torchglb import radii
+
+S = 4.0
+ROUNDS = 10
+RADII = {
+    **radii.NAMED,
+    "lipschitz-data": radii.Lipschitz(constant="data"),
+}
+#: entries of the history times evaluations of the mixture that are still worth waiting for
+MIXTURE_LIMIT = 2_000
+
+
+def draw(batch: int, n: int, d: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * n + d)
+    X = torch.randn((batch, n, d), generator=generator, dtype=torch.float64)
+    X = torch.nn.functional.normalize(X, dim=-1)
+    return X, glb.Bernoulli().sample(2.0 * X[..., 0], generator)
+
+
+def median_time(action: Callable[[], object], repeats: int) -> float:
+    taken = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        action()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+Line = tuple[float, float, float, float]
+
+
+def measure(batch: int, n: int, d: int) -> dict[str, Line]:
+    """Seconds per update and per evaluation, passes, and evaluations in bare passes."""
+    family, ball = glb.Bernoulli(), glb.Ball(d, S)
+    X, r = draw(batch, n + ROUNDS, d)
+    fits: dict[int, tuple[glb.NegativeLogLikelihood, glb.MLEResult]] = {}
+    for k in range(n, n + ROUNDS + 1):
+        start = fits[k - 1][1].theta if k > n else None
+        rows = glb.Rows(X[:, :k], r[:, :k])
+        fit = glb.constrained_mle(family, rows, ball, start=start, validate=False)
+        fits[k] = (glb.NegativeLogLikelihood(family, *rows), fit)
+    loss, fit = fits[n]
+    bare = median_time(lambda: loss.expand(fit.theta), 5)
+    problem = radii.Problem(family, ball, 0.05, (batch,))
+    lines = {}
+    for name, radius in RADII.items():
+        if name == "mixture" and (d > 3 or batch * n > MIXTURE_LIMIT):
+            continue
+        state = radius.update(problem, radius.init(problem), X[:, :n], r[:, :n])
+        state = radius.evaluate(problem, state, loss, fit.theta, fit.loss).state
+        updates, evaluations, passes = [], [], 0.0
+        rounds = 2 if name == "mixture" else ROUNDS
+        for k in range(n, n + rounds):
+            began = time.perf_counter()
+            state = radius.update(problem, state, X[:, k : k + 1], r[:, k : k + 1])
+            updates.append(time.perf_counter() - began)
+            likelihood, at = fits[k + 1]
+            known = (at.theta, at.loss, at.gradient, at.hessian)
+            began = time.perf_counter()
+            found = radius.evaluate(problem, state, likelihood, *known)
+            evaluations.append(time.perf_counter() - began)
+            state, passes = found.state, passes + found.passes / rounds
+        update, evaluate = statistics.median(updates), statistics.mean(evaluations)
+        lines[name] = (update, evaluate, passes, evaluate / bare)
+    return lines
+
+
+def run(quick: bool) -> None:
+    sizes = (100, 1000) if quick else (100, 1000, 10000)
+    dimensions = (2, 5) if quick else (2, 5, 20)
+    batches = (1, 20) if quick else (1, 200)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for d in dimensions:
+            for batch in batches:
+                table = {n: measure(batch, n, d) for n in sizes if batch * n * d <= 5_000_000}
+                show(d, batch, table)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def show(d: int, batch: int, table: dict[int, dict[str, Line]]) -> None:
+    print(f"d = {d}, batch {batch}")
+    header = f"  {'radius':15} {'n':>6} {'update ms':>10} {'evaluate ms':>12}"
+    print(f"{header} {'passes':>7} {'in bare passes':>15}")
+    sizes = sorted(table)
+    for name in table[sizes[0]]:
+        for n in sizes:
+            if name not in table[n]:
+                continue
+            update, evaluate, passes, ratio = table[n][name]
+            line = f"  {name:15} {n:6} {1e3 * update:10.3f} {1e3 * evaluate:12.3f}"
+            print(f"{line} {passes:7.2f} {ratio:15.1f}")
+        seen = [n for n in sizes if name in table[n]]
+        if len(seen) > 1:
+            low, high = (sum(table[n][name][:2]) for n in (seen[0], seen[-1]))
+            power = math.log(high / low) / math.log(seen[-1] / seen[0])
+            print(f"  {name:15} grows like n^{power:.2f}")
