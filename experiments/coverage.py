@@ -85,7 +85,8 @@ def grouped(cells: list[Cell]) -> list[list[Cell]]:
     for cell in cells:
         key = (cell.family, cell.arms, cell.dim, cell.radius if cell.optimistic else None)
         groups.setdefault(key, []).append(cell)
-    return sorted(groups.values(), key=lambda group: group[0].optimistic)  # the cheap ones first
+    # small dimensions and shared data first: they are cheap
+    return sorted(groups.values(), key=lambda group: (group[0].dim, group[0].optimistic))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from torchglb import policies
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import Bernoulli, Binomial, CustomFamily, Gaussian, Poisson
+from torchglb.history import Rows
 from torchglb.linalg import inverse_forms, woodbury_inverse_forms
+from torchglb.mle import constrained_mle
 from torchglb.policies.emk import EMK
 from torchglb.policies.exact import ExactPolicy
 from torchglb.policies.ofuglb import PAPER
@@ -228,7 +230,9 @@ def test_the_tighter_radius_gives_smaller_scores():
     for policy in (paper, tight):
         feed(policy, 200, split=False)
     arms = unit_arms(3, 5, 2)
-    assert bool((tight.scores(arms) < paper.scores(arms)).all())
+    difference = paper.scores(arms) - tight.scores(arms)
+    assert bool((difference >= -1e-6).all())  # equal where both sets reach the sphere
+    assert bool((difference.amax(-1) > 0.1).all())
     ratio = tight.confidence_set().radius / paper.confidence_set().radius
     assert bool((ratio < 0.6).all())
 
@@ -262,13 +266,11 @@ def test_woodbury_against_the_dense_inverse(rows, generator):
 
 def dense_scores(policy, x: Tensor, r: Tensor, arms: Tensor) -> Tensor:
     """The index of OFUGLB-e from a fit over all rows in d dimensions and a dense inverse."""
-    family, S, g = policy.family, 3.0, policy.family.dispersion
-    sequence = ConfidenceSequence(
-        family, policy.domain, policy.delta, PAPER, batch_shape=tuple(policy.batch_shape)
-    )
+    family, S, g, shape = policy.family, 3.0, policy.family.dispersion, tuple(policy.batch_shape)
+    sequence = ConfidenceSequence(family, policy.domain, policy.delta, PAPER, batch_shape=shape)
     sequence.update(x, r)
-    region = sequence.current()
-    theta, radius = region.theta_hat, region.radius
+    radius = sequence.evaluation().radius
+    theta = constrained_mle(family, Rows(x, r), policy.domain, tol=1e-13, throw=False).theta
     concordance = family.self_concordance(S)
     lam = 1.0 / (8.0 * S**2 * (1.0 + S * concordance))
     gamma = 2.0 * (1.0 + S * concordance) * (4.0 * S**2 * lam + radius)
@@ -412,7 +414,7 @@ def test_emk_options():
 
 def test_ofulog_r_compares_with_the_unconstrained_minimum():
     """In a small ball the regularised minimiser lies outside; the level is counted from it."""
-    S, n = 0.2, 300
+    S, n = 1.0, 300
     policy = make("ofulog-r", 1, S=S)
     angle = np.arange(n)
     X = np.stack([0.5 + 0.3 * np.cos(angle), 0.4 * np.sin(angle)], axis=-1)
@@ -424,7 +426,7 @@ def test_ofulog_r_compares_with_the_unconstrained_minimum():
         mean = 1.0 / (1.0 + np.exp(-X @ theta))
         H = (X.T * (mean * (1 - mean))) @ X + lam * np.eye(2)
         theta = theta - np.linalg.solve(H, X.T @ (mean - r) + lam * theta)
-    assert np.linalg.norm(theta) > 2 * S
+    assert np.linalg.norm(theta) > 1.2 * S
     z = X @ theta
     least = (np.logaddexp(0.0, z) - r * z).sum() + 0.5 * lam * theta @ theta
     ratio = scipy.stats.chi2.cdf(2 * lam, 2) / scipy.stats.chi2.cdf(lam, 2)
@@ -432,7 +434,10 @@ def test_ofulog_r_compares_with_the_unconstrained_minimum():
     root = math.sqrt(lam)
     g = min(root * (0.5 + S) + 2.0 * c / root, root * S + c)
     expected = least + (g + g * g / lam) ** 2
-    assert float(policy.confidence_set().level) == pytest.approx(expected, abs=1e-6)
+    level = float(policy.confidence_set().level)
+    assert level == pytest.approx(expected, abs=1e-6)
+    # counted from the minimum over the ball it would be another one
+    assert least < float(policy._program.minimum(lam).loss) - 0.1
 
 
 # ---- statistics --------------------------------------------------------------------------------
@@ -476,6 +481,10 @@ def test_the_coverage_test_can_fail():
     assert too_many(misses_of(policy, 60, 3.0), batch, delta)
 
 
+#: of the regret runs that are not slow
+ROUNDS = 240
+
+
 @functools.cache
 def regret(name: str, family: str, dim: int, rounds: int) -> Tensor:
     """The regret of every round, ``(rounds, replicates)``; theta* has a random direction."""
@@ -501,15 +510,13 @@ def not_worse(first: Tensor, second: Tensor) -> bool:
 
 @pytest.mark.parametrize("name", ["ofuglb", "ofuglb-pb", "ofuglb-e", "emk"])
 def test_regret_is_sublinear(name):
-    lost = regret(name, "bernoulli", 2, 300)
-    first, second = lost[:150].sum(0).mean(), lost[150:].sum(0).mean()
+    first, second = (half.sum(0).mean() for half in regret(name, "bernoulli", 2, ROUNDS).chunk(2))
     assert float(second) < 0.6 * float(first)
 
 
 def test_the_tighter_radius_is_not_worse():
-    assert not_worse(
-        regret("ofuglb-pb", "bernoulli", 2, 300), regret("ofuglb", "bernoulli", 2, 300)
-    )
+    tight, paper = (regret(name, "bernoulli", 2, ROUNDS) for name in ("ofuglb-pb", "ofuglb"))
+    assert not_worse(tight, paper)
 
 
 @pytest.mark.slow

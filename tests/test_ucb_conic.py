@@ -194,16 +194,40 @@ def test_multiplier_is_the_derivative_in_the_level(generator):
     assert torch.allclose(at.multiplier, (up.upper - down.upper) / (2 * h), rtol=1e-6)
 
 
+EXACT = {
+    Bernoulli: lambda z: mpmath.log1p(mpmath.exp(z)),
+    Binomial: lambda z: 3 * mpmath.log1p(mpmath.exp(z)),
+    Poisson: mpmath.exp,
+    Gaussian: lambda z: z * z / 2,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: type(f).__name__)
+def test_rounding_is_paid_for(family, generator):
+    """The error of a computed loss is not zero, and below what the certificate adds."""
+    mpmath.mp.dps = 50
+    X, r = rows(family, 300, 1, generator, S=4.0)
+    loss = NegativeLogLikelihood(family, X, r)
+    points = number([[-3.3], [0.7], [3.9]])
+    computed, allowed = loss(points), conic._rounding(loss, 4.0, points)
+    errors = []
+    for point, value in zip(points[:, 0].tolist(), computed.tolist(), strict=True):
+        z = [mpmath.mpf(x) * mpmath.mpf(point) for x in X[:, 0].tolist()]
+        terms = (
+            EXACT[type(family)](a) - mpmath.mpf(b) * a for a, b in zip(z, r.tolist(), strict=True)
+        )
+        exact = mpmath.fsum(terms) / mpmath.mpf(family.dispersion)
+        errors.append(float(abs(exact - mpmath.mpf(value))))
+    assert max(errors) > 0
+    assert (number(errors) <= allowed).all()
+    assert (allowed < 1e-10 * (1 + computed.abs())).all()  # and it is not paid for too dearly
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: type(f).__name__)
 def test_bounds_enclose_fifty_digits(family, generator):
     """d = 1: the largest theta with L(theta) <= B is a root, known to 50 digits."""
     mpmath.mp.dps = 50
-    m = {
-        Bernoulli: lambda z: mpmath.log1p(mpmath.exp(z)),
-        Binomial: lambda z: 3 * mpmath.log1p(mpmath.exp(z)),
-        Poisson: mpmath.exp,
-        Gaussian: lambda z: z * z / 2,
-    }[type(family)]
+    m = EXACT[type(family)]
     dispersion = mpmath.mpf(family.dispersion)
     for beta2 in (0.1, 0.7, 1.3, 2.9, 5.0):
         X, r = rows(family, 60, 1, generator, S=1.0)

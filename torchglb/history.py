@@ -189,6 +189,9 @@ class History:
                 raise refuse(
                     "x, r, weight", "tensors without requires_grad", "one that requires it"
                 )
+            if 0 < self._used and self._used + x.shape[-2] > self._X.shape[-2]:
+                self._tighten()  # asked only when the buffers are full
+            self._reserve(self._used + x.shape[-2])
             for start in range(0, x.shape[-2], 256):  # bounds the memory of the comparison
                 part = slice(start, start + 256)
                 self._merge(x[..., part, :], r[..., part], w[..., part])
@@ -243,11 +246,7 @@ class History:
 
     def _merge(self, x: Tensor, r: Tensor, w: Tensor) -> None:
         """Adds each row to the earlier equal one, of the history or of ``x`` itself."""
-        k = x.shape[-2]
-        if self._used + k > self._X.shape[-2]:
-            self._tighten()
-        self._reserve(self._used + k)
-        m = self._used
+        k, m = x.shape[-2], self._used
         rows = torch.cat([self._X[..., :m, :], x], dim=-2)
         equal = (x[..., :, None, :] == rows[..., None, :, :]).all(-1)  # (*B, k, m + k)
         place = torch.arange(m + k, device=x.device)

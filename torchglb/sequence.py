@@ -21,7 +21,7 @@ from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, minimize_likelihood
-from torchglb.optim import frank_wolfe_gap
+from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.radii import (
     Evaluation,
     Problem,
@@ -34,6 +34,9 @@ from torchglb.radii import (
 )
 from torchglb.sets import EllipsoidSet, LikelihoodRatioSet
 from torchglb.sets.likelihood_ratio import enlarged
+
+#: the loss of the estimate may lie this far above the minimum, relative to ``1 + |loss|``
+NEAR = 1e-4
 
 
 class ConfidenceSequence:
@@ -153,7 +156,10 @@ class ConfidenceSequence:
         if self._fresh is not None:
             return self._fresh
         likelihood = NegativeLogLikelihood.of(self.family, self.history)
-        fit = minimize_likelihood(likelihood, self.domain, start=self._start)
+        fit = minimize_likelihood(likelihood, self.domain, start=self._start, throw=False)
+        # an estimate short of the tolerance makes the set a little larger, never wrong
+        near = fit.gap <= NEAR * (1.0 + fit.loss.detach().abs())
+        raise_unless_converged(torch.where(near, int(Status.CONVERGED), fit.status), "the estimate")
         found = self.radius.evaluate(
             self.problem,
             self._state,

@@ -2,8 +2,8 @@
 
 Logistic problems whose optimum lies inside the ball, so that unconstrained peers solve the same
 problem. Every peer gets the loosest of its tolerances with which it reaches the gap that we ask of
-ourselves, ``gap <= 1e-9 (1 + |loss|)``, or else its most accurate one. Gaps are Frank-Wolfe gaps, computed
-for all in the same way. One thread for everybody. The peers take the problems of a batch one by
+ourselves, ``gap <= 1e-9 (1 + |loss|)``, or else its most accurate one. Gaps are Frank-Wolfe gaps,
+computed for all in the same way. One thread for everybody. The peers take the problems of a batch one by
 one; ours take them together.
 """
 
@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import scipy.optimize
@@ -133,7 +134,11 @@ def gaps(rows: glb.Rows, theta: torch.Tensor) -> torch.Tensor:
     return frank_wolfe_gap(theta, gradient, radius) / (1.0 + loss.abs())
 
 
-# ---- one size --------------------------------------------------------------------------------------
+def solve_all(peer: Peer, problems: list[Problem], tol: float) -> list[Array]:
+    return [peer(problem, tol) for problem in problems]
+
+
+# ---- one size --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ def measure(count: int, n: int, d: int, seconds: float) -> dict[str, Line]:
             if tried[-1][0] <= TOL:
                 break
         gap[name], chosen = tried[-1] if tried[-1][0] <= TOL else min(tried)
-        contestants[name] = lambda peer=peer, tol=chosen: [peer(p, tol) for p in problems]
+        contestants[name] = partial(solve_all, peer, problems, chosen)
 
     for name, solver in zip(OURS, ("lbfgs", "newton"), strict=True):
 
@@ -199,11 +204,9 @@ def run(quick: bool) -> None:
         sizes, counts = [(100, 2), (1000, 10)], [1, 40]
     seconds = 1.0 if quick else 6.0
     print(
-        "times: least of interleaved repeats; x: how many times faster than SLSQP, than the best peer;"
+        "times: least of interleaved repeats; x: how many times faster than SLSQP, than the best;"
     )
-    print(
-        "passes: multiples of one evaluation of loss, gradient and Hessian; gap: relative to 1 + |loss|"
-    )
+    print("passes: multiples of one evaluation of loss, gradient and Hessian; gap: over 1 + |loss|")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     table: dict[tuple[int, int, int], dict[str, Line]] = {}

@@ -3,9 +3,10 @@
 The paper's time-varying logistic bandit, K = 20 arms, S = 4. SciPy's SLSQP (the paper's method: one
 call per arm from theta_hat, analytic gradients), cvxpy with Clarabel (the first solve of a round
 with canonicalisation, and re-solves of the same program for the other arms), ours for all arms to
-tolerance, and ours inside a running bandit, where the winner must be certain, and once also its value
-to 1e-9. Peers solve one replicate; ours solve 10 at once and are shown per replicate. Gaps: our certificate at the point a
-peer returns, largest over the arms; infinite where a point is not even feasible to 1e-6.
+tolerance, and ours inside a running bandit, where the winner must be certain, and once also its
+value to 1e-9. Peers solve one replicate; ours solve 10 at once and are shown per replicate. Gaps:
+our certificate at the point a peer returns, largest over the arms; infinite where a point is not
+even feasible to 1e-6.
 """
 
 import time
@@ -65,7 +66,7 @@ def clarabel_round(
         began = time.perf_counter()
         problem.solve(solver=cp.CLARABEL)
         times.append(time.perf_counter() - began)
-        points.append(theta.value)
+        points.append(np.asarray(theta.value))
     return times[0], min(times[1:]), np.stack(points)
 
 

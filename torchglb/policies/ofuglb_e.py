@@ -98,6 +98,7 @@ class OFUGLBE(Policy):
         self._S = self._problem.S.to(self.dtype)
         self._lam = torch.as_tensor(regularization_for(self._S, self._concordance))
         precision = PRECISION if self.dtype == torch.float64 else 1e-4
+        self._tol = 0.01 * precision
         self._minimum = CarriedMinimum(
             FlatHistory(family, self._history), domain, self._S.reshape(-1), precision
         )
@@ -145,7 +146,8 @@ class OFUGLBE(Policy):
             likelihood = NegativeLogLikelihood(self.family, corner.mT, r)
             ball = type(self.domain)(len(self._history), self.domain.radius)
             start = (basis.mT @ self._start[..., None])[..., 0]
-            mle = minimize_likelihood(likelihood, ball, start=start, throw=False)
+            # flat directions: a tighter tolerance on the loss for the same one on theta
+            mle = minimize_likelihood(likelihood, ball, start=start, tol=self._tol, throw=False)
             theta = (basis @ mle.theta[..., None])[..., 0]
             gradient = (basis @ mle.gradient[..., None])[..., 0]
             loss = mle.loss

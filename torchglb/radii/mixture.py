@@ -117,7 +117,7 @@ def mixture_level(
     check_mixture_dim(domain.dim)
     X = likelihood.X
     norm = torch.linalg.vector_norm(centre, dim=-1)
-    if not bool((norm < domain.radius_like(X)).all()):
+    if not bool((norm < (1 - 1e-6) * domain.radius_like(X)).all()):
         raise refuse("centre", "a point strictly inside the ball", centre.tolist())
     problem = Problem(
         likelihood.family, domain, delta, tuple(likelihood.batch_shape), X.dtype, X.device

@@ -29,6 +29,7 @@ from torchglb.radii.laws import BallLaw, series_terms
 from torchglb.radii.problem import Problem
 
 INCREMENTS = ("rows", "aggregated")
+LINEAR_ALGEBRA = 1e-10  # above the rounding errors of log det W and tr(W^-1 H)
 
 
 class Candidates(NamedTuple):
@@ -108,9 +109,8 @@ def ellipsoids(
     inflation = 1.0 + alpha * (square / scale).sum(-1)
     tilt = alpha / inflation
     log_det = scale.log().sum(-1) + inflation.log()
-    divergence = (
-        problem.log_volume[..., None, None] + 0.5 * log_det + shape_entropy(problem.dim, shape)
-    )
+    divergence = problem.log_volume[..., None, None] + 0.5 * log_det
+    divergence = divergence + shape_entropy(problem.dim, shape) + LINEAR_ALGEBRA
     trace = (eigen / scale).sum(-1) - tilt * (eigen * square / scale.square()).sum(-1)
     longest = reach.square()[..., None, None] / scale.amin(-1)
     return Ellipsoids(basis, centre, scale, tilt, divergence, trace, longest)
@@ -219,7 +219,7 @@ def pac_bayes_level(
         raise refuse("rho2", "a positive number", rho2)
     X, batch = likelihood.X, likelihood.batch_shape
     norm = torch.linalg.vector_norm(centre, dim=-1)
-    if not bool((norm < domain.radius_like(X)).all()):
+    if not bool((norm < (1 - 1e-6) * domain.radius_like(X)).all()):
         raise refuse("centre", "a point strictly inside the ball", centre.tolist())
     problem = Problem(likelihood.family, domain, delta, tuple(batch), X.dtype, X.device).flat
     rows = flatten_batch(likelihood)

@@ -19,7 +19,7 @@ from torchglb.sets.base import ConfidenceSet
 from torchglb.ucb import SupportResult
 
 #: the weight of ball against ellipsoid is searched on so many points, so many times over
-GRID, ROUNDS = 16, 6
+GRID, ROUNDS = 16, 8
 
 
 @dataclass(frozen=True, eq=False)

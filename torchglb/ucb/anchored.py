@@ -376,7 +376,9 @@ class AnchoredProgram:
     def _solve_all(self, task: Round, index: Tensor, tol: float) -> tuple[Tensor, Tensor]:
         """All arms of the picked problems to tolerance, where single steps did not decide."""
         arms, B, hub, _, ridge, S, _ = task
-        likelihood = self._data.likelihood(index, ridge)
+        likelihood = NegativeLogLikelihood.of(
+            self.family, self._data.rows(index), regularization=ridge
+        )
         program = SublevelProgram(likelihood, self.domain.resized(S), B)
         search, _, steps = search_support(
             program, hub, likelihood.expand(hub), arms, tol=tol / 4, max_steps=100
