@@ -75,7 +75,9 @@ def running_on(name: str, steps: int = 3) -> Iterator[torch.device]:
     def counted(iterate):
         def run(*arguments):
             left = iter(range(steps))
-            with mock.patch("torchglb.optim.loop.any_active", lambda _: next(left, None) is not None):
+            with mock.patch(
+                "torchglb.optim.loop.any_active", lambda _: next(left, None) is not None
+            ):
                 return iterate(*arguments)
 
         return run

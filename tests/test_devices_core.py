@@ -52,7 +52,9 @@ CASES = {
     "expand": lambda d: loss(d).expand(vector(d, 2, 3)),
     "expand one problem": lambda d: loss(d, ()).expand(vector(d, 3)),
     "expand many points": lambda d: loss(d).expand(vector(d, 2, 6, 3)),
-    "expand with extras": lambda d: loss(d, regularization=0.1, tilt=vector(d, 2, 3)).expand(vector(d, 2, 3)),
+    "expand with extras": lambda d: loss(d, regularization=0.1, tilt=vector(d, 2, 3)).expand(
+        vector(d, 2, 3)
+    ),
     "ridge per problem": lambda d: loss(d, regularization=vector(d, 2)).expand(vector(d, 2, 3)),
     "value": lambda d: loss(d)(vector(d, 2, 3)),
     "value and gradient": lambda d: loss(d).value_and_gradient(vector(d, 2, 3)),
@@ -73,7 +75,12 @@ CASES = {
         glb.Bernoulli(), history(d, aggregate=True), glb.Ball(3, 2.0), validate=False, throw=False
     ),
     "constrained_mle by lbfgs": lambda d: glb.constrained_mle(
-        glb.Poisson(), history(d, False), glb.Ball(3, 2.0), solver="lbfgs", validate=False, throw=False
+        glb.Poisson(),
+        history(d, False),
+        glb.Ball(3, 2.0),
+        solver="lbfgs",
+        validate=False,
+        throw=False,
     ),
     "float32": lambda d: minimize_likelihood(
         loss(d, dtype=torch.float32), glb.Ball(3, 2.0), throw=False

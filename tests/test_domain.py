@@ -69,7 +69,9 @@ def test_log_volume(dim, radius):
     log_volume = math.log(2 * radius) if dim % 2 else 0.0
     for k in range(3 if dim % 2 else 2, dim + 1, 2):
         log_volume += math.log(2 * math.pi * radius**2 / k)
-    assert math.isclose(glb.Ball(dim, radius).log_volume(), log_volume, rel_tol=1e-12, abs_tol=1e-12)
+    assert math.isclose(
+        glb.Ball(dim, radius).log_volume(), log_volume, rel_tol=1e-12, abs_tol=1e-12
+    )
 
 
 def test_contains_allows_roundings_only():

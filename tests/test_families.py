@@ -17,7 +17,25 @@ import torchglb as glb
 from torchglb.families.base import LossTerms
 
 DTYPES = [torch.float32, torch.float64]
-HALF = [1e-8, 1e-3, 0.1, 0.5, 1.0, 2.0, 2.9, 3.1, 5.0, 8.0, 13.0, 20.0, 36.0, 50.0, 88.0, 300.0, 700.0]
+HALF = [
+    1e-8,
+    1e-3,
+    0.1,
+    0.5,
+    1.0,
+    2.0,
+    2.9,
+    3.1,
+    5.0,
+    8.0,
+    13.0,
+    20.0,
+    36.0,
+    50.0,
+    88.0,
+    300.0,
+    700.0,
+]
 GRID = [-z for z in reversed(HALF)] + [0.0, *HALF]
 RADII = [0.1, 1.0, 4.0, 10.0]
 
@@ -175,7 +193,9 @@ class FamilyContract:
             slope = (family.mean(z) - r) / g
             scale = (family.mean(z).abs() + r.abs()) / g
             assert ((terms.slope - slope).abs() <= 8 * eps * scale).all()
-            torch.testing.assert_close(terms.curvature, family.variance(z) / g, rtol=8 * eps, atol=0)
+            torch.testing.assert_close(
+                terms.curvature, family.variance(z) / g, rtol=8 * eps, atol=0
+            )
 
     def test_dispersion_divides_the_loss(self, family):
         z = grid(torch.float64, 5.0)
@@ -278,8 +298,8 @@ def logistic(trials: int) -> Callable[[int], Callable[[mpmath.mpf], mpmath.mpf]]
 
     def exact(order):
         if order == 0:
-            return lambda z: trials * mp.log1p(mp.exp(z)) if z < 0 else trials * (
-                z + mp.log1p(mp.exp(-z))
+            return lambda z: (
+                trials * mp.log1p(mp.exp(z)) if z < 0 else trials * (z + mp.log1p(mp.exp(-z)))
             )
         q = [mp.mpf(0), mp.mpf(1)]
         for _ in range(order - 1):
@@ -350,8 +370,10 @@ class TestGaussian(FamilyContract):
         return glb.Gaussian(0.5)
 
     def exact(self, order):
-        return [lambda z: z * z / 2, lambda z: z, lambda z: mp.mpf(1)][order] if order < 3 else (
-            lambda z: mp.mpf(0)
+        return (
+            [lambda z: z * z / 2, lambda z: z, lambda z: mp.mpf(1)][order]
+            if order < 3
+            else (lambda z: mp.mpf(0))
         )
 
     def test_dispersion(self, family):
@@ -433,7 +455,9 @@ class DifferentiatedContract(FamilyContract):
     """Families that only say what m is: precise against the largest value, not in every tail."""
 
     def assert_derivative(self, got, z, order):
-        exact = torch.tensor([float(self.exact(order)(mp.mpf(v))) for v in z.tolist()], dtype=z.dtype)
+        exact = torch.tensor(
+            [float(self.exact(order)(mp.mpf(v))) for v in z.tolist()], dtype=z.dtype
+        )
         tolerance = 8 * torch.finfo(z.dtype).eps * float(exact.abs().max())
         torch.testing.assert_close(got, exact, rtol=0, atol=tolerance)
 
@@ -553,5 +577,7 @@ def test_integer_rewards_are_checked():
     family = glb.Poisson()
     family.integer_rewards = True
     family.check_rewards(torch.tensor([0.0, 3.0]))
-    with pytest.raises(glb.InputError, match=r"r: expected whole-number rewards of Poisson, got 0.5"):
+    with pytest.raises(
+        glb.InputError, match=r"r: expected whole-number rewards of Poisson, got 0.5"
+    ):
         family.check_rewards(torch.tensor([0.5]))

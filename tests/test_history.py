@@ -21,7 +21,10 @@ def uniform(*shape: int, generator, dtype=torch.float64) -> torch.Tensor:
 def state_of(history: glb.History) -> dict:
     """Everything observable, and the buffers behind it."""
     hidden = {k: v for k, v in vars(history).items() if isinstance(v, torch.Tensor | int | bool)}
-    return {**history.state_dict(), **{k: v.clone() if torch.is_tensor(v) else v for k, v in hidden.items()}}
+    return {
+        **history.state_dict(),
+        **{k: v.clone() if torch.is_tensor(v) else v for k, v in hidden.items()},
+    }
 
 
 def assert_same_state(before: dict, after: dict) -> None:
@@ -210,7 +213,9 @@ def test_merged_memory_does_not_grow_with_time(generator):
     history = glb.History(2, (4,), aggregate=True)
     arms = unit(5, 2, generator=generator)
     for k in range(2000):
-        history.append(arms[torch.tensor([k, k + 1, 2 * k, 3]) % 5], torch.ones(4, dtype=torch.float64))
+        history.append(
+            arms[torch.tensor([k, k + 1, 2 * k, 3]) % 5], torch.ones(4, dtype=torch.float64)
+        )
     assert history.X.shape == (4, 5, 2)
     assert history._X.shape[-2] <= 128
     assert history.rows().X.shape[-2] <= 128
@@ -351,7 +356,9 @@ def test_one_bad_row_among_many_changes_nothing(aggregate, generator):
     for place in [(0, 0), (1, 699)]:
         bad = r.clone()
         bad[place] = 1.5
-        with pytest.raises(glb.InputError, match=rf"^r: expected .+, got 1.5 at index \({place[0]}, {place[1]}\)"):
+        with pytest.raises(
+            glb.InputError, match=rf"^r: expected .+, got 1.5 at index \({place[0]}, {place[1]}\)"
+        ):
             history.append(x, bad)
         assert_same_state(before, state_of(history))
 

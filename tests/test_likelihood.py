@@ -27,14 +27,18 @@ def full_loss(family, data: glb.Rows, regularization, tilt) -> glb.NegativeLogLi
 def test_loss_and_gradient_are_those_of_numpy(seed):
     problem = random_problem(seed)
     likelihood = glb.NegativeLogLikelihood(problem.family, *problem.rows)
-    theta = torch.randn(likelihood.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    theta = torch.randn(
+        likelihood.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     theta = problem.domain.project(theta)
     value, gradient = problem.loss(theta.numpy())
     at = likelihood.expand(theta)
     terms = float(likelihood.r.abs().sum() * theta.norm() + abs(value) + 1)
     assert math.isclose(at.loss, value, rel_tol=1e-12, abs_tol=1e-14 * terms)
     scale = float(torch.as_tensor(gradient).abs().max() + likelihood.r.abs().sum())
-    torch.testing.assert_close(at.gradient, torch.as_tensor(gradient), rtol=1e-11, atol=1e-13 * scale)
+    torch.testing.assert_close(
+        at.gradient, torch.as_tensor(gradient), rtol=1e-11, atol=1e-13 * scale
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -114,7 +118,9 @@ def test_weights_repeat_rows(generator):
 
 def test_no_rows():
     empty = glb.Rows(torch.zeros(3, 0, 2), torch.zeros(3, 0))
-    loss, gradient, hessian = glb.NegativeLogLikelihood.of(glb.Poisson(), empty).expand(torch.ones(3, 2))
+    loss, gradient, hessian = glb.NegativeLogLikelihood.of(glb.Poisson(), empty).expand(
+        torch.ones(3, 2)
+    )
     assert loss.tolist() == [0.0] * 3
     assert gradient.abs().sum() == 0
     assert hessian.shape == (3, 2, 2)
@@ -180,7 +186,12 @@ def test_bad_input_is_named(name, arguments, keywords):
 
 def test_theta_of_another_shape_is_refused():
     likelihood = glb.NegativeLogLikelihood(glb.Bernoulli(), X, R)
-    for theta in (torch.zeros(4), torch.zeros(2, 3), torch.zeros(3, 5, 4), torch.zeros(2, 4).double()):
+    for theta in (
+        torch.zeros(4),
+        torch.zeros(2, 3),
+        torch.zeros(3, 5, 4),
+        torch.zeros(2, 4).double(),
+    ):
         with pytest.raises(glb.InputError, match="^theta: expected .+, got .+"):
             likelihood(theta)
 
@@ -205,11 +216,16 @@ def test_bad_values_are_named(name, change, generator):
 
 def test_large_finite_values_are_finite():
     """The quick look at a sum may overflow; the answer must not."""
-    data = glb.Rows(torch.full((4, 2), 1e308, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+    data = glb.Rows(
+        torch.full((4, 2), 1e308, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    )
     glb.NegativeLogLikelihood(glb.Bernoulli(), *data).check_values()
 
 
 def test_generator_covers_what_it_promises():
     """The problems of the random tests: every kind with every family."""
-    seen = {tuple(random_problem(seed).name.split("-")[1:3]) for seed in range(len(KINDS) * len(FAMILIES))}
+    seen = {
+        tuple(random_problem(seed).name.split("-")[1:3])
+        for seed in range(len(KINDS) * len(FAMILIES))
+    }
     assert len(seen) == len(KINDS) * len(FAMILIES)

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from problems import custom_family, random_problem, reference_families
+from problems import random_problem, reference_families
 
 import torchglb as glb
 from torchglb.mle import minimize_likelihood
@@ -30,11 +30,15 @@ def elements(batch):
     return itertools.product(*(range(k) for k in batch))
 
 
-def assert_optimal(fit: glb.MLEResult, likelihood: glb.NegativeLogLikelihood, ball: glb.Ball, tol: float):
+def assert_optimal(
+    fit: glb.MLEResult, likelihood: glb.NegativeLogLikelihood, ball: glb.Ball, tol: float
+):
     """Everything the result says is true."""
     loss, gradient, hessian = likelihood.expand(fit.theta)
     dtype = fit.theta.dtype
-    close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+    close = (
+        {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+    )
     torch.testing.assert_close(fit.loss, loss, **close)
     torch.testing.assert_close(fit.gradient, gradient, **close)
     torch.testing.assert_close(fit.hessian, hessian, **close)
@@ -71,7 +75,9 @@ def test_batch_equals_loop(batch, solver, dtype, generator):
             family, glb.Rows(*(t[i] for t in rows)), glb.Ball(d, radius[i].item()), solver=solver
         )
         assert alone.status == fit.status[i]
-        close = {"rtol": 1e-8, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-3}
+        close = (
+            {"rtol": 1e-8, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-3}
+        )
         torch.testing.assert_close(alone.theta, fit.theta[i], **close)
         torch.testing.assert_close(alone.loss, fit.loss[i], **close)
         torch.testing.assert_close(alone.hessian, fit.hessian[i], **close)
@@ -151,7 +157,9 @@ def test_ridge_is_the_augmented_least_squares(solver, generator):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_separable_data_end_on_the_sphere(solver):
-    rows = glb.Rows(torch.eye(2, dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64))
+    rows = glb.Rows(
+        torch.eye(2, dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    )
     fit = glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(2, 3.0), solver=solver)
     corner = 3.0 / math.sqrt(2.0)
     torch.testing.assert_close(fit.theta, torch.tensor([corner, -corner], dtype=torch.float64))
@@ -188,7 +196,9 @@ def test_a_good_start_saves_steps(solver, generator):
 
     def fit(start):
         # theta is as good as the square root of the gap
-        return glb.constrained_mle(glb.Bernoulli(), rows, ball, solver=solver, start=start, tol=1e-12)
+        return glb.constrained_mle(
+            glb.Bernoulli(), rows, ball, solver=solver, start=start, tol=1e-12
+        )
 
     cold = fit(None)
     warm = fit(cold.theta)
@@ -237,7 +247,8 @@ def test_step_limit_and_throw(generator):
 def test_tolerance_is_kept(generator):
     rows = data((), 40, 3, generator)
     loose, tight = (
-        glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(3, 5.0), tol=tol) for tol in (1e-2, 1e-13)
+        glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(3, 5.0), tol=tol)
+        for tol in (1e-2, 1e-13)
     )
     assert loose.gap <= 1e-2 * (1 + loose.loss)
     assert tight.gap <= 1e-13 * (1 + tight.loss)
@@ -339,7 +350,11 @@ def test_gradients_do_not_depend_on_the_solver(generator):
     grads = []
     for solver in SOLVERS:
         fit = glb.constrained_mle(
-            glb.Bernoulli(), glb.Rows(X, r, w), glb.Ball(2, radius), regularization=ridge, solver=solver
+            glb.Bernoulli(),
+            glb.Rows(X, r, w),
+            glb.Ball(2, radius),
+            regularization=ridge,
+            solver=solver,
         )
         grads.append(torch.autograd.grad(fit.theta.square().sum(), inputs))
     for a, b in zip(*grads, strict=True):
@@ -384,7 +399,9 @@ def test_gradients_through_a_history(generator):
 def test_loss_gradient_is_the_envelope(generator):
     X, r, w, ridge = small(glb.Bernoulli(), generator)
     r.requires_grad_()
-    fit = glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r, w), glb.Ball(3, 0.5), regularization=ridge)
+    fit = glb.constrained_mle(
+        glb.Bernoulli(), glb.Rows(X, r, w), glb.Ball(3, 0.5), regularization=ridge
+    )
     (gradient,) = torch.autograd.grad(fit.loss.sum(), r)
     z = (X @ fit.theta.detach()[..., None])[..., 0]
     torch.testing.assert_close(gradient, -w * z, rtol=1e-6, atol=1e-8)
@@ -393,9 +410,13 @@ def test_loss_gradient_is_the_envelope(generator):
 def test_values_do_not_depend_on_asking_for_gradients(generator):
     X, r, w, ridge = small(glb.Bernoulli(), generator)
     plain = glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r, w), glb.Ball(3, 0.5))
-    tracked = glb.constrained_mle(glb.Bernoulli(), glb.Rows(X.clone().requires_grad_(), r, w), glb.Ball(3, 0.5))
+    tracked = glb.constrained_mle(
+        glb.Bernoulli(), glb.Rows(X.clone().requires_grad_(), r, w), glb.Ball(3, 0.5)
+    )
     for name in ("theta", "loss", "gradient", "hessian"):
-        torch.testing.assert_close(getattr(tracked, name).detach(), getattr(plain, name), rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(
+            getattr(tracked, name).detach(), getattr(plain, name), rtol=1e-7, atol=1e-8
+        )
     with torch.no_grad():
         quiet = glb.constrained_mle(
             glb.Bernoulli(), glb.Rows(X.clone().requires_grad_(), r, w), glb.Ball(3, 0.5)

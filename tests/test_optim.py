@@ -30,7 +30,11 @@ class Quadratic:
     def __call__(self, theta):
         away = theta - self.c
         gradient = (self.A @ away[..., None])[..., 0]
-        return 0.5 * (away * gradient).sum(-1), gradient, self.A.expand(*theta.shape, theta.shape[-1])
+        return (
+            0.5 * (away * gradient).sum(-1),
+            gradient,
+            self.A.expand(*theta.shape, theta.shape[-1]),
+        )
 
     def __getitem__(self, index):
         return Quadratic(self.A[index], self.c[index])
@@ -88,7 +92,9 @@ def make(name: str, batch: tuple[int, ...], d: int, generator, dtype=torch.float
 FUNCTIONS = ["quadratic", "flat", "logsumexp", "steep"]
 
 
-def solve(solver: str, function, start, radius, tol=None, **options) -> tuple[SolveResult, Evaluation]:
+def solve(
+    solver: str, function, start, radius, tol=None, **options
+) -> tuple[SolveResult, Evaluation]:
     if tol is None:
         tol = 1e-9 if start.dtype == torch.float64 else 1e-4
     if solver == "newton":
@@ -208,7 +214,9 @@ def test_infinite_value_on_the_way_is_stepped_back_from(solver):
 
     def barrier(theta):
         room = 1.0 - theta[..., 0]
-        value = torch.where(room > 0, -2.0 * theta[..., 0] - torch.log(room.clamp_min(1e-300)), math.inf)
+        value = torch.where(
+            room > 0, -2.0 * theta[..., 0] - torch.log(room.clamp_min(1e-300)), math.inf
+        )
         gradient = (-2.0 + 1.0 / room)[..., None]
         return value, gradient, (1.0 / room**2)[..., None, None]
 
@@ -277,7 +285,9 @@ def test_loop_freezes_finished_elements():
         touched: torch.Tensor
 
     def report(state):
-        return Progress(state.left <= 0, torch.zeros_like(state.left, dtype=torch.bool), state.left < 100)
+        return Progress(
+            state.left <= 0, torch.zeros_like(state.left, dtype=torch.bool), state.left < 100
+        )
 
     def step(state):
         new = State(state.left - 1, state.touched + 1)
@@ -287,7 +297,13 @@ def test_loop_freezes_finished_elements():
     state, status, num_steps = iterate(step, start, report(start), 4)
     assert state.touched.tolist() == [3.0, 0.0, 4.0, 1.0, 0.0]
     assert num_steps.tolist() == [3, 0, 4, 1, 0]
-    expected = [Status.CONVERGED, Status.CONVERGED, Status.MAX_STEPS, Status.CONVERGED, Status.NONFINITE]
+    expected = [
+        Status.CONVERGED,
+        Status.CONVERGED,
+        Status.MAX_STEPS,
+        Status.CONVERGED,
+        Status.NONFINITE,
+    ]
     assert status.tolist() == [int(s) for s in expected]
 
 

@@ -17,6 +17,8 @@ FAMILIES = {
     "gaussian": glb.Gaussian(0.8),
     "poisson": glb.Poisson(),
 }
+#: forward mode asks torch for decompositions that it compiles in a deprecated way
+forward_mode = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 CASES = ("loss", "ball", "both")
 INPUTS = ("arms", "X", "r", "w", "ridge", "level", "radius")
 
@@ -30,7 +32,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def inputs(case, family, d=2, n=7, K=2, seed=3, batch=()):
+def inputs(case, family, d=2, n=6, K=2, seed=3, batch=()):
     """Arms, features, rewards, weights, ridge, level and radius with these constraints active."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -42,14 +44,21 @@ def inputs(case, family, d=2, n=7, K=2, seed=3, batch=()):
         return torch.nn.functional.normalize(x, dim=-1)
 
     X = directions(n) * uniform(n, 1) ** 0.5
-    r, w = uniform(n), 0.5 + uniform(n)
-    ridge = torch.full(batch, 0.7).double()
-    S = torch.full(batch, {"loss": 5.0, "ball": 0.3, "both": 0.8}[case]).double()
+    w = 0.5 + uniform(n)
+    truth = directions(1)
+    r = torch.sigmoid(8.0 * (X @ truth.mT)[..., 0])
+    ridge = torch.full(batch, 0.2, dtype=torch.float64)
+    S = torch.full(batch, {"loss": 9.0, "ball": 0.3, "both": 0.25}[case], dtype=torch.float64)
     fit = glb.constrained_mle(
         FAMILIES[family], glb.Rows(X, r, w), glb.Ball(d, S), regularization=ridge
     )
-    level = fit.loss + {"loss": 0.3, "ball": 5.0, "both": 0.3}[case]
+    level = fit.loss + {"loss": 0.3, "ball": 5.0, "both": 0.03}[case]
     arms = directions(K)
+    if case == "both":
+        # the set is a cap around the minimiser on the sphere: look past its edge
+        pole = fit.theta[..., None, :] / S[..., None, None]
+        across = arms - (arms * pole).sum(-1, keepdim=True) * pole
+        arms = torch.nn.functional.normalize(across, dim=-1) + 0.2 * pole
     return [arms, X, r, w, ridge, level, S]
 
 
@@ -77,14 +86,14 @@ def test_the_cases_are_what_they_say(case, family):
     assert (result.multiplier > 0.01).all() == (case != "ball")
     assert (norm > S * (1 - 1e-12)).all() == (case != "loss")
     if case == "both":  # neither would do alone
-        assert (result.upper < 0.99 * S).all()
+        assert (result.upper < 0.99 * S * torch.linalg.vector_norm(tensors[0], dim=-1)).all()
     if case == "loss":
         assert (norm < 0.9 * S).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("field", ["upper", "lower", "multiplier"])
+@pytest.mark.parametrize("field", ["upper", "multiplier"])
 def test_first_derivatives(case, family, field):
     tensors = needing(inputs(case, family))
     assert gradcheck(named(family, field), tensors, eps=1e-5, atol=1e-6, rtol=1e-6)
@@ -130,6 +139,8 @@ def test_envelope_theorem(case):
     gradient = loss.value_and_gradient(theta)[1]
     nu = ((arms.detach() - lam[:, None] * gradient) * theta).sum(-1) / S.detach() ** 2
     torch.testing.assert_close(g_S, (nu * S.detach()).sum(), **close)
+    lower = solve("bernoulli", *tensors).lower
+    torch.testing.assert_close(torch.autograd.grad(lower.sum(), arms)[0], g_arms, rtol=0, atol=0)
 
 
 def test_zero_arm_has_zero_derivative():
@@ -145,6 +156,7 @@ def test_zero_arm_has_zero_derivative():
 # ---- transforms -----------------------------------------------------------------------------
 
 
+@forward_mode
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("field", ["upper", "theta"])
 def test_forward_and_reverse_mode_agree(case, field):
@@ -155,6 +167,7 @@ def test_forward_and_reverse_mode_agree(case, field):
     forward = jacfwd(function, argnums=every)(*tensors)
     needed = needing(tensors)
     output = function(*needed)
+    assert torch.equal(output.detach(), function(*tensors))
     for name, a, b, t in zip(INPUTS, reverse, forward, needed, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, msg=name)
         rows = [torch.autograd.grad(value, t, retain_graph=True)[0] for value in output.reshape(-1)]
@@ -162,6 +175,7 @@ def test_forward_and_reverse_mode_agree(case, field):
         torch.testing.assert_close(a, expected, rtol=1e-10, atol=1e-11, msg=name)
 
 
+@forward_mode
 @pytest.mark.parametrize("case", CASES)
 def test_nested_reverse_mode_is_the_hessian(case):
     tensors = inputs(case, "poisson", K=1)
@@ -305,7 +319,7 @@ def test_agrees_with_the_layer(case, family):
     """cvxpylayers' gradients have five digits on small programs; all of them are ours."""
     arms, X, r, w, _, level, S = inputs(case, family, n=10)
     fit = glb.constrained_mle(FAMILIES[family], glb.Rows(X, r, w), glb.Ball(2, float(S)))
-    level = fit.loss + {"loss": 0.3, "ball": 30.0, "both": 0.3}[case]
+    level = fit.loss + {"loss": 0.3, "ball": 30.0, "both": 0.03}[case]
     layer = UCBLayer(FAMILIES[family], glb.Ball(2, float(S)), capacity=10)
     slopes = []
     for who in ("native", "layer"):

@@ -189,7 +189,7 @@ class History:
                 raise refuse(
                     "x, r, weight", "tensors without requires_grad", "one that requires it"
                 )
-            if 0 < self._used and self._used + x.shape[-2] > self._X.shape[-2]:
+            if self._used > 0 and self._used + x.shape[-2] > self._X.shape[-2]:
                 self._tighten()  # asked only when the buffers are full
             self._reserve(self._used + x.shape[-2])
             for start in range(0, x.shape[-2], 256):  # bounds the memory of the comparison

@@ -3,8 +3,8 @@
 Logistic problems whose optimum lies inside the ball, so that unconstrained peers solve the same
 problem. Every peer gets the loosest of its tolerances with which it reaches the gap that we ask of
 ourselves, ``gap <= 1e-9 (1 + |loss|)``, or else its most accurate one. Gaps are Frank-Wolfe gaps,
-computed for all in the same way. One thread for everybody. The peers take the problems of a batch one by
-one; ours take them together.
+computed for all in the same way. One thread for everybody. The peers take the problems of a batch
+one by one; ours take them together.
 """
 
 import math

@@ -35,11 +35,15 @@ class Target(NamedTuple):
 
     Attributes:
         level: B, ``(*B)``.
-        center: a point of the set, ``(*B, d)``.
+        theta: a point of the set, the minimiser of the loss, ``(*B, d)``.
+        loss: an upper bound on its loss, ``(*B)``.
+        slack: how far this may lie above the minimum, ``(*B)``.
     """
 
     level: Tensor
-    center: Tensor
+    theta: Tensor
+    loss: Tensor
+    slack: Tensor
 
 
 class ExactPolicy(Policy):
@@ -79,8 +83,8 @@ class ExactPolicy(Policy):
 
     def confidence_set(self) -> LikelihoodRatioSet:
         """The set over which the policy is optimistic: an immutable snapshot."""
-        level, center = self._current()
-        return LikelihoodRatioSet(self._likelihood(), self.domain, level, center)
+        target = self._current()
+        return LikelihoodRatioSet(self._likelihood(), self.domain, target.level, target.theta)
 
     def _likelihood(self) -> NegativeLogLikelihood:
         return NegativeLogLikelihood.of(
@@ -91,7 +95,8 @@ class ExactPolicy(Policy):
         if self._target is None:
             minimum = self._program.minimum(self._ridge())
             least = minimum.loss + self._program.level_tol * (1.0 + minimum.loss.abs())
-            self._target = Target(torch.maximum(self._level(minimum), least), minimum.theta)
+            level = torch.maximum(self._level(minimum), least)
+            self._target = Target(level, minimum.theta, minimum.loss, minimum.slack)
         return self._target
 
     # ---- choosing ------------------------------------------------------------------------
@@ -102,17 +107,19 @@ class ExactPolicy(Policy):
         self._check_arms(arms)
         if self.solver != "native":
             return self._scores(arms).argmax(-1)
-        level = self._current().level
-        return self._program.argmax(arms, level=level, regularization=self._ridge()).index
+        level, *minimum = self._current()
+        return self._program.argmax(
+            arms, level=level, regularization=self._ridge(), minimum=Minimum(*minimum)
+        ).index
 
     @torch.no_grad()
     def _scores(self, arms: Tensor) -> Tensor:
         """Certified upper bounds on ``h(x)``, closed to the solver's tolerance."""
-        level, center = self._current()
-        program = SublevelProgram(self._likelihood(), self.domain, level)
+        target = self._current()
+        program = SublevelProgram(self._likelihood(), self.domain, target.level)
         options: dict[str, Any] = {"throw": False}  # the bounds hold wherever a solver stopped
         if self.solver == "native":
-            options |= {"center": center, "validate": False}
+            options |= {"center": target.theta, "validate": False}
         return support(program, arms, self.solver, **options).upper
 
     # ---- learning and saving -------------------------------------------------------------

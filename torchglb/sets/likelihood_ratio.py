@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,15 +13,15 @@ from torchglb.checks import check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
-from torchglb.optim import frank_wolfe_gap
+from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.radii import self_concordance_of, theorem32_fixed_point
 from torchglb.radii.theorem32 import regularization_for
 from torchglb.sets.base import ConfidenceSet
 from torchglb.sets.ellipsoid import EllipsoidSet, sphere_distance
 from torchglb.ucb import SublevelProgram, SupportResult, support
 
-#: an unconfined set is searched in a ball this many times larger; a bound that reaches it is inf
-OUTER = 100.0
+#: unconfined sets are searched in balls this many times larger; a bound at the last one is infinite
+SEARCHED = (3.0, 100.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,13 +109,32 @@ class LikelihoodRatioSet(ConfidenceSet):
             feasible = self._at_center.loss <= self.level
             center = torch.where(feasible[..., None], self.theta_hat, torch.nan).detach()
             options = {"center": center} | options
-        result = support(self.program, arms, solver, **options)
         if self.confined:
-            return result
-        limit = 0.99 * self._search_radius[..., None]
-        reached = torch.linalg.vector_norm(result.theta, dim=-1) >= limit
-        upper = torch.where(reached, torch.inf, result.upper)
-        return replace(result, upper=upper, gap=upper - result.lower)
+            return support(self.program, arms, solver, **options)
+        return self._search(arms, solver, **options)
+
+    def _search(
+        self, arms: Tensor, solver: str, throw: bool = True, **options: Any
+    ) -> SupportResult:
+        """The support of an unconfined set: a maximiser inside a ball is one over all of R^d."""
+        S = self.domain.radius_like(self.level).expand(self.level.shape)
+        scale = torch.maximum(S, torch.linalg.vector_norm(self.theta_hat, dim=-1)).detach()
+        at_limit = torch.ones_like(arms[..., 0], dtype=torch.bool)
+        result: SupportResult | None = None
+        for factor in SEARCHED:
+            limit = factor * scale
+            program = SublevelProgram(self.likelihood, self.domain.resized(limit), self.level)
+            found = support(program, arms, solver, throw=False, **options)
+            result = found if result is None else _where(at_limit, found, result)
+            at_limit = torch.linalg.vector_norm(result.theta, dim=-1) >= 0.99 * limit[..., None]
+            if not bool(at_limit.any()):
+                break
+        assert result is not None
+        upper = torch.where(at_limit, torch.inf, result.upper)
+        status = torch.where(at_limit, int(Status.CONVERGED), result.status)
+        if throw:
+            raise_unless_converged(status, "support")
+        return replace(result, upper=upper, gap=upper - result.lower, status=status)
 
     def _upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
         return self.support(arms, **options).upper
@@ -182,6 +201,16 @@ class LikelihoodRatioSet(ConfidenceSet):
         return low if self.confined else torch.where(whole, torch.inf, low)
 
 
+def _where(condition: Tensor, one: SupportResult, other: SupportResult) -> SupportResult:
+    """The fields of one result where the condition ``(*B, K)`` holds, else of the other."""
+    chosen = {}
+    for part in fields(SupportResult):
+        first, second = getattr(one, part.name), getattr(other, part.name)
+        mask = condition[..., None] if first.ndim > condition.ndim else condition
+        chosen[part.name] = torch.where(mask, first, second)
+    return SupportResult(**chosen)
+
+
 def enlarged(domain: Ball, like: Tensor) -> Ball:
     """The ball of 100 S in which sets that are not confined to the domain are searched."""
-    return domain.resized(OUTER * domain.radius_like(like).expand(like.shape))
+    return domain.resized(SEARCHED[-1] * domain.radius_like(like).expand(like.shape))

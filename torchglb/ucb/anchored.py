@@ -234,13 +234,21 @@ class AnchoredProgram:
         return SublevelProgram(likelihood, self.domain, B.reshape(shape))
 
     def _level(
-        self, radius: float | Tensor | None, level: Tensor | None, ridge: Tensor
+        self,
+        radius: float | Tensor | None,
+        level: Tensor | None,
+        ridge: Tensor,
+        known: Minimum | None = None,
     ) -> tuple[Tensor, Tensor, Bracket]:
         """B, the minimiser and the enclosure of the minimum."""
         if (radius is None) == (level is None):
             got = "none" if level is None else "both"
             raise refuse("radius, level", "exactly one of them", got)
-        hub, minimum = self._minimum.find(ridge)
+        if known is None:
+            hub, minimum = self._minimum.find(ridge)
+        else:
+            hub, high = known.theta.reshape(-1, self.domain.dim), known.loss.reshape(-1)
+            minimum = Bracket(high - known.slack.reshape(-1), high)
         given = torch.as_tensor(
             radius if level is None else level, dtype=hub.dtype, device=hub.device
         )
@@ -256,6 +264,7 @@ class AnchoredProgram:
         *,
         level: Tensor | None = None,
         regularization: float | Tensor = 0.0,
+        minimum: Minimum | None = None,
         tol: float | None = None,
         value_tol: float | None = None,
         max_steps: int = 20,
@@ -267,6 +276,7 @@ class AnchoredProgram:
             radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``.
             level: the level itself, ``(*B)``, instead of a radius.
             regularization: lambda of a ridge term, a number or ``(*B)``; may change between rounds.
+            minimum: what :meth:`minimum` has said of this loss since the last row, if it was asked.
             tol: arms whose values agree to ``tol (1 + |h|)`` count as tied; 1e-7, and 1e-4 in
                 float32.
             value_tol: if given, the winner's own gap is closed to ``value_tol (1 + |h|)`` too.
@@ -278,13 +288,13 @@ class AnchoredProgram:
             raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
         before = self.passes
         ridge = self._ridge(regularization)
-        B, hub, minimum = self._level(radius, level, ridge)
+        B, hub, bracket = self._level(radius, level, ridge, minimum)
         self._round += 1
         flat = arms.reshape(-1, *arms.shape[-2:])
-        task = Round(flat, B, hub, minimum.high, ridge, self._radius, self._pull)
+        task = Round(flat, B, hub, bracket.high, ridge, self._radius, self._pull)
         tol = self._tie if tol is None else tol
         index, upper, lower = self._decide(task, tol, value_tol, max_steps)
-        status = torch.where(minimum.low > B, int(Status.INFEASIBLE), int(Status.CONVERGED))
+        status = torch.where(bracket.low > B, int(Status.INFEASIBLE), int(Status.CONVERGED))
         status = torch.where(torch.isfinite(upper.sum(-1)), status, int(Status.NONFINITE))
         return Choice(
             index.reshape(shape),
