@@ -286,6 +286,7 @@ def table(results: list[Result]) -> str:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="40 replicates, 30 rounds, d = 2")
+    parser.add_argument("--report", action="store_true", help="only show the finished cells")
     parser.add_argument("--replicates", type=int, help="200, or 40 with --quick")
     parser.add_argument("--horizon", type=int, help="100, or 30 with --quick")
     parser.add_argument("--dims", type=int, nargs="+", help="2 5 20, or 2 with --quick")
@@ -308,10 +309,13 @@ def main(arguments: list[str] | None = None) -> int:
     cells = all_cells(tuple(options.dims))
     paths = {cell: options.out / f"{cell.name}.json" for cell in cells}
     results = {cell: load(paths[cell], cell, settings) for cell in cells}
-    missing = grouped([cell for cell in cells if results[cell] is None])
-    if len(missing) < len(grouped(cells)):
-        done = sum(result is not None for result in results.values())
+    done = sum(result is not None for result in results.values())
+    if done:
         print(f"{done} of {len(cells)} cells are there already", file=sys.stderr)
+    if options.report and not done:
+        print(f"no finished cell of these settings in {options.out}", file=sys.stderr)
+        return 1
+    missing = [] if options.report else grouped([cell for cell in cells if results[cell] is None])
     progress = Progress(len(missing) * (settings.horizon + 1))
     for group in missing:
         began = time.monotonic()

@@ -114,7 +114,7 @@ class PolicyContract:
     greedy: ClassVar[bool] = True
     tolerance: ClassVar[float] = 1e-6
     radius: ClassVar[float] = 2.0
-    rounds: ClassVar[int] = 6
+    rounds: ClassVar[int] = 5
 
     @pytest.fixture(autouse=True)
     def _one_thread(self):

@@ -1,7 +1,7 @@
 """The base of every bandit policy: what it is asked, what it may cover, how it is saved.
 
-Settings are fixed when a policy is built; the state is what ``state_dict`` holds. All replicates of a
-batch run at once, and what one does never depends on the others.
+Settings are fixed when a policy is built; the state is what ``state_dict`` holds. All replicates of
+a batch run at once, and what one does never depends on the others.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Policy(ABC):
     # ---- learning ------------------------------------------------------------------------
 
     def update(self, x: Any, r: Any) -> None:
-        """Adds one observation, ``x (*B, d)`` and ``r (*B)``, or k, ``x (*B, k, d)``, ``r (*B, k)``.
+        """Adds one observation, ``x (*B, d)``, ``r (*B)``, or k, ``x (*B, k, d)``, ``r (*B, k)``.
 
         Raises:
             InputError: on any argument that does not fit; the state is then unchanged.
