@@ -47,7 +47,11 @@ DOORS = {
     "matplotlib": frozenset({"plotting.py"}),
     "ray": frozenset({"simulate/ray_executor.py"}),
 }
-SHARED_POLICY_MODULES = frozenset({"base", "registry"})
+#: parts that several policies stand on; none of them is a policy
+SHARED_POLICY_MODULES = frozenset(
+    {"base", "carried", "design", "exact", "parts", "random_streams", "rank_one", "registry"}
+)
+BELOW_BASE = frozenset({"random_streams"})
 POLICY_COLLECTORS = frozenset({"policies/__init__.py", "policies/registry.py"})
 
 
@@ -120,8 +124,9 @@ def _problem(path: str, own_room: str | None, target: list[str]) -> str | None:
         return f"{own_room} looks up into {room}"
     if own_room == room == "policies" and path not in POLICY_COLLECTORS:
         module = target[2] if len(target) > 2 else None
-        if module not in SHARED_POLICY_MODULES or path == "policies/base.py":
-            return "policies never import each other (only base and registry are shared)"
+        shared = BELOW_BASE if path == "policies/base.py" else SHARED_POLICY_MODULES
+        if module not in shared:
+            return f"policies never import each other (shared: {', '.join(sorted(shared))})"
     return None
 
 

@@ -353,7 +353,7 @@ def test_switches_are_rare_after_the_warm_up():
     # every switch doubles det H, and det H <= (lambda + sum of m''/e over d)^d
     lam = d * math.log(T / 0.05)
     bound = d * math.log2(1 + 0.25 * T / (math.e * d * lam))
-    assert bool((policy.switches >= 1).all())
+    assert bool((policy.switches >= 2).all())
     assert bool((policy.switches <= bound).all())
     assert bound <= math.log(T) ** 2
 
@@ -443,6 +443,20 @@ def test_regret_is_sublinear(name, family):
     at_random = sum(regret("random", family))
     assert late < 0.5 * early
     assert early + late < 0.25 * at_random
+
+
+@pytest.mark.parametrize(
+    ("name", "T", "options"),
+    [
+        ("ada-ofu-ecolog", 1500, {}),
+        pytest.param("gloc", 4000, {}, marks=pytest.mark.slow),
+        pytest.param("glm-ucb", 1000, {"aggregate": True}, marks=pytest.mark.slow),
+        pytest.param("log-ucb-1", 1000, {"aggregate": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_regret_of_wide_sets_falls_later(name, T, options):
+    early, late = regret(name, Bernoulli(), T=T, **options)
+    assert late < 0.75 * early
 
 
 def test_regret_of_the_references():

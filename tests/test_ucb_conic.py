@@ -500,7 +500,11 @@ def test_minimum_reports_the_iteration_cap(generator):
         conic_minimum(loss, ball, max_steps=1, fallbacks=())
     theta, value = conic_minimum(loss, ball, max_steps=1, fallbacks=(), throw=False)
     assert torch.linalg.vector_norm(theta) <= 8.0
-    assert value > conic_minimum(loss, ball).loss
+    least = conic_minimum(loss, ball).loss
+    assert value > least
+    for steps in (1, 3, 6, None):  # the gap bounds how far above the minimum the loss is
+        center = conic.minimize(loss, 8.0, ["CLARABEL"], 1e-7, steps)
+        assert -1e-12 <= center.loss - least <= center.gap + 1e-12
 
 
 def test_iteration_cap_keeps_the_bounds_true(generator):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.loop import Progress, iterate, select
-from torchglb.optim.numbers import Numbers, column, numbers, pick, surely, tensor
+from torchglb.optim.numbers import Numbers, column, dot, norm, numbers, pick, surely, tensor
 from torchglb.optim.result import SolveResult
 
 #: sufficient decrease, as a share of the decrease that the slope predicts
@@ -31,17 +31,16 @@ def frank_wolfe_gap(theta: Tensor, gradient: Tensor, radius: Tensor) -> Tensor:
 
     With ``v = -S grad/|grad|`` it equals ``|grad| ((S^2 - |theta|^2) + |theta - v|^2) / (2 S)``.
     """
-    return tensor(_gap(theta, gradient, numbers(radius)), theta)
+    steepness = norm(gradient)
+    return tensor(_careful_gap(theta, gradient, numbers(radius), steepness), theta)
 
 
-def _gap(theta: Tensor, gradient: Tensor, radius: Numbers) -> Numbers:
-    length = numbers(torch.linalg.vector_norm(gradient, dim=-1))
+def _careful_gap(theta: Tensor, gradient: Tensor, radius: Numbers, steepness: Numbers) -> Numbers:
     # the small number is lost in rounding unless the gradient is zero
-    reach = radius / (length + torch.finfo(theta.dtype).tiny ** 0.5)
-    away = theta + column(reach, theta) * gradient  # theta - v
-    distance, norm = (numbers(torch.linalg.vector_norm(v, dim=-1)) for v in (away, theta))
-    inside = (radius - norm) * (radius + norm)
-    return length * ((inside > 0) * inside + distance * distance) / (2.0 * radius)
+    reach = radius / (steepness + torch.finfo(theta.dtype).tiny ** 0.5)
+    distance, size = norm(theta + column(reach, theta) * gradient), norm(theta)
+    inside = (radius - size) * (radius + size)
+    return steepness * ((inside > 0) * inside + distance * distance) / (2.0 * radius)
 
 
 class Evaluation(NamedTuple):
@@ -52,11 +51,15 @@ class Evaluation(NamedTuple):
     hessian: Tensor
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
+    """Where a descent stands."""
+
     theta: Tensor
     gradient: Tensor
-    hessian: Tensor  # of the model; (*B, 0) where there is none
-    memory: Tensor  # L-BFGS pairs (*B, d, 2m); (*B, 0) for Newton
+    hessian: Tensor  # (*B, 0) where there is none
+    s: Tensor  # the last step, zero at the start
+    y: Tensor  # the change of the gradient over it
+    memory: Tensor  # what the model keeps of earlier steps; (*B, 0) for Newton
     value: Numbers
     gap: Numbers
     length: Numbers  # of the segment to try next, as a share of the full step
@@ -64,15 +67,10 @@ class _Point(NamedTuple):
     stalled: Numbers  # steps without effect, in a row
 
 
-Model = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-Remember = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@torch.no_grad()
 def descend(
     evaluate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
-    model: Model,
-    remember: Remember | None,
+    model: Callable[[Point], Tensor],
+    remember: Callable[[Tensor, Tensor, Tensor], Tensor],
     memory: Tensor,
     start: Tensor,
     radius: Tensor,
@@ -84,8 +82,8 @@ def descend(
 
     Args:
         evaluate: the objective with derivatives at ``theta (*B, d)``.
-        model: ``(theta, gradient, hessian, memory) -> `` minimiser of the model on the ball.
-        remember: ``(memory, s, y) -> memory`` after an accepted step; None keeps none.
+        model: from a point to the minimiser of its quadratic model on the ball.
+        remember: ``(memory, s, y) -> memory`` after an accepted step.
         memory: the first memory.
         start: a point of the ball, ``(*B, d)``.
         radius: S, ``(*B)``.
@@ -93,44 +91,78 @@ def descend(
         max_steps: limit on evaluations after the first.
         patience: how many steps without effect, in a row, count as stuck.
     """
+    # inference mode spares every operation the bookkeeping of autograd; NaN and infinity are found
+    # by the loop
+    with torch.inference_mode(), np.errstate(all="ignore"):
+        point, status, num_steps = _descend(
+            evaluate, model, remember, memory, start, radius, tol, max_steps, patience
+        )
+    value, gap = tensor(point.value, start), tensor(point.gap, start)
+    theta, value, gap, gradient, hessian, status, num_steps = (
+        t.clone() if t.is_inference() else t
+        for t in (point.theta, value, gap, point.gradient, point.hessian, status, num_steps)
+    )
+    result = SolveResult(theta, value, gap, status, num_steps)
+    return result, Evaluation(value, gradient, hessian)
+
+
+def _descend(
+    evaluate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+    model: Callable[[Point], Tensor],
+    remember: Callable[[Tensor, Tensor, Tensor], Tensor],
+    memory: Tensor,
+    start: Tensor,
+    radius: Tensor,
+    tol: float,
+    max_steps: int,
+    patience: int,
+) -> tuple[Point, Tensor, Tensor]:
     eps = torch.finfo(start.dtype).eps
     S = numbers(radius)
 
-    def report(point: _Point) -> Progress:
+    def gap_at(theta: Tensor, gradient: Tensor, value: Numbers) -> Numbers:
+        steepness = norm(gradient)
+        plain = dot(gradient, theta) + S * steepness
+        # far from convergence the plain formula will do
+        far = plain > 2.0 * tol * (1.0 + abs(value))
+        if surely(far):
+            return plain
+        return pick(far, plain, _careful_gap(theta, gradient, S, steepness))
+
+    def report(point: Point) -> Progress:
         converged = point.gap <= tol * (1.0 + abs(point.value))
         stuck = (point.stalled >= patience) | (point.length < SHORTEST)
         # an infinite value or a NaN anywhere makes this sum not finite
         return Progress(converged, stuck, abs(point.gap + point.value) < torch.inf)
 
-    def step(point: _Point) -> tuple[_Point, Progress]:
-        target = model(point.theta, point.gradient, point.hessian, point.memory)
-        direction = target - point.theta
-        slope = numbers(torch.linalg.vecdot(point.gradient, direction)) * point.length
-        if surely(point.length == 1.0):
-            theta = target
-        else:
+    def step(point: Point) -> tuple[Point, Progress]:
+        target = model(point)
+        s = target - point.theta
+        slope = dot(point.gradient, s) * point.length
+        theta = target
+        if not surely(point.length == 1.0):
             theta = torch.lerp(point.theta, target, column(point.length, target))
+            s = theta - point.theta
         value, gradient, hessian = evaluate(theta)
-        value = numbers(value)
+        value, y = numbers(value), gradient - point.gradient
         noise = 8 * eps * (1.0 + abs(point.value))
         accept = value <= point.value + ARMIJO * slope + noise
-        gap = _gap(theta, gradient, S)
+        gap = gap_at(theta, gradient, value)
         # at the limit of the arithmetic a step lowers neither the value nor the gap
         idled = (abs(slope) <= noise) & (gap > 0.8 * point.best)
-        new = _Point(
+        new = Point(
             theta=theta,
             gradient=gradient,
             hessian=hessian,
-            memory=point.memory,
+            s=s,
+            y=y,
+            memory=remember(point.memory, s, y),
             value=value,
             gap=gap,
             length=full,
             best=pick(gap < point.best, gap, point.best),
             stalled=(point.stalled + 1.0) * idled,
         )
-        if remember is not None:
-            s, y = theta - point.theta, gradient - point.gradient
-            new = new._replace(memory=remember(point.memory, s, y))
         if not surely(accept):
             # after a refusal: the minimum of the parabola through what is known, within [.1, .5]
             excess = tensor(value - point.value - slope, theta)
@@ -139,24 +171,12 @@ def descend(
             new = select(accept, new, point._replace(length=point.length * shrink))
         return new, report(new)
 
-    with np.errstate(all="ignore"):  # NaN and infinity are found by report
-        value, gradient, hessian = evaluate(start)
-        full = numbers(torch.ones_like(value))
-        point = _Point(
-            theta=start,
-            gradient=gradient,
-            hessian=hessian,
-            memory=memory,
-            value=numbers(value),
-            gap=(gap := _gap(start, gradient, S)),
-            length=full,
-            best=gap,
-            stalled=0.0 * full,
-        )
-        point, status, num_steps = iterate(step, point, report(point), max_steps)
-    value = tensor(point.value, start)
-    result = SolveResult(point.theta, value, tensor(point.gap, start), status, num_steps)
-    return result, Evaluation(value, point.gradient, point.hessian)
+    at = evaluate(start)
+    value, zero = numbers(at[0]), torch.zeros_like(start)
+    gap = gap_at(start, at[1], value)
+    full = numbers(torch.ones_like(at[0]))
+    point = Point(start, at[1], at[2], zero, zero, memory, value, gap, full, gap, 0.0 * full)
+    return iterate(step, point, report(point), max_steps)
 
 
 def minimize_model(

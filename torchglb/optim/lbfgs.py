@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from torchglb.linalg import minimize_on_ball
-from torchglb.optim.ball import Evaluation, descend
-from torchglb.optim.numbers import numbers, pick, surely
+from torchglb.optim.ball import Evaluation, Point, descend
+from torchglb.optim.numbers import dot, norm, numbers, pick, surely
 from torchglb.optim.result import SolveResult
 
 
@@ -51,12 +51,12 @@ def lbfgs(
         value, gradient = evaluate(theta)
         return Evaluation(value, gradient, nothing)
 
-    def model(theta: Tensor, gradient: Tensor, hessian: Tensor, memory: Tensor) -> Tensor:
-        del hessian
-        pairs = _Pairs.of(memory, gradient, radius)
+    def model(point: Point) -> Tensor:
+        theta, gradient = point.theta, point.gradient
+        pairs = _Pairs.of(point.memory, gradient, radius)
         # most steps end inside the ball, where the inverse of the model is all that is needed
         free = theta - _inverse_times(pairs, gradient)
-        inside = numbers(torch.linalg.vector_norm(free, dim=-1)) <= S
+        inside = norm(free) <= S
         if surely(inside):
             return free
         return pick(inside, free, _minimize_compact(pairs, theta, gradient, radius))
@@ -99,8 +99,7 @@ class _Pairs(NamedTuple):
 def _remember(memory: Tensor, s: Tensor, y: Tensor) -> Tensor:
     """Drops the oldest pair for the newest; a pair without positive curvature is not taken."""
     S, Y = memory.chunk(2, dim=-1)
-    size = torch.linalg.vector_norm(s, dim=-1) * torch.linalg.vector_norm(y, dim=-1)
-    good = numbers(torch.linalg.vecdot(s, y)) > 1e-10 * numbers(size)
+    good = dot(s, y) > 1e-10 * norm(s) * norm(y)
     shifted = torch.cat([S[..., 1:], s[..., None], Y[..., 1:], y[..., None]], dim=-1)
     return shifted if surely(good) else pick(good, shifted, memory)
 

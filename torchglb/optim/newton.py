@@ -1,4 +1,11 @@
-"""Newton's method on the ball: the exact quadratic model, solved by its secular equation."""
+"""Newton's method on the ball: the exact quadratic model, solved by its secular equation.
+
+Inside the ball a step also looks back. With the last step s and the change y of the gradient over
+it, ``s - H^-1 y`` shows how much the curvature has changed on the way. A Newton step p that goes on
+by a share ``t = <p, y>/<s, y>`` of s will meet ``t^2`` of that change, so it becomes
+``p - t^2 (s - H^-1 y)``: Chebyshev's third-order step, with the third derivative from a difference.
+It costs one more right-hand side and usually saves one evaluation.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +14,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchglb.optim.ball import Evaluation, descend, minimize_model
-from torchglb.optim.numbers import numbers, pick, surely
+from torchglb.optim.ball import Evaluation, Point, descend, minimize_model
+from torchglb.optim.numbers import column, dot, norm, numbers, pick, surely
 from torchglb.optim.result import SolveResult
 
 
 def newton(
-    evaluate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+    evaluate: Callable[[Tensor], Evaluation],
     start: Tensor,
     radius: Tensor,
     *,
     tol: float,
     max_steps: int = 200,
 ) -> tuple[SolveResult, Evaluation]:
-    """Minimises a smooth convex function over the ball; quadratic convergence, O(d^3) per step.
+    """Minimises a smooth convex function over the ball; fast local convergence, O(d^3) per step.
 
     Args:
         evaluate: value, gradient and Hessian at ``theta (*B, d)``.
@@ -33,23 +40,37 @@ def newton(
         The result, and the evaluation at its point.
     """
     S = numbers(radius)
-    flat = 16 * torch.finfo(start.dtype).eps ** 0.5  # pivots this small may be rounding
+    limits = torch.finfo(start.dtype)
+    flat = 16 * limits.eps**0.5  # pivots this small may be rounding
 
-    def model(theta: Tensor, gradient: Tensor, hessian: Tensor, memory: Tensor) -> Tensor:
+    def model(point: Point) -> Tensor:
+        theta, gradient, hessian, s, y, *_ = point
         # most steps end inside the ball, where a Cholesky factor is all that is needed
         factor, info = torch.linalg.cholesky_ex(hessian)
-        free = theta - torch.cholesky_solve(gradient[..., None], factor)[..., 0]
+        p, q = torch.cholesky_solve(torch.stack([-gradient, y], dim=-1), factor).unbind(-1)
+        along, before = dot(p, y), dot(s, y)
+        share = along / (before + limits.tiny)
+        share = share * share
+        # a correction, no more: it may not change the step by half
+        share = share * (share * abs(before - dot(q, y)) <= 0.5 * abs(along))
+        free = theta + p
+        if not surely(share == 0.0):
+            free = free - column(share, theta) * (s - q)
+
         low, high = torch.aminmax(torch.diagonal(factor, dim1=-2, dim2=-1), dim=-1)
         regular = (numbers(info) == 0) & (numbers(low) > flat * numbers(high))
-        inside = regular & (numbers(torch.linalg.vector_norm(free, dim=-1)) <= S)
+        inside = regular & (norm(free) <= S)
         if surely(inside):
             return free
         # a NaN would make eigh raise for the whole batch; its element is stopped by its status
-        largest = torch.finfo(hessian.dtype).max ** 0.5
+        largest = limits.max**0.5
         clean = torch.nan_to_num(hessian, nan=0.0).clamp(-largest, largest)
         eigenvalues, basis = torch.linalg.eigh(clean)
         on_ball = minimize_model(eigenvalues.clamp_min(0.0), basis, theta, gradient, radius)
         return pick(inside, free, on_ball)
 
+    def remember(memory: Tensor, s: Tensor, y: Tensor) -> Tensor:
+        return memory  # the point itself has all that is needed
+
     nothing = start.new_zeros((*start.shape[:-1], 0))
-    return descend(evaluate, model, None, nothing, start, radius, tol, max_steps, patience=3)
+    return descend(evaluate, model, remember, nothing, start, radius, tol, max_steps, patience=3)

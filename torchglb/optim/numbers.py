@@ -26,6 +26,16 @@ def numbers(values: Tensor | Numbers) -> Numbers:
     return values
 
 
+def norm(v: Tensor) -> Numbers:
+    """``|v|`` over the last axis."""
+    return numbers(torch.linalg.vector_norm(v, dim=-1))
+
+
+def dot(u: Tensor, v: Tensor) -> Numbers:
+    """``<u, v>`` over the last axis."""
+    return numbers(torch.linalg.vecdot(u, v))
+
+
 def tensor(values: Numbers, like: Tensor) -> Tensor:
     """The values as a tensor again, with the dtype and device of another."""
     return torch.as_tensor(values, dtype=like.dtype, device=like.device)

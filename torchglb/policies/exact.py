@@ -21,11 +21,13 @@ from torch import Tensor
 from torchglb.checks import check_choice, check_shape, refuse
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.policies.base import Policy
-from torchglb.radii import Problem, Radius, by_name
+from torchglb.radii import Lipschitz, Problem, Radius, by_name
 from torchglb.sets import LikelihoodRatioSet
 from torchglb.ucb import AnchoredProgram, Minimum, SublevelProgram, support
 
 SOLVERS = ("native", "conic")
+#: the paper's radius: Theorem 3.1 as printed, with Table 1
+PAPER = Lipschitz(constant="table1", inf="closed_form")
 #: the minimum of the loss is certified to this: the level is so much above its value at most
 LEVEL_TOLERANCE = 1e-8
 

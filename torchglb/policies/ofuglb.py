@@ -15,12 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchglb.policies.exact import LikelihoodRatioPolicy
+from torchglb.policies.exact import PAPER, LikelihoodRatioPolicy
 from torchglb.policies.registry import register
-from torchglb.radii import Lipschitz, Radius
-
-#: Theorem 3.1 as printed, with Table 1
-PAPER = Lipschitz(constant="table1", inf="closed_form")
+from torchglb.radii import Radius
 
 
 @register

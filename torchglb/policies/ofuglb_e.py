@@ -30,8 +30,7 @@ from torchglb.mle import minimize_likelihood
 from torchglb.optim import frank_wolfe_gap
 from torchglb.policies.base import Policy
 from torchglb.policies.carried import fit
-from torchglb.policies.exact import named_radius
-from torchglb.policies.ofuglb import PAPER
+from torchglb.policies.exact import PAPER, named_radius
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.radii import (

@@ -99,13 +99,23 @@ def ridge_minimum_in_ball(
     outside = _length(free.theta) > radius
     if idle(outside):
         return free
-    tol, coarse = (1e-12, 1e-9) if start.dtype == torch.float64 else (1e-5, 1e-3)
-    found = minimize_likelihood(likelihood, domain, start=start, tol=tol, throw=False)
-    _require(~outside | (found.gap <= coarse * (1.0 + found.loss.abs())), found.status)
+    found = minimum_in_ball(likelihood, domain, start)
     return RidgeFit(
         torch.where(outside[..., None], found.theta, free.theta),
         torch.where(outside[..., None, None], found.hessian, free.hessian),
     )
+
+
+def minimum_in_ball(likelihood: NegativeLogLikelihood, domain: Ball, start: Tensor) -> RidgeFit:
+    """A minimiser over the S-ball, as accurate as the arithmetic allows.
+
+    Raises:
+        SolverError: if the Frank-Wolfe gap does not certify it.
+    """
+    tol, coarse = (1e-12, 1e-9) if start.dtype == torch.float64 else (1e-5, 1e-3)
+    found = minimize_likelihood(likelihood, domain, start=start, tol=tol, throw=False)
+    _require(found.gap <= coarse * (1.0 + found.loss.abs()), found.status)
+    return RidgeFit(found.theta, found.hessian)
 
 
 def _length(v: Tensor) -> Tensor:

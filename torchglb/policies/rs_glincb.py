@@ -7,7 +7,7 @@ Two matrices start at lambda I: V for the warm-up set, H for all other rounds. I
   the pair in the warm-up set, ``V += x x'``; theta_o is the minimiser over R^d of the warm-up loss
   with ridge lambda;
 - otherwise, criterion II: if ``det H > 2 det H_tau``, switch: ``H_tau = H``, theta_tau = minimiser
-  of the loss of the other rounds, with the same ridge, over the S-ball;
+  of the loss of the other rounds over the S-ball;
 - keep the arms with ``<x, theta_o> + gamma sqrt(kappa) |x|`` in V^-1 at least the LARGEST
   ``<x, theta_o> - gamma sqrt(kappa) |x|``; among them maximise
   ``<x, theta_tau> + 150 sqrt(d log(T/delta)) |x|`` in H_tau^-1;
@@ -15,9 +15,10 @@ Two matrices start at lambda I: V for the warm-up set, H for all other rounds. I
 
 After the warm-up there are O(log^2 T) switches, and theta_tau is refitted at no other time.
 
-Public code differs: it compares each upper end with another lower end than the largest, so that
-arms survive that are known to be worse (or none are eliminated), and it replaces 25 and 150 by
-tuned constants. ``scale`` tunes both here; the theory's are the default.
+Public code differs: it eliminates against the smallest lower end instead of the largest, so that no
+arm is ever eliminated; it keeps H_tau as another name of H, so that criterion II never holds after
+the first switch; or it replaces 25 and 150 by tuned constants (here ``scale`` tunes both, and the
+theory's are the default).
 
 What belongs to the warm-up is decided by the arm that was played, when its reward arrives: in
 rounds without delay that is criterion I. theta_o is fitted only when it is used, after the warm-up.
@@ -39,12 +40,7 @@ from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import idle
 from torchglb.policies.base import Policy, Requirements
-from torchglb.policies.parts import (
-    ridge_minimum,
-    ridge_minimum_in_ball,
-    smallest_variance,
-    taken,
-)
+from torchglb.policies.parts import minimum_in_ball, ridge_minimum, smallest_variance, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.ucb.minimum import FlatHistory
@@ -171,14 +167,15 @@ class RSGLinCB(Policy):
         self._stale = self._stale & ~needed
 
     def _refitted(self, rows: History, mask: Tensor, theta: Tensor, in_ball: bool) -> Tensor:
-        """The ridge estimate of the rows where the mask holds, theta elsewhere."""
+        """Where the mask holds, the estimate of the rows: in the ball, or with the ridge."""
         index = torch.nonzero(mask.reshape(-1))[:, 0]
         flat = theta.reshape(-1, self.domain.dim)
         picked = FlatHistory(self.family, rows).rows(index)
-        loss = NegativeLogLikelihood.of(self.family, picked, regularization=self.regularization)
+        ridge = 0.0 if in_ball else self.regularization
+        loss = NegativeLogLikelihood.of(self.family, picked, regularization=ridge)
         if in_ball:
             S = self.domain.radius_like(theta).expand(mask.shape).reshape(-1)[index]
-            found = ridge_minimum_in_ball(loss, self.domain.resized(S), flat[index])
+            found = minimum_in_ball(loss, self.domain.resized(S), flat[index])
         else:
             found = ridge_minimum(loss, flat[index])
         return flat.index_copy(0, index, found.theta).reshape(theta.shape)
