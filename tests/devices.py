@@ -35,18 +35,18 @@ class HostSyncError(AssertionError):
     """The host touched the device: a copy, or an operator over both."""
 
 
-def pretend_device() -> torch.device:
+def _register() -> torch.device:
     """The made-up accelerator; ``meta`` where torch no longer offers to register one."""
     try:
-        from torch.utils.backend_registration import (
-            _get_privateuse1_backend_name,
-            _setup_privateuseone_for_python_backend,
-        )
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
     except ImportError:
         return torch.device("meta")
-    if _get_privateuse1_backend_name() != PRETEND:
-        _setup_privateuseone_for_python_backend(PRETEND)
+    _setup_privateuseone_for_python_backend(PRETEND)
     return torch.device(PRETEND, 0)
+
+
+#: registered on import: autograd counts the devices when it first runs
+PRETEND_DEVICE = _register()
 
 
 class Guard(TorchDispatchMode):
@@ -89,10 +89,9 @@ def running_on(name: str, steps: int = 3) -> Iterator[torch.device]:
         for module in ("torchglb.optim.loop", "torchglb.optim.ball", "torchglb.ucb.native"):
             stack.enter_context(mock.patch(f"{module}.iterate", counted(original)))
         if name == PRETEND:
-            device = pretend_device()
             stack.enter_context(FakeTensorMode())
             stack.enter_context(Guard())
-            yield device
+            yield PRETEND_DEVICE
         else:
             before = torch.cuda.get_sync_debug_mode()
             stack.callback(torch.cuda.set_sync_debug_mode, before)

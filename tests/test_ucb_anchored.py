@@ -151,7 +151,7 @@ def test_bernoulli_run_equals_from_scratch(d, S):
     program, passes = run(Bandit(glb.Bernoulli(), d, S, 4), S, 150)
     check_carried(program)
     check_minimum(program)
-    assert torch.equal(program.passes, passes.sum(0) + program.passes - passes.sum(0))
+    assert (program.passes >= passes.sum(0)).all()  # the check of the minimum may take one more
     assert passes[50:].mean() < {2: 1.0, 5: 5.0}[d]
 
 
@@ -207,7 +207,8 @@ def test_fixed_arms_with_aggregation_choose_the_same():
         check_minimum(program)
         chosen.append(torch.stack(indices))
         assert len(program.history) == rounds
-        assert program.history.X.shape[-2] == (6 if aggregate else rounds)
+        rows = program.history.X.shape[-2]
+        assert rows <= 6 if aggregate else rows == rounds
     assert torch.equal(*chosen)
 
 
@@ -261,13 +262,15 @@ def test_winner_to_its_own_tolerance():
     program = glb.AnchoredProgram(glb.Bernoulli(), glb.Ball(d, S), bandit.batch)
     for t in range(1, 41):
         arms = bandit.arms()
-        choice = program.argmax(arms, radius=theorem_31(t, d, S), value_tol=1e-6)
+        stated = program.program(radius=theorem_31(t, d, S))
+        choice = program.argmax(arms, level=stated.level, value_tol=1e-6)
         own = choice.upper.gather(-1, choice.index[:, None])[:, 0]
         lower = choice.lower.gather(-1, choice.index[:, None])[:, 0]
         assert (own - lower <= 1e-6 * (1 + own.abs())).all()
-        exact = native_support(program.program(radius=theorem_31(t, d, S)), arms)
-        assert (choice.upper >= exact.lower - 1e-9).all()
-        assert (choice.lower <= exact.upper + 1e-9).all()
+        exact = native_support(stated, arms)
+        slack = 1e-12 * (1 + exact.upper.abs())
+        assert (choice.upper >= exact.lower - slack).all()
+        assert (choice.lower <= exact.upper + slack).all()
         program.append(*bandit.play(arms, choice.index))
 
 
@@ -282,10 +285,10 @@ def test_all_bounds_hold(family):
     program = glb.AnchoredProgram(family, glb.Ball(d, S), bandit.batch, anchors=16)
     for t in range(1, 61):
         arms = bandit.arms()
-        beta2 = 2.0 + math.log(1 + t)
-        choice = program.argmax(arms, radius=beta2)
-        exact = native_support(program.program(radius=beta2), arms, tol=1e-10, throw=False)
-        slack = 1e-11 * (1 + exact.upper.abs())
+        stated = program.program(radius=2.0 + math.log(1 + t))
+        choice = program.argmax(arms, level=stated.level)
+        exact = native_support(stated, arms, tol=1e-10, throw=False)
+        slack = 1e-12 * (1 + exact.upper.abs())
         assert (choice.upper >= exact.lower - slack).all(), t
         assert (choice.lower <= exact.upper + slack).all(), t
         program.append(*bandit.play(arms, choice.index))
@@ -299,7 +302,7 @@ def test_program_is_that_of_the_history():
         program.append(*bandit.play(arms, program.argmax(arms, radius=2.0).index))
     minimum = program.minimum(0.5)
     stated = program.program(radius=2.0, regularization=0.5)
-    torch.testing.assert_close(stated.level, minimum.loss + 2.0, rtol=0, atol=1e-12)
+    torch.testing.assert_close(stated.level, minimum.loss + 2.0, rtol=0, atol=1e-6)
     assert torch.equal(stated.likelihood.X, program.history.X)
     given = program.program(level=torch.tensor([30.0, 31.0]).double())
     assert torch.equal(given.level, torch.tensor([30.0, 31.0]).double())
@@ -418,12 +421,13 @@ def test_float32_run(generator):
     )
     for _ in range(40):
         arms = torch.nn.functional.normalize(torch.randn(2, 5, 2, generator=generator), dim=-1)
-        choice = program.argmax(arms, radius=2.0, tol=1e-3)
+        stated = program.program(radius=2.0)
+        choice = program.argmax(arms, level=stated.level, tol=1e-3)
         assert choice.upper.dtype == torch.float32
         assert (choice.status == Status.CONVERGED).all()
-        exact = native_support(program.program(radius=2.0), arms, throw=False)
-        assert (choice.upper >= exact.lower - 1e-3).all()
-        assert (choice.lower <= exact.upper + 1e-3).all()
+        exact = native_support(stated, arms, throw=False)
+        assert (choice.upper >= exact.lower - 1e-5).all()
+        assert (choice.lower <= exact.upper + 1e-5).all()
         program.append(
             arms[torch.arange(2), choice.index], (torch.rand(2, generator=generator) < 0.7).float()
         )

@@ -84,7 +84,8 @@ def cut_ball(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Cut:
     length = torch.linalg.vector_norm(normal, dim=-1)
     unit = normal / length.clamp_min(tiny)[..., None]
     # a half-space without a normal holds everything or nothing
-    reach = torch.where(length > tiny, offset / length.clamp_min(tiny), offset.sign() * torch.inf)
+    edge = torch.where(offset >= 0, torch.inf, -torch.inf)
+    reach = torch.where(length > tiny, offset / length.clamp_min(tiny), edge)
     along = (x * unit).sum(-1)
     across = torch.linalg.vector_norm(x - along[..., None] * unit, dim=-1)
     whole = torch.linalg.vector_norm(x, dim=-1)

@@ -20,7 +20,7 @@ from torchglb.optim.result import SolveResult
 
 
 def newton(
-    evaluate: Callable[[Tensor], Evaluation],
+    evaluate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
     start: Tensor,
     radius: Tensor,
     *,

@@ -35,7 +35,7 @@ from torchglb.domain import Ball
 from torchglb.errors import SolverError
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.linalg import idle
-from torchglb.optim import newton
+from torchglb.optim import Evaluation, newton
 from torchglb.policies.base import Policy, Requirements
 from torchglb.policies.parts import taken
 from torchglb.policies.rank_one import RankOneInverse
@@ -131,7 +131,7 @@ def _proximal(
     matrix = W.matrix.expand(*batch, *W.matrix.shape[-2:])[where]
     curvature = 2 / (2 + radius)
 
-    def evaluate(point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(point: Tensor) -> Evaluation:
         z, away = (feature * point).sum(-1), point - origin
         force = (matrix @ away[..., None])[..., 0]
         up, down = torch.sigmoid(z), torch.sigmoid(-z)
@@ -140,7 +140,7 @@ def _proximal(
         gradient = (f * up - s * down)[..., None] * feature + curvature[..., None] * force
         bend = ((f + s) * up * down)[..., None] * feature
         hessian = curvature[..., None, None] * matrix + bend[..., :, None] * feature[..., None, :]
-        return value, gradient, hessian
+        return Evaluation(value, gradient, hessian)
 
     # to the limit of the arithmetic: the status then says so, and the gap is the certificate
     tol = 4 * torch.finfo(x.dtype).eps

@@ -106,7 +106,7 @@ class PredictableMinimum(CarriedMinimum):
         """The minimiser, ``(N, d)``, with an imagined row that is forgotten afterwards."""
         if imagined is None:
             return self.find(ridge)[0]
-        sums, point, longest, pull = self._sums, self._point, self._longest, self._pull
+        sums, point, longest = self._sums, self._point, self._longest
         x, y, w = imagined
         assert w is not None
         self.data.imagined = imagined
@@ -119,6 +119,6 @@ class PredictableMinimum(CarriedMinimum):
             torch.where(moved, now - more, old)
             for now, more, old in zip(self._sums, extra, sums, strict=True)
         ]
-        self._longest, self._pull = longest, pull
+        self._longest = longest
         self.data.imagined = None
         return theta

@@ -32,9 +32,8 @@ class RankOneInverse:
     Example:
         >>> A = RankOneInverse(torch.eye(2, dtype=torch.float64))
         >>> A.add(torch.tensor([1.0, 0.0], dtype=torch.float64))
-        >>> A.inverse
-        tensor([[0.5000, 0.0000],
-                [0.0000, 1.0000]], dtype=torch.float64)
+        >>> A.solve(torch.tensor([1.0, 1.0], dtype=torch.float64))
+        tensor([0.5000, 1.0000], dtype=torch.float64)
     """
 
     def __init__(self, matrix: Tensor) -> None:

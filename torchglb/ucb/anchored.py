@@ -66,7 +66,7 @@ class Choice:
         upper: ``(*B, K)``, certified upper bounds (the winner's beats all others' lower bounds).
         lower: ``(*B, K)``, certified lower bounds.
         status: ``(*B)``, of :class:`torchglb.optim.Status`: INFEASIBLE where the level is below the
-            minimum, NONFINITE where a NaN came in.
+            minimum, NONFINITE where a NaN came in, INACCURATE where rounding hides the winner.
         passes: ``(*B)``, passes over the history that this choice took, the minimum included.
     """
 
@@ -293,9 +293,12 @@ class AnchoredProgram:
         flat = arms.reshape(-1, *arms.shape[-2:])
         task = Round(flat, B, hub, bracket.high, ridge, self._radius, self._pull)
         tol = self._tie if tol is None else tol
-        index, upper, lower = self._decide(task, tol, value_tol, max_steps)
-        status = torch.where(bracket.low > B, int(Status.INFEASIBLE), int(Status.CONVERGED))
-        status = torch.where(torch.isfinite(upper.sum(-1)), status, int(Status.NONFINITE))
+        index, upper, lower, decided = self._decide(task, tol, value_tol, max_steps)
+        empty = (bracket.low > B) | (upper == -torch.inf).any(-1)
+        undefined = torch.isnan(bracket.high + B) | (torch.isnan(upper.sum(-1)) & ~empty)
+        status = torch.where(decided, int(Status.CONVERGED), int(Status.INACCURATE))
+        status = torch.where(empty, int(Status.INFEASIBLE), status)
+        status = torch.where(undefined, int(Status.NONFINITE), status)
         return Choice(
             index.reshape(shape),
             upper.reshape(*shape, -1),
@@ -306,9 +309,10 @@ class AnchoredProgram:
 
     def _decide(
         self, task: Round, tol: float, value_tol: float | None, max_steps: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The winner, and bounds on all arms; ``(N)``, ``(N, K)``, ``(N, K)``."""
-        roundings = roundings_of(len(self.history))
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The winner, bounds on all arms, and whether the winner is certain; ``(N)``, ``(N, K)``."""
+        # a carried sum is rounded once per observation, and not at random where arms repeat
+        roundings = 4.0 + len(self.history)
         found = scan(self._bundle, task, self._minimum.slope_limit, COMBINED_CUTS, roundings)
         self._bundle = mark_used(self._bundle, found, self._round)
         upper, cut, base = found.upper, found.cut, found.touch
@@ -324,6 +328,7 @@ class AnchoredProgram:
                 contested = contested | (own - best > value_tol * (1.0 + own.abs()))
             return leader, rival, which(contested)
 
+        decided = torch.ones_like(task.level, dtype=torch.bool)
         leader, rival, index = standing()
         for _ in range(max_steps):
             if not index.numel():
@@ -346,8 +351,9 @@ class AnchoredProgram:
             above, below = self._solve_all(task.pick(index), index, tol)
             upper = upper.index_copy(0, index, torch.minimum(above, upper[index]))
             lower = lower.index_copy(0, index, torch.maximum(below, lower[index]))
-            leader, _, _ = standing()
-        return leader, upper, lower
+            leader, _, index = standing()
+            decided = decided.index_fill(0, index, False)
+        return leader, upper, lower, decided
 
     def _evaluate(
         self, task: Round, index: Tensor, arm: Tensor, cut: Tensor, base: Tensor

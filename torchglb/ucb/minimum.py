@@ -19,7 +19,6 @@ from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim.ball import frank_wolfe_gap, minimize_model
-from torchglb.ucb.bounds import pull_of_rows
 from torchglb.ucb.taylor import (
     Bracket,
     certify,
@@ -85,7 +84,6 @@ class CarriedMinimum:
         self._point = radius.new_zeros((data.problems, d))
         self._shift = torch.zeros_like(self._point)
         self._longest = torch.zeros_like(radius)
-        self._pull = torch.zeros_like(radius)
         self.passes = torch.zeros_like(radius)
 
     @property
@@ -93,21 +91,15 @@ class CarriedMinimum:
         """R times the longest row so far, ``(N)``: bounds how fast curvature changes per length."""
         return self._concordance * self._longest
 
-    @property
-    def pull(self) -> Tensor:
-        """What the rows so far add to the rounding of the loss, ``(N)``: see ``pull_of_rows``."""
-        return self._pull
-
     def observe(self, X: Tensor, r: Tensor, w: Tensor) -> None:
         """Carries the model forward by rows ``(N, k, d)``: O(k d^q)."""
         self._longest = torch.maximum(self._longest, torch.linalg.vector_norm(X, dim=-1).amax(-1))
-        self._pull = self._pull + pull_of_rows(self.data.family, X, r, w)
         added = derivative_sums(self.data.family, self._point, X, r, w, self.order)
         self._sums = [old + more for old, more in zip(self._sums, added, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit."""
-        names = ("_point", "_shift", "_longest", "_pull", "passes")
+        names = ("_point", "_shift", "_longest", "passes")
         return {"sums": [t.clone() for t in self._sums]} | {
             name.lstrip("_"): getattr(self, name).clone() for name in names
         }
@@ -116,8 +108,7 @@ class CarriedMinimum:
         """Continues from a saved state."""
         self._sums = [t.clone() for t in state["sums"]]
         self._point, self._shift = state["point"].clone(), state["shift"].clone()
-        self._longest, self._pull = state["longest"].clone(), state["pull"].clone()
-        self.passes = state["passes"].clone()
+        self._longest, self.passes = state["longest"].clone(), state["passes"].clone()
 
     def find(self, ridge: Tensor) -> tuple[Tensor, Bracket]:
         """A point of the ball and an enclosure of the minimum, no wider than the tolerance.
