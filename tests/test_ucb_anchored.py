@@ -459,8 +459,8 @@ def test_infeasible_level_and_nan_stay_in_their_element():
         programs[1].append(x, r)
     arms = bandit.arms()
     level = programs[0].minimum().loss + 2.0
+    good = programs[0].argmax(arms, level=level)
     level[1] = 0.0  # no Bernoulli history has a loss below zero
-    good = programs[0].argmax(arms, radius=2.0)
     bad = programs[1].argmax(arms, level=level)
     assert bad.status.tolist() == [0, int(Status.INFEASIBLE), 0, int(Status.NONFINITE)]
     assert torch.equal(bad.index[::2], good.index[::2])

@@ -310,7 +310,7 @@ class AnchoredProgram:
     def _decide(
         self, task: Round, tol: float, value_tol: float | None, max_steps: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The winner, bounds on all arms, and whether the winner is certain; ``(N)``, ``(N, K)``."""
+        """The winner ``(N)``, bounds on all arms ``(N, K)``, and whether the winner is certain."""
         # a carried sum is rounded once per observation, and not at random where arms repeat
         roundings = 4.0 + len(self.history)
         found = scan(self._bundle, task, self._minimum.slope_limit, COMBINED_CUTS, roundings)
