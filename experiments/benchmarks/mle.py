@@ -20,7 +20,6 @@ import statsmodels.api
 import torch
 from benchmarks._timing import race
 from sklearn.linear_model import LogisticRegression
-from threadpoolctl import threadpool_limits
 
 import torchglb as glb
 from torchglb.optim import frank_wolfe_gap
@@ -207,19 +206,15 @@ def run(quick: bool) -> None:
         "times: least of interleaved repeats; x: how many times faster than SLSQP, than the best;"
     )
     print("passes: multiples of one evaluation of loss, gradient and Hessian; gap: over 1 + |loss|")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    print(f"threads: {torch.get_num_threads()}")
     table: dict[tuple[int, int, int], dict[str, Line]] = {}
-    try:
-        with threadpool_limits(1), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peers complain about tolerances they cannot reach
-            for n, d in sizes:
-                for count in counts:
-                    print(f"n = {n}, d = {d}, batch {count}")
-                    table[n, d, count] = measure(count, n, d, seconds)
-                    show(table[n, d, count])
-    finally:
-        torch.set_num_threads(threads)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peers complain about tolerances they cannot reach
+        for n, d in sizes:
+            for count in counts:
+                print(f"n = {n}, d = {d}, batch {count}")
+                table[n, d, count] = measure(count, n, d, seconds)
+                show(table[n, d, count])
     verdict(table)
 
 

@@ -249,10 +249,12 @@ class AnchoredProgram:
         else:
             hub, high = known.theta.reshape(-1, self.domain.dim), known.loss.reshape(-1)
             minimum = Bracket(high - known.slack.reshape(-1), high)
-        given = torch.as_tensor(
-            radius if level is None else level, dtype=hub.dtype, device=hub.device
-        )
-        given = given.expand(self.batch_shape).reshape(-1)
+        given = radius if level is None else level
+        assert given is not None
+        if isinstance(given, Tensor):
+            given = given.to(hub).expand(self.batch_shape).reshape(-1)
+        else:  # filled in place: a copy from the host would wait for the device
+            given = torch.full_like(minimum.high, given)
         return (minimum.high + given if level is None else given), hub, minimum
 
     # ---- the optimistic arm --------------------------------------------------------------
