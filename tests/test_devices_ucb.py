@@ -29,7 +29,7 @@ def arms_on(device, d=3, K=4, batch=(2,)):
 
 
 @on_every_device
-@pytest.mark.parametrize(("family", "d"), zip(FAMILIES, [1, 3, 6], strict=True))
+@pytest.mark.parametrize(("family", "d"), [*zip(FAMILIES, [1, 3, 6], strict=True)])
 def test_native_support(device_name, family, d):
     def call(device):
         program, arms = program_on(device, family, d), arms_on(device, d)

@@ -6,6 +6,7 @@ Checks of shape, dtype and device never look at values. Checks of values are gat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,29 +112,52 @@ class ValueChecks:
     """
 
     def __init__(self) -> None:
-        self._holds: list[Tensor] = []
+        # what a CPU knows at once is a bool already
+        self._holds: list[bool | Tensor] = []
         self._explain: list[Callable[[], InputError | None]] = []
 
     def require(self, name: str, holds: Tensor, expected: str, value: Tensor) -> None:
         """Asks that ``holds`` is true everywhere; on failure shows the first offending entry."""
-        self._holds.append(holds.all())
-        self._explain.append(lambda: _first_offender(name, holds, expected, value))
+        self._add(holds.all(), lambda: _first_offender(name, holds, expected, value))
 
     def finite(self, name: str, value: Tensor) -> None:
         """Asks for no NaN and no infinity."""
-        # either makes the sum not finite, at a quarter of the price of looking at every entry
-        self._holds.append(torch.isfinite(value.sum()))
-        self._explain.append(
-            lambda: _first_offender(name, torch.isfinite(value), "finite values", value)
+        # either makes the sum not finite, at a fraction of the price of looking at every entry
+        total = value.sum()
+        self._add(
+            math.isfinite(total.item()) if _at_hand(total) else torch.isfinite(total),
+            lambda: _first_offender(name, torch.isfinite(value), "finite values", value),
+        )
+
+    def within(self, name: str, value: Tensor, low: float, high: float, expected: str) -> None:
+        """Asks for ``low <= value <= high``; a NaN is not within."""
+        if not value.numel():
+            return
+        least, most = torch.aminmax(value)
+        self._add(
+            low <= least.item() and most.item() <= high
+            if _at_hand(value)
+            else (least >= low) & (most <= high),
+            lambda: _first_offender(name, (value >= low) & (value <= high), expected, value),
         )
 
     def settle(self) -> None:
         """Raises the first refused condition, if any."""
-        if not self._holds or (flags := torch.stack(self._holds)).all():
-            return
-        for holds, explain in zip(flags.tolist(), self._explain, strict=True):
-            if not holds and (error := explain()) is not None:
+        waiting = [holds for holds in self._holds if isinstance(holds, Tensor)]
+        answers = iter(torch.stack(waiting).tolist() if waiting else ())
+        for holds, explain in zip(self._holds, self._explain, strict=True):
+            known = next(answers) if isinstance(holds, Tensor) else holds
+            if not known and (error := explain()) is not None:
                 raise error
+
+    def _add(self, holds: bool | Tensor, explain: Callable[[], InputError | None]) -> None:
+        self._holds.append(holds)
+        self._explain.append(explain)
+
+
+def _at_hand(value: Tensor) -> bool:
+    """Whether looking at a value costs nothing."""
+    return value.device.type == "cpu"
 
 
 def _first_offender(name: str, holds: Tensor, expected: str, value: Tensor) -> InputError | None:

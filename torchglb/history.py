@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -207,12 +208,13 @@ class History:
             norm = torch.linalg.vector_norm(x, dim=-1)
             slack = 64 * torch.finfo(self.dtype).eps
             limit = self.max_norm * (1 + slack)
-            checks.require("x", norm <= limit, f"rows of norm at most {self.max_norm:g}", norm)
-        checks.finite("r", r)
+            checks.within("x", norm, 0.0, limit, f"rows of norm at most {self.max_norm:g}")
         if self.family is not None:
             self.family.require_rewards(checks, r)
+        else:
+            checks.finite("r", r)
         checks.finite("weight", w)
-        checks.require("weight", w >= 0, "non-negative weights", w)
+        checks.within("weight", w, 0.0, math.inf, "non-negative weights")
         checks.settle()
 
     def _extend(self, x: Tensor, w: Tensor, y: Tensor, *, copy: bool) -> None:

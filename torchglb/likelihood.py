@@ -135,7 +135,7 @@ class NegativeLogLikelihood(nn.Module):
             self.family.require_rewards(checks, self.r)
             if self.w is not None:
                 checks.finite("w", self.w)
-                checks.require("w", self.w >= 0, "non-negative weights", self.w)
+                checks.within("w", self.w, 0.0, math.inf, "non-negative weights")
         if isinstance(ridge := self.regularization, Tensor):
             checks.finite("regularization", ridge)
             checks.require("regularization", ridge >= 0, "non-negative numbers", ridge)

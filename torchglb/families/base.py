@@ -90,11 +90,12 @@ class GLMFamily(nn.Module):
 
     def require_rewards(self, checks: ValueChecks, r: Tensor, name: str = "r") -> None:
         """Adds to ``checks`` that ``r`` lies in the support."""
-        checks.finite(name, r)
         low, high = self.reward_range
-        label = f"rewards of {type(self).__name__} in [{low:g}, {high:g}]"
-        if low > -float("inf") or high < float("inf"):
-            checks.require(name, (r >= low) & (r <= high), label, r)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            checks.finite(name, r)
+        if low > -math.inf or high < math.inf:
+            label = f"rewards of {type(self).__name__} in [{low:g}, {high:g}]"
+            checks.within(name, r, low, high, label)
         if self.integer_rewards:
             label = f"whole-number rewards of {type(self).__name__}"
             checks.require(name, r == torch.round(r), label, r)

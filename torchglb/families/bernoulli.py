@@ -60,14 +60,16 @@ class Binomial(GLMFamily):
         return -(r * F.logsigmoid(z) + (self.trials - r) * F.logsigmoid(-z))
 
     def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:  # noqa: D102
-        up, down = torch.sigmoid(z), torch.sigmoid(-z)
+        flipped = -z
+        up, down = torch.sigmoid(z), torch.sigmoid(flipped)
         failures = self.trials - r
-        # the loss up to rounding; mu - r = (N - r) sigma(z) - r sigma(-z), exact in the tails
-        bend, curvature = F.logsigmoid(z), up * down
+        # N log(1 + e^-z) + (N - r) z, up to rounding of its terms
+        bend, curvature = F.softplus(flipped, threshold=40.0), up * down
         if self.trials != 1:
             bend, curvature = self.trials * bend, self.trials * curvature
+        # mu - r = (N - r) sigma(z) - r sigma(-z), also far out
         slope = torch.addcmul(failures * up, r, down, value=-1)
-        return LossTerms(failures * z - bend, slope, curvature)
+        return LossTerms(torch.addcmul(bend, failures, z), slope, curvature)
 
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         p = torch.sigmoid(z)

@@ -47,13 +47,11 @@ def newton(
         theta, gradient, hessian, s, y, *_ = point
         # most steps end inside the ball, where a Cholesky factor is all that is needed
         factor, info = torch.linalg.cholesky_ex(hessian)
-        p, q = torch.cholesky_solve(torch.stack([-gradient, y], dim=-1), factor).unbind(-1)
-        along, before = dot(p, y), dot(s, y)
-        share = along / (before + limits.tiny)
+        p, q = torch.cholesky_solve(torch.stack([gradient, y], dim=-1), factor).unbind(-1)
+        share = dot(p, y) / (dot(s, y) + limits.tiny)
         share = share * share
-        # a correction, no more: it may not change the step by half
-        share = share * (share * abs(before - dot(q, y)) <= 0.5 * abs(along))
-        free = theta + p
+        share = share * (share <= 0.25)  # while steps shrink: far out there is nothing to learn
+        free = theta - p
         if not surely(share == 0.0):
             free = free - column(share, theta) * (s - q)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchglb.errors import SolverError
+from torchglb.optim.numbers import anywhere, numbers
 
 
 class Status(enum.IntEnum):
@@ -42,7 +43,7 @@ def raise_unless_converged(status: Tensor, what: str) -> None:
         status: ``(*B)`` of :class:`Status` values.
         what: the solve, for the message.
     """
-    if not bool((status != Status.CONVERGED).any()):
+    if not anywhere(numbers(status) != int(Status.CONVERGED)):
         return
     lines = []
     for member in Status:

@@ -38,8 +38,8 @@ from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.sqp import ball_weight, come_back, propose, stop_at_cut
 from torchglb.ucb.taylor import Bracket, shift_by_ridge
 
-#: how many cuts are combined in the first look at a round's arms
-COMBINED_CUTS = 2
+#: up to this dimension the best single cut says as much as several together
+PLANAR = 2
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class AnchoredProgram:
         d, problems = domain.dim, self.batch_shape.numel()
         like = torch.zeros((), dtype=dtype, device=self.history.device)
         if anchors is None:
-            anchors = max(64, min(32 * 2 ** min(d, 10), 100_000 // d**2))
+            anchors = max(64, min(16 * 2 ** min(d, 10), 100_000 // d**2))
         self._radius = domain.radius_like(like).expand(self.batch_shape).reshape(problems)
         self._data = FlatHistory(family, self.history)
         self._minimum = CarriedMinimum(self._data, domain, self._radius, self.level_tol)
@@ -315,7 +315,8 @@ class AnchoredProgram:
         """The winner ``(N)``, bounds on all arms ``(N, K)``, and whether the winner is certain."""
         # a carried sum is rounded once per observation, and not at random where arms repeat
         roundings = 4.0 + len(self.history)
-        found = scan(self._bundle, task, self._minimum.slope_limit, COMBINED_CUTS, roundings)
+        steps = 1 if self.domain.dim <= PLANAR else 2
+        found = scan(self._bundle, task, steps, roundings)
         self._bundle = mark_used(self._bundle, found, self._round)
         upper, cut, base = found.upper, found.cut, found.touch
         lower = torch.maximum(found.lower, (task.arms @ task.hub[..., None])[..., 0])

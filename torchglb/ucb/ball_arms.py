@@ -30,7 +30,7 @@ class BallChoice:
 
     Attributes:
         arm: ``(*B, d)``, a unit vector.
-        theta: ``(*B, d)``, a feasible point with ``<arm, theta> = lower``.
+        theta: ``(*B, d)``, a feasible point with ``<arm, theta> = lower``; NaN where none is known.
         lower: ``(*B)``, its norm: a certified lower bound on the maximum.
         upper: ``(*B)``, a certified upper bound.
         is_global: whether upper and lower agree to the tolerance, ``(*B)``.
@@ -77,8 +77,8 @@ def _solve(program: SublevelProgram, directions: Tensor, tol: float) -> tuple[Te
 
 
 def _best(theta: Tensor) -> tuple[Tensor, Tensor]:
-    """The longest of the points ``(*B, K, d)``, and its length."""
-    length = torch.linalg.vector_norm(theta, dim=-1)
+    """The longest of the points ``(*B, K, d)``, and its length; ``-inf`` where all are NaN."""
+    length = torch.linalg.vector_norm(theta, dim=-1).nan_to_num(nan=-torch.inf)
     lower, place = length.max(-1)
     index = place[..., None, None].expand(*place.shape, 1, theta.shape[-1])
     return theta.gather(-2, index)[..., 0, :], lower
@@ -91,9 +91,18 @@ def _finish(
     lower = torch.linalg.vector_norm(theta, dim=-1)
     upper = torch.minimum(upper, radius * (1 + 4 * torch.finfo(theta.dtype).eps))
     upper = torch.maximum(upper, lower)
+    # without a feasible point nothing is attained; if there is none at all, the maximum is -inf
+    unknown = torch.isnan(lower)
+    lower = lower.masked_fill(unknown, -torch.inf)
+    upper = upper.masked_fill(status == Status.INFEASIBLE, -torch.inf)
     arm = theta / lower.clamp_min(torch.finfo(theta.dtype).tiny)[..., None]
-    closed = upper - lower <= tol * (1.0 + upper.abs())
+    closed = (upper - lower <= tol * (1.0 + upper.abs())) & ~unknown
     return BallChoice(arm, theta, lower, upper, closed, status)
+
+
+def _hopeless(status: Tensor) -> Tensor:
+    """Where further rounds would find nothing."""
+    return (status == Status.INFEASIBLE) | (status == Status.NONFINITE)
 
 
 def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
@@ -108,7 +117,7 @@ def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
     angle = X.new_tensor([2.0 * half * k for k in range(FIRST)]).expand(*batch, FIRST)
     retired = X.new_full(batch, -torch.inf)  # the largest bound of the sectors dropped
     status = torch.zeros(batch, dtype=torch.int64, device=X.device)
-    best, lower = X.new_zeros((*batch, 2)), X.new_full(batch, -torch.inf)
+    best, lower = X.new_full((*batch, 2), torch.nan), X.new_full(batch, -torch.inf)
     bound = retired
     for _ in range(max_rounds):
         directions = torch.stack([angle.cos(), angle.sin()], dim=-1)
@@ -125,7 +134,7 @@ def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
         retired = torch.maximum(retired, rest)
         bound = torch.maximum(kept.amax(-1), retired)
         closed = bound - lower <= tol * (1.0 + bound.abs())
-        if bool(closed.all()):
+        if bool((closed | _hopeless(status)).all()):
             break
         # split the sectors that remain into narrower ones
         centre = angle.gather(-1, place)
@@ -155,7 +164,7 @@ def _ascend(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice
         # h is convex: moving x to theta(x)/|theta(x)| never lowers it
         length = torch.linalg.vector_norm(theta, dim=-1, keepdim=True).clamp_min(tiny)
         moved = theta / length
-        shift = (moved - directions).abs().amax()
+        shift = (moved - directions).nan_to_num(0.0).abs().amax()
         directions = moved
         if bool(shift < tol):
             break

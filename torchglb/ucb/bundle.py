@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
-from torchglb.ucb.bounds import cut_offset
+from torchglb.ucb.bounds import cut_offset, draw_back
 from torchglb.ucb.taylor import shift_by_ridge
 
 
@@ -90,13 +90,12 @@ class Scan(NamedTuple):
     touch: Tensor  # (N, K), the anchor behind lower
 
 
-def scan(bundle: Bundle, task: Round, slope_limit: Tensor, steps: int, roundings: float) -> Scan:
+def scan(bundle: Bundle, task: Round, steps: int, roundings: float) -> Scan:
     """Bounds on every arm from all anchors, O(K A d), no pass.
 
     Args:
         bundle: the anchors.
         task: arms, levels and centres.
-        slope_limit: R times the longest row, ``(N)``.
         steps: how many cuts may be combined.
         roundings: that the carried sums have seen.
     """
@@ -107,7 +106,9 @@ def scan(bundle: Bundle, task: Round, slope_limit: Tensor, steps: int, roundings
     length = torch.linalg.vector_norm(at.gradient, dim=-1).clamp_min(torch.finfo(arms.dtype).tiny)
     units = at.gradient / length[..., None]
     upper, cut = combine_cuts(arms, units, offset / length, radius, steps)
-    drawn = draw_to_level(at, bundle.points, level, hub, hub_loss, radius, slope_limit)
+    drawn = draw_back(
+        bundle.points, at.loss, hub[..., None, :], hub_loss[..., None], level[..., None]
+    )
     lower, touch = (arms @ drawn.mT).max(-1)
     return Scan(upper, cut, lower, touch)
 
@@ -162,63 +163,6 @@ def combine_cuts(
     sizes = length + weights + torch.linalg.vector_norm(arms, dim=-1)
     scale = paid.abs() + radius[..., None] * sizes
     return paid + radius[..., None] * length + 8 * eps * scale, first
-
-
-def draw_to_level(
-    at: Expansion,
-    points: Tensor,
-    level: Tensor,
-    hub: Tensor,
-    hub_loss: Tensor,
-    radius: Tensor,
-    slope_limit: Tensor,
-) -> Tensor:
-    """Feasible points near the boundary, one on the ray from the hub through each anchor.
-
-    Along the ray, ``f(s) = L(anchor + s v)``, ``v = anchor - hub``, self-concordance gives
-    ``f(s) <= f + s f' + s^2 f'' psi(D)``, ``psi(D) = (e^D - 1 - D)/D^2``, ``D = |s| |v| R max
-    |x|``: a certified step to the level, inwards or outwards. The chord, which needs only
-    convexity, is taken where it reaches farther.
-
-    Args:
-        at: loss ``(N, A)``, gradient and Hessian at the anchors.
-        points: ``(N, A, d)``.
-        level: B, ``(N)``.
-        hub: ``(N, d)``.
-        hub_loss: an upper bound on the loss of the hub, at most B.
-        radius: S, ``(N)``.
-        slope_limit: R times the longest row, ``(N)``.
-    """
-    tiny = torch.finfo(points.dtype).tiny
-    v = points - hub[..., None, :]
-    first = (at.gradient * v).sum(-1).clamp_min(tiny)
-    second = (v * (at.hessian @ v[..., None])[..., 0]).sum(-1).clamp_min(0.0)
-    room = level[..., None] - at.loss  # negative outside the set
-    chord = torch.where(
-        room >= 0,
-        0.0,
-        (level[..., None] - hub_loss[..., None])
-        / (room.neg() + level[..., None] - hub_loss[..., None])
-        - 1.0,
-    )
-    # D is fixed beforehand by a step twice as long as the tangent's, and checked afterwards
-    longest = (2.0 * room.abs() / first).clamp_max(1.0)
-    D = longest * torch.linalg.vector_norm(v, dim=-1) * slope_limit[..., None]
-    psi = torch.where(D > 1e-3, (torch.expm1(D) - D) / (D * D).clamp_min(tiny), 0.5 + D / 5.0)
-    bend = psi * second
-    # the root of  bend s^2 + first s - room = 0  nearest to zero
-    inner = first * first + 4.0 * bend * room
-    s = 2.0 * room / (first + inner.clamp_min(0.0).sqrt())
-    good = (inner >= 0) & (s.abs() <= longest) & (s >= -1.0)
-    s = torch.where(good, torch.maximum(s, chord), chord)
-    # outwards no farther than the sphere: |anchor + s v| = S
-    S = radius[..., None]
-    vv = v.square().sum(-1).clamp_min(tiny)
-    pv = (points * v).sum(-1)
-    inside = (S * S - points.square().sum(-1)).clamp_min(0.0)
-    limit = inside / (pv + (pv * pv + vv * inside).sqrt()).clamp_min(tiny)
-    s = torch.where(s > 0, torch.minimum(s, limit), s)
-    return points + s[..., None] * v
 
 
 def at_anchor(bundle: Bundle, index: Tensor, ridge: Tensor) -> tuple[Tensor, Expansion]:

@@ -86,11 +86,6 @@ class CarriedMinimum:
         self._longest = torch.zeros_like(radius)
         self.passes = torch.zeros_like(radius)
 
-    @property
-    def slope_limit(self) -> Tensor:
-        """R times the longest row so far, ``(N)``: bounds how fast curvature changes per length."""
-        return self._concordance * self._longest
-
     def observe(self, X: Tensor, r: Tensor, w: Tensor) -> None:
         """Carries the model forward by rows ``(N, k, d)``: O(k d^q)."""
         self._longest = torch.maximum(self._longest, torch.linalg.vector_norm(X, dim=-1).amax(-1))
