@@ -135,7 +135,7 @@ GOOD = ([0.6, 0.8], 1.0, None)
         ([0.6, 0.8], 1.0, -0.5, "weight: expected weights in"),
         ([0.6, 0.8], 1.0, math.nan, "weight: expected weights in"),
         ([0.6, math.nan], 1.0, None, "x: expected finite"),
-        ([0.6, 0.8], math.nan, None, "r: expected finite"),
+        ([0.6, 0.8], math.nan, None, r"r: expected rewards of Bernoulli in \[0, 1\], got nan"),
         ([0.6, 0.8], 2.0, None, "rewards of Bernoulli"),
         ([0.8, 0.8], 1.0, None, "rows of norm at most 1"),
         ([0.6, 0.8, 0.0], 1.0, None, "x: expected shape"),
