@@ -484,3 +484,23 @@ def test_bad_arguments_are_refused():
         program.append(arms[:, 0], torch.tensor([0.0, 2.0]).double())
     assert len(program.history) == 0
     check_carried(program)
+
+
+def test_rows_and_arms_that_require_grad_leave_no_graph():
+    """The history keeps the graph of its rows; what is carried forward must not grow one."""
+    program = glb.AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 3.0), (2,), anchors=8)
+    scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    arms = scale * torch.eye(2, dtype=torch.float64).expand(2, 2, 2)
+    for _ in range(5):
+        choice = program.argmax(arms, radius=1.0)
+        program.append(arms[torch.arange(2), choice.index], torch.ones(2).double())
+        assert not choice.upper.requires_grad
+    assert not any(t.requires_grad for t in program._bundle)
+    assert not any(t.requires_grad for t in program._minimum._sums)
+    assert not program.minimum().loss.requires_grad
+    # and the graph of the rows is there for the solver that differentiates
+    stated = program.program(level=torch.full((2,), 6.0, dtype=torch.float64))
+    value = glb.support(stated, arms).upper.sum()
+    (slope,) = torch.autograd.grad(value, scale)
+    assert torch.isfinite(slope)
+    assert slope != 0

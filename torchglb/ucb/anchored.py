@@ -19,9 +19,16 @@ from torchglb.checks import check_positive, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
-from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.optim import Status
-from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, pull_of_rows, roundings_of
+from torchglb.ucb.bounds import (
+    cut_offset,
+    cut_value,
+    draw_back,
+    pull_of_rows,
+    roundings_of,
+    trace,
+)
 from torchglb.ucb.bundle import (
     Bundle,
     Round,
@@ -157,13 +164,13 @@ class AnchoredProgram:
         def rows(value: Any, *tail: int) -> Tensor:
             tensor = torch.as_tensor(value, dtype=self.history.dtype, device=self.history.device)
             if tensor.ndim:
-                return tensor.reshape(self._data.problems, -1, *tail)
+                return tensor.detach().reshape(self._data.problems, -1, *tail)
             return tensor.expand(shape).reshape(self._data.problems, -1)
 
         X, reward = rows(x, self.domain.dim), rows(r)
         w = torch.ones_like(reward) if weight is None else rows(weight)
         self._minimum.observe(X, reward, w)
-        self._bundle = carry_forward(self._bundle, self.family, X, reward, w)
+        carry_forward(self._bundle, self.family, X, reward, w)
         self._pull = self._pull + pull_of_rows(self.family, X, reward, w)
 
     # ---- saving --------------------------------------------------------------------------
@@ -194,6 +201,7 @@ class AnchoredProgram:
 
     # ---- the minimum ---------------------------------------------------------------------
 
+    @torch.no_grad()
     def minimum(self, regularization: float | Tensor = 0.0) -> Minimum:
         """``min L`` over the ball, certified to ``level_tol``; a pass only where the model ends."""
         theta, bracket = self._minimum.find(self._ridge(regularization))
@@ -227,7 +235,7 @@ class AnchoredProgram:
         """
         shape = self.batch_shape
         ridge = self._ridge(regularization)
-        B, _, _ = self._level(radius, level, ridge)
+        B, _, _ = self._level(radius, level, ridge, self.minimum(regularization))
         likelihood = NegativeLogLikelihood.of(
             self.family, self.history, regularization=ridge.reshape(shape)
         )
@@ -259,6 +267,7 @@ class AnchoredProgram:
 
     # ---- the optimistic arm --------------------------------------------------------------
 
+    @torch.no_grad()
     def argmax(
         self,
         arms: Tensor,
@@ -317,7 +326,7 @@ class AnchoredProgram:
         roundings = 4.0 + len(self.history)
         steps = 1 if self.domain.dim <= PLANAR else 2
         found = scan(self._bundle, task, steps, roundings)
-        self._bundle = mark_used(self._bundle, found, self._round)
+        mark_used(self._bundle, found, self._round)
         upper, cut, base = found.upper, found.cut, found.touch
         lower = torch.maximum(found.lower, (task.arms @ task.hub[..., None])[..., 0])
 
@@ -370,10 +379,14 @@ class AnchoredProgram:
         arms, B, hub, floor, ridge, S, pull = task
         roundings = roundings_of(len(self.history))
         x = arms[torch.arange(index.shape[0], device=index.device), arm]
-        anchors = Bundle(*(t[index] for t in self._bundle))
-        tangent_point, tight = at_anchor(anchors, cut, ridge)
-        offset = cut_offset(tangent_point, tight, B, S, pull, roundings)
-        theta, at = at_anchor(anchors, base, ridge)
+
+        def offset_at(point: Tensor, at: Expansion) -> Tensor:
+            bend = trace(at.hessian)
+            return cut_offset(point, at.loss, at.gradient, bend, B, S, pull, roundings)
+
+        tangent_point, tight = at_anchor(self._bundle, index, cut, ridge)
+        offset = offset_at(tangent_point, tight)
+        theta, at = at_anchor(self._bundle, index, base, ridge)
         eigenvalues, basis = torch.linalg.eigh(torch.nan_to_num(at.hessian))
         guess = ball_weight(x, tight.gradient, offset, S)
         forth = propose(x, theta, at.gradient, eigenvalues, basis, B - at.loss, S, guess)
@@ -384,10 +397,10 @@ class AnchoredProgram:
 
         data = self._data.likelihood(index).expand(trial)
         self._passes = self._passes.index_add(0, index, torch.ones_like(floor))
-        slot = anchors.used.argmin(-1)
-        self._bundle = insert(self._bundle, index, slot, trial, data, self._round)
+        slot = self._bundle.used[index].argmin(-1)
+        insert(self._bundle, index, slot, trial, data, self._round)
         there = shift_by_ridge(data, trial, ridge)
-        offset = cut_offset(trial, there, B, S, pull, roundings)
+        offset = offset_at(trial, there)
         above = cut_value(arms, there.gradient[:, None, :], offset[:, None], S[:, None])
         point = draw_back(trial, there.loss, hub, floor, B)
         return above, (arms @ point[..., None])[..., 0], slot

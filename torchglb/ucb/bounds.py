@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchglb.families import GLMFamily
-from torchglb.likelihood import Expansion
 from torchglb.linalg import cut_ball
 
 
@@ -31,7 +30,14 @@ def pull_of_rows(family: GLMFamily, X: Tensor, r: Tensor, w: Tensor | None) -> T
 
 
 def cut_offset(
-    point: Tensor, at: Expansion, level: Tensor, radius: Tensor, pull: Tensor, roundings: float
+    point: Tensor,
+    loss: Tensor,
+    gradient: Tensor,
+    curvature: Tensor,
+    level: Tensor,
+    radius: Tensor,
+    pull: Tensor,
+    roundings: float,
 ) -> Tensor:
     """``b`` of the cut ``<grad L(point), theta> <= b``; by convexity all of ``{L <= B}`` obeys it.
 
@@ -40,16 +46,22 @@ def cut_offset(
 
     Args:
         point: ``(*, d)``.
-        at: the loss there.
+        loss: L there, ``(*)``.
+        gradient: ``(*, d)``.
+        curvature: the trace of the Hessian, ``(*)``.
         level: B, broadcasts with ``(*)``.
         radius: S, broadcasts with ``(*)``.
         pull: of :func:`pull_of_rows`, broadcasts with ``(*)``.
-        roundings: how many roundings of these sizes the sums behind ``at`` have seen.
+        roundings: how many roundings of these sizes the sums behind the loss have seen.
     """
-    offset = level - at.loss + (at.gradient * point).sum(-1)
-    curvature = at.hessian.diagonal(dim1=-2, dim2=-1).sum(-1)
-    size = level.abs() + at.loss.abs() + offset.abs() + radius * (pull + radius * curvature)
-    return offset + roundings * torch.finfo(point.dtype).eps * size
+    offset = level - loss + (gradient * point).sum(-1)
+    size = level.abs() + loss.abs() + offset.abs() + radius * (pull + radius * curvature)
+    return torch.add(offset, size, alpha=roundings * torch.finfo(point.dtype).eps)
+
+
+def trace(matrix: Tensor) -> Tensor:
+    """The sum of the diagonal of ``(*, d, d)``."""
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def roundings_of(count: int) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
-from torchglb.ucb.bounds import cut_offset, draw_back
+from torchglb.ucb.bounds import cut_offset, draw_back, trace
 from torchglb.ucb.taylor import shift_by_ridge
 
 
@@ -41,28 +41,23 @@ def empty_bundle(problems: int, anchors: int, dim: int, like: Tensor) -> Bundle:
     )
 
 
-def carry_forward(bundle: Bundle, family: GLMFamily, x: Tensor, r: Tensor, w: Tensor) -> Bundle:
+def carry_forward(bundle: Bundle, family: GLMFamily, x: Tensor, r: Tensor, w: Tensor) -> None:
     """Adds observations ``x (N, k, d)``, ``r`` and ``w (N, k)`` to every anchor: O(A k d^2)."""
     terms = family.loss_terms(bundle.points @ x.mT, r[..., None, :])  # (N, A, k)
-    weighted = (t * w[..., None, :] for t in terms)
-    loss, slope, curvature = weighted
+    loss, slope, curvature = (t * w[..., None, :] for t in terms)
     products = (x[..., :, None] * x[..., None, :]).flatten(-2)  # (N, k, d^2)
-    d = x.shape[-1]
-    return bundle._replace(
-        loss=bundle.loss + loss.sum(-1),
-        gradient=bundle.gradient + slope @ x,
-        hessian=bundle.hessian + (curvature @ products).unflatten(-1, (d, d)),
-    )
+    bundle.loss.add_(loss.sum(-1))
+    bundle.gradient.baddbmm_(slope, x)
+    bundle.hessian.flatten(-2).baddbmm_(curvature, products)
 
 
 def insert(
     bundle: Bundle, rows: Tensor, slot: Tensor, point: Tensor, at: Expansion, now: int
-) -> Bundle:
-    """Puts one new anchor into the given slot of each of the problems ``rows``."""
+) -> None:
+    """Puts one new anchor into the given slot of each of the problems ``rows``, in place."""
     stamp = torch.full_like(at.loss, float(now))
-    new = (point, *at, stamp)
-    place = (rows, slot)
-    return Bundle(*(old.index_put(place, value) for old, value in zip(bundle, new, strict=True)))
+    for old, new in zip(bundle, (point, *at, stamp), strict=True):
+        old.index_put_((rows, slot), new)
 
 
 class Round(NamedTuple):
@@ -100,23 +95,23 @@ def scan(bundle: Bundle, task: Round, steps: int, roundings: float) -> Scan:
         roundings: that the carried sums have seen.
     """
     arms, level, hub, hub_loss, ridge, radius, pull = task
-    at = shift_by_ridge(Expansion(*bundle[1:4]), bundle.points, ridge[..., None])
-    B, S, size = (t[..., None] for t in (level, radius, pull))
-    offset = cut_offset(bundle.points, at, B, S, size, roundings)
-    length = torch.linalg.vector_norm(at.gradient, dim=-1).clamp_min(torch.finfo(arms.dtype).tiny)
-    units = at.gradient / length[..., None]
+    B, S, size, lam = (t[..., None] for t in (level, radius, pull, ridge))
+    points = bundle.points
+    loss = torch.addcmul(bundle.loss, lam, points.square().sum(-1), value=0.5)
+    gradient = torch.addcmul(bundle.gradient, lam[..., None], points)
+    curvature = trace(bundle.hessian) + points.shape[-1] * lam
+    offset = cut_offset(points, loss, gradient, curvature, B, S, size, roundings)
+    length = torch.linalg.vector_norm(gradient, dim=-1).clamp_min(torch.finfo(arms.dtype).tiny)
+    units = gradient / length[..., None]
     upper, cut = combine_cuts(arms, units, offset / length, radius, steps)
-    drawn = draw_back(
-        bundle.points, at.loss, hub[..., None, :], hub_loss[..., None], level[..., None]
-    )
+    drawn = draw_back(points, loss, hub[..., None, :], hub_loss[..., None], B)
     lower, touch = (arms @ drawn.mT).max(-1)
     return Scan(upper, cut, lower, touch)
 
 
-def mark_used(bundle: Bundle, found: Scan, now: int) -> Bundle:
+def mark_used(bundle: Bundle, found: Scan, now: int) -> None:
     """Stamps the anchors that bound some arm: they stay, the others make room."""
-    deciding = torch.cat([found.cut, found.touch], dim=-1)
-    return bundle._replace(used=bundle.used.scatter(-1, deciding, float(now)))
+    bundle.used.scatter_(-1, found.cut, float(now)).scatter_(-1, found.touch, float(now))
 
 
 def combine_cuts(
@@ -156,6 +151,7 @@ def combine_cuts(
         left = left - alpha * normal
         # a cut without a slope reaches to infinity and has no weight: it pays nothing
         paid = paid + torch.where(alpha > 0, alpha * at_reach, 0.0)[..., 0]
+        weights = weights + alpha[..., 0]
         first = choice[..., 0] if step == 0 else first
     assert first is not None
     # whatever was chosen, and however it was rounded, the weights certify this value
@@ -165,11 +161,9 @@ def combine_cuts(
     return paid + radius[..., None] * length + 8 * eps * scale, first
 
 
-def at_anchor(bundle: Bundle, index: Tensor, ridge: Tensor) -> tuple[Tensor, Expansion]:
-    """The point and expansion of one anchor of each problem, ``index (N)``."""
-    rows = torch.arange(index.shape[0], device=index.device)
-    point = bundle.points[rows, index]
-    data = Expansion(
-        bundle.loss[rows, index], bundle.gradient[rows, index], bundle.hessian[rows, index]
-    )
-    return point, shift_by_ridge(data, point, ridge)
+def at_anchor(
+    bundle: Bundle, rows: Tensor, slot: Tensor, ridge: Tensor
+) -> tuple[Tensor, Expansion]:
+    """The point and expansion of one anchor of each of the problems ``rows``."""
+    point, *data = (t[rows, slot] for t in bundle[:4])
+    return point, shift_by_ridge(Expansion(*data), point, ridge)

@@ -20,7 +20,7 @@ from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.optim.implicit import is_transformed, opaque, wants_gradient
 from torchglb.optim.loop import Progress, iterate
-from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, pull_of_rows, roundings_of
+from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, pull_of_rows, roundings_of, trace
 from torchglb.ucb.differentiate import differentiable
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.sqp import ball_weight, come_back, propose, stop_at_cut
@@ -172,8 +172,8 @@ def search_support(
     def step(search: Search) -> tuple[Search, Progress]:
         trial = search.trial
         at = program.likelihood.expand(trial)
-        value, gradient, _ = at
-        offset = cut_offset(trial, at, level, radius, pull, roundings)
+        value, gradient, hessian = at
+        offset = cut_offset(trial, value, gradient, trace(hessian), level, radius, pull, roundings)
         bound = cut_value(arms, gradient, offset, radius)
         tighter = bound < search.upper
         upper = torch.where(tighter, bound, search.upper)
