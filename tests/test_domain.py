@@ -127,3 +127,12 @@ def test_is_immutable():
     ball = glb.Ball(2, 1.0)
     with pytest.raises(AttributeError):
         ball.radius = 2.0
+
+
+def test_a_constant_of_the_theory_is_that_of_each_radius():
+    like = torch.zeros((), dtype=torch.float64)
+    sizes = torch.tensor([[1.0, 2.0], [2.0, 5.0]], dtype=torch.float64)
+    found = glb.Ball(2, sizes).constant(lambda S: S**2 + 1, like)
+    assert torch.equal(found, sizes**2 + 1)
+    alone = glb.Ball(2, 3.0).constant(lambda S: S**2 + 1, like)
+    assert alone.shape == () and alone.item() == 10.0

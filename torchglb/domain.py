@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,23 @@ class Ball:
         object.__setattr__(ball, "dim", self.dim)
         object.__setattr__(ball, "radius", radius)
         return ball
+
+    def constant(self, of_radius: Callable[[float], float], like: Tensor) -> Tensor:
+        """A constant of the theory for the S of every problem; broadcasts with the batch shape.
+
+        A constant of the largest S would be valid too, but then what one problem returns would
+        depend on its companions.
+
+        Args:
+            of_radius: the constant as a function of S, for example ``family.max_variance``.
+            like: gives dtype and device.
+        """
+        if not isinstance(self.radius, Tensor):
+            return torch.full((), of_radius(self.radius), dtype=like.dtype, device=like.device)
+        sizes = self.radius.reshape(-1).tolist()
+        values = {S: of_radius(S) for S in set(sizes)}
+        found = torch.tensor([values[S] for S in sizes], dtype=like.dtype, device=like.device)
+        return found.reshape(self.radius.shape)
 
     @property
     def max_radius(self) -> float:
