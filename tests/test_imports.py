@@ -42,7 +42,7 @@ ROOMS = (
 EVERYWHERE = frozenset({"torch", "numpy", "scipy"})
 # ... and those that only some files may.
 DOORS = {
-    "cvxpy": frozenset({"ucb/conic.py", "ucb/layer.py"}),
+    "cvxpy": frozenset({"ucb/cones.py", "ucb/layer.py"}),
     "cvxpylayers": frozenset({"ucb/layer.py"}),
     "matplotlib": frozenset({"plotting.py"}),
     "ray": frozenset({"simulate/ray_executor.py"}),
@@ -190,7 +190,7 @@ def test_planted_violation_is_found(path, source, expected):
         ("families/__init__.py", "from .bernoulli import Bernoulli"),
         ("families/bernoulli.py", "from torchglb.families import GLMFamily\nfrom . import base"),
         ("sets/likelihood_ratio.py", "from torchglb.ucb import upper_confidence_bound"),
-        ("ucb/conic.py", "import cvxpy as cp"),
+        ("ucb/cones.py", "import cvxpy as cp"),
         ("ucb/layer.py", "import cvxpy\nfrom cvxpylayers.torch import CvxpyLayer"),
         ("plotting.py", "from matplotlib import pyplot"),
         ("simulate/ray_executor.py", "import ray"),

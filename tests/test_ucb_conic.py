@@ -15,8 +15,10 @@ from torchglb.errors import InputError, SolverError
 from torchglb.families import Bernoulli, Binomial, CustomFamily, Gaussian, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim.result import Status
-from torchglb.ucb import conic
-from torchglb.ucb.conic import ConicProgram, certify, conic_minimum, conic_support, split
+from torchglb.ucb.certificate import certify, rounding_of
+from torchglb.ucb.cones import ConicPoint, ConicProgram
+from torchglb.ucb.conic import conic_minimum, conic_support, minimize
+from torchglb.ucb.host import split
 from torchglb.ucb.program import SublevelProgram
 
 FAMILIES = [Bernoulli(), Binomial(3), Poisson(), Gaussian(0.7)]
@@ -209,7 +211,7 @@ def test_rounding_is_paid_for(family, generator):
     X, r = rows(family, 300, 1, generator, S=4.0)
     loss = NegativeLogLikelihood(family, X, r)
     points = number([[-3.3], [0.7], [3.9]])
-    computed, allowed = loss(points), conic._rounding(loss, 4.0, points)
+    computed, allowed = loss(points), rounding_of(loss, 4.0, points)
     errors = []
     for point, value in zip(points[:, 0].tolist(), computed.tolist(), strict=True):
         z = [mpmath.mpf(x) * mpmath.mpf(point) for x in X[:, 0].tolist()]
@@ -396,7 +398,7 @@ def test_fallback_is_used_and_named(monkeypatch, generator):
 
     def fails(self, x, level, solver, max_steps):
         if solver == "CLARABEL":
-            return conic.ConicPoint(None, math.nan, math.nan, cp.SOLVER_ERROR)
+            return ConicPoint(None, math.nan, math.nan, cp.SOLVER_ERROR)
         return solve(self, x, level, solver, max_steps)
 
     X, r = rows(Bernoulli(), 10, 2, generator)
@@ -503,7 +505,7 @@ def test_minimum_reports_the_iteration_cap(generator):
     least = conic_minimum(loss, ball).loss
     assert value > least
     for steps in (1, 3, 6, None):  # the gap bounds how far above the minimum the loss is
-        center = conic.minimize(loss, 8.0, ["CLARABEL"], 1e-7, steps)
+        center = minimize(loss, 8.0, ["CLARABEL"], 1e-7, steps)
         assert -1e-12 <= center.loss - least <= center.gap + 1e-12
 
 

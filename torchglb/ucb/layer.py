@@ -7,8 +7,8 @@ a program differentiable (DPP); an epigraph variable repairs it: ``m(X theta) <=
 ``w'u - <b, theta> <= B``, where ``b = sum_s w_s r_s x_s`` is computed outside, in torch. Histories
 are padded to a fixed capacity by rows of weight 0, so that one canonicalisation serves them all.
 
-What the layer underneath returns is never trusted: :func:`torchglb.ucb.conic.certify` proves the
-bounds, and a solution that does not agree with them is not returned. It is meant as a reference
+What the layer underneath returns is never trusted: :func:`~torchglb.ucb.certificate.certify` proves
+the bounds, and a solution that does not agree with them is not returned. It is meant as a reference
 for gradients on small problems; for speed there is the native solver.
 """
 
@@ -29,17 +29,9 @@ from torchglb.domain import Ball
 from torchglb.families import Binomial, GLMFamily
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim.result import Status, raise_unless_converged
-from torchglb.ucb.conic import (
-    Answer,
-    Element,
-    frame,
-    installed,
-    kind_of,
-    on_host,
-    outward,
-    settings,
-    split,
-)
+from torchglb.ucb.cones import frame, installed, settings
+from torchglb.ucb.conic import Answer, Element
+from torchglb.ucb.host import kind_of, on_host, outward, split, warn_of_move
 from torchglb.ucb.program import SublevelProgram, SupportResult
 
 #: X as a Parameter is costly: at these limits 2 s and 0.9 GB to canonicalise, and it grows with n^2
@@ -145,6 +137,7 @@ class UCBLayer(nn.Module):
         K, d = arms.shape[-2:]
         if n > self.capacity:
             raise refuse("X", f"at most {self.capacity} rows, the capacity", f"{n} rows")
+        warn_of_move(arms)
         xs = on_host(arms).reshape(batch.numel(), K, d)
         solutions: list[_Solution] = []
         for (loss, radius), data, x in zip(
