@@ -182,6 +182,26 @@ class PolicyContract:
                     )
                 assert policy.rounds == 3
 
+    def test_what_it_says_it_knows_changes_nothing(self):
+        world = self.world(3)
+        asked, silent = self.make((3,)), self.make((3,))
+        for t in range(self.rounds):
+            self.play(silent, world, t, t + 1)
+            self.play(asked, world, t, t + 1)
+            estimate, passes, region = asked.estimate(), asked.passes, asked.confidence_set()
+            if estimate is not None:
+                assert estimate.shape == (3, 2)
+                assert bool(torch.isfinite(estimate).all())
+            if passes is not None:
+                assert passes.shape == (3,)
+                assert bool((passes >= 0).all())
+            if region is not None:
+                assert estimate is not None
+                assert bool((region.slack(estimate) >= -1e-6).all())
+        more = self.world(3, rounds=self.rounds + 4)
+        choices = [self.play(p, more, self.rounds, self.rounds + 4) for p in (asked, silent)]
+        assert torch.equal(*choices)
+
     def test_select_is_the_argmax_of_the_scores(self):
         if not self.greedy:
             pytest.skip("this policy chooses otherwise")

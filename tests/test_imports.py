@@ -18,6 +18,7 @@ PACKAGE = PROJECT / "torchglb"
 ROOMS = (
     "errors",
     "checks",
+    "random_streams",
     "linalg",
     "families",
     "domain",
@@ -49,9 +50,9 @@ DOORS = {
 }
 #: parts that several policies stand on; none of them is a policy
 SHARED_POLICY_MODULES = frozenset(
-    {"base", "carried", "design", "exact", "parts", "random_streams", "rank_one", "registry"}
+    {"base", "carried", "design", "exact", "parts", "rank_one", "registry"}
 )
-BELOW_BASE = frozenset({"random_streams"})
+BELOW_BASE: frozenset[str] = frozenset()
 POLICY_COLLECTORS = frozenset({"policies/__init__.py", "policies/registry.py"})
 
 

@@ -69,6 +69,9 @@ class AdaOFUECOLog(Policy):
         """The online estimate, in the ball, ``(*B, d)``."""
         return self._theta
 
+    def estimate(self) -> Tensor:  # noqa: D102
+        return self.theta
+
     def squared_radius(self) -> Tensor:
         """sigma, ``(*B)``."""
         t, S = self.rounds + 1, self._S

@@ -26,7 +26,8 @@ from torchglb.checks import (
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
-from torchglb.policies.random_streams import RandomStreams
+from torchglb.random_streams import RandomStreams
+from torchglb.sets import ConfidenceSet
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,22 @@ class Policy(ABC):
 
         ``self.rounds`` is the number of observations before these.
         """
+
+    # ---- what it knows -------------------------------------------------------------------
+
+    def confidence_set(self) -> ConfidenceSet | None:
+        """The set over which the policy is optimistic, a snapshot; None if it has none."""
+        return None
+
+    def estimate(self) -> Tensor | None:
+        """The estimate of theta on which the next choice rests, ``(*B, d)``; None without one."""
+        found = self.confidence_set()
+        return None if found is None else found.center
+
+    @property
+    def passes(self) -> Tensor | None:
+        """Passes over the history so far, ``(*B)``; None where they are not counted."""
+        return None
 
     # ---- saving --------------------------------------------------------------------------
 

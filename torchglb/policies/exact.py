@@ -88,6 +88,10 @@ class ExactPolicy(Policy):
         target = self._current()
         return LikelihoodRatioSet(self._likelihood(), self.domain, target.level, target.theta)
 
+    @property
+    def passes(self) -> Tensor:  # noqa: D102
+        return self._program.passes
+
     def _likelihood(self) -> NegativeLogLikelihood:
         return NegativeLogLikelihood.of(
             self.family, self._program.history, regularization=self._ridge()

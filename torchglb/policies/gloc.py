@@ -76,6 +76,9 @@ class GLOC(Policy):
         """The online estimate, in the ball, ``(*B, d)``."""
         return self._theta
 
+    def estimate(self) -> Tensor:  # noqa: D102
+        return self.theta
+
     @property
     def centre(self) -> Tensor:
         """The centre of the ellipsoid, ``(*B, d)``."""

@@ -117,6 +117,10 @@ class OFUGLBE(Policy):
         return EllipsoidSet(self.family, self.domain, theta, shape, gamma)
 
     @property
+    def passes(self) -> Tensor:  # noqa: D102
+        return self._minimum.passes.reshape(self.batch_shape)
+
+    @property
     def _few(self) -> bool:
         """Whether there are fewer rows than features."""
         return len(self._history) < self.domain.dim

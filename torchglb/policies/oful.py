@@ -62,6 +62,9 @@ class OFUL(Policy):
         """The ridge estimate, ``(*B, d)``."""
         return self._V.solve(self._moment)
 
+    def estimate(self) -> Tensor:  # noqa: D102
+        return self.theta
+
     def radius(self) -> Tensor:
         """The radius of the ellipsoid, ``(*B)``."""
         lam, d = self.regularization, self.domain.dim

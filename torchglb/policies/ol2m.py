@@ -58,6 +58,9 @@ class OL2M(Policy):
         """The online estimate, in the ball, ``(*B, d)``."""
         return self._theta
 
+    def estimate(self) -> Tensor:  # noqa: D102
+        return self.theta
+
     def squared_radius(self) -> Tensor:
         """``radius^2``, ``(*B)``."""
         d, t, S, b = self.domain.dim, self.rounds + 1, self._S, self._b

@@ -50,6 +50,9 @@ class Oracle(Policy):
         checks.finite("theta_star", theta)
         checks.settle()
 
+    def estimate(self) -> Tensor:  # noqa: D102
+        return self.theta_star
+
     def _scores(self, arms: Tensor) -> Tensor:
         return (arms @ self.theta_star[..., None])[..., 0]
 

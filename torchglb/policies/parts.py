@@ -199,6 +199,9 @@ class FittedPolicy(Policy):
             self._theta, self._hessian, self._fresh = found.theta, found.hessian, True
         return self._theta, self._hessian
 
+    def estimate(self) -> Tensor:  # noqa: D102
+        return self.fit()[0]
+
     def _update(self, x: Tensor, r: Tensor) -> None:
         self.history.append(x, r)
         self._fresh = False

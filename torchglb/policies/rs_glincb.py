@@ -129,6 +129,9 @@ class RSGLinCB(Policy):
         scores = self.scores(arms)
         return torch.where(self.kept(arms), scores, -torch.inf).argmax(-1)
 
+    def estimate(self) -> Tensor:  # noqa: D102
+        return self._theta_tau
+
     def _scores(self, arms: Tensor) -> Tensor:
         novelty = self._V.squared_norms(arms)
         warm = novelty.amax(-1) >= self.level

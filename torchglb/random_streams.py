@@ -7,6 +7,7 @@ forty, or after being moved within it. One generator per replicate would need a 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,9 +55,13 @@ class RandomStreams:
 
     def uniform(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Uniform numbers strictly inside (0, 1), of shape ``(*B, *shape)``."""
-        total = torch.Size(shape).numel()
-        counter = torch.arange(total, device=self._keys.device) + self._count
-        self._count += total
+        drawn = self.uniform_at(self._count, *shape, dtype=dtype)
+        self._count += torch.Size(shape).numel()
+        return drawn
+
+    def uniform_at(self, position: int, *shape: int, dtype: torch.dtype) -> Tensor:
+        """The numbers that :meth:`uniform` gives from a position on; the streams do not move."""
+        counter = torch.arange(torch.Size(shape).numel(), device=self._keys.device) + position
         bits = _mix(self._keys[..., None] + counter * _GOLDEN)
         # the upper 53 bits, centred in their cells
         fraction = (_shift(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
@@ -77,6 +82,17 @@ class RandomStreams:
             int(state["seed"]), tuple(self._names.shape), state["replicates"], self._names.device
         )
         self._count = int(state["count"])
+
+
+def derived_seed(seed: int, purpose: str) -> int:
+    """A seed of its own for everything that is random: arms, rewards, each policy.
+
+    Example:
+        >>> derived_seed(0, "arms") == derived_seed(0, "rewards")
+        False
+    """
+    digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2  # below 2^62, as RandomStreams wants it
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:
