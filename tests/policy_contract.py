@@ -135,9 +135,9 @@ class PolicyContract:
         **settings: Any,
     ) -> Policy:
         settings = {"delta": 0.1, "horizon": 200, "batch_shape": batch_shape} | settings
+        settings = {"domain": Ball(dim, self.radius)} | settings
         family = self.families[0] if family is None else family
-        domain = Ball(dim, self.radius)
-        return policies.make(self.name, family=family, domain=domain, **(settings | self.options))
+        return policies.make(self.name, family=family, **(settings | self.options))
 
     def world(self, replicates: int, *, rounds: int | None = None, **changes: Any) -> World:
         settings = {"arms": 4, "dim": 2, "radius": self.radius, "fixed": self.fixed_arms} | changes
@@ -227,6 +227,25 @@ class PolicyContract:
             scores = together.scores(world.arms[0])
             for b in range(3):
                 alone = self.make((), family=family, replicates=names[b])
+                for t in range(self.rounds):
+                    index = alone.select(world.arms[t, b])
+                    assert int(index) == int(choices[t, b])
+                    alone.update(world.arms[t, b, index], world.rewards[t, b, index])
+                torch.testing.assert_close(
+                    alone.scores(world.arms[0, b]), scores[b], rtol=0, atol=self.tolerance
+                )
+
+    def test_every_replicate_has_its_own_radius(self):
+        radii = torch.tensor([1.0, 3.0, 2.0], dtype=DTYPE)
+        names = torch.tensor([7, 2, 11])
+        for family in self.families:
+            world = self.world(3, family=family)
+            together = self.make((3,), family=family, domain=Ball(2, radii), replicates=names)
+            choices = self.play(together, world, 0, self.rounds)
+            scores = together.scores(world.arms[0])
+            for b in range(3):
+                ball = Ball(2, float(radii[b]))
+                alone = self.make((), family=family, domain=ball, replicates=names[b])
                 for t in range(self.rounds):
                     index = alone.select(world.arms[t, b])
                     assert int(index) == int(choices[t, b])

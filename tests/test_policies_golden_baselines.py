@@ -176,9 +176,9 @@ def test_constants_of_evill_theory():
     Xi = math.sqrt(2.0) * 6.5
     kappa = 2 + math.exp(3.0) + math.exp(-3.0)
     b = 1 / (22 * (1 + (Xi + Xi**2) * C**2) * C**2 * a * math.sqrt(kappa))
-    assert policy.regularization == pytest.approx(lam, rel=1e-12)
-    assert policy.scale == pytest.approx(a, rel=1e-12)
-    assert policy.level == pytest.approx(b, rel=1e-12)
+    assert float(policy.regularization) == pytest.approx(lam, rel=1e-12)
+    assert float(policy.scale) == pytest.approx(a, rel=1e-12)
+    assert float(policy.level) == pytest.approx(b, rel=1e-12)
 
 
 def estimate_in_ball(X: Array, r: Array, radius: float) -> Array:

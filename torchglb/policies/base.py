@@ -7,7 +7,7 @@ a batch run at once, and what one does never depends on the others.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -113,6 +113,24 @@ class Policy(ABC):
             raise refuse("horizon", "an integer of at least 1", repr(horizon))
         if self.requires.horizon and horizon is None:
             raise refuse("horizon", f"the number of rounds, which {self.name} needs", None)
+
+    def _constant(self, of_radius: Callable[[float], float]) -> Tensor:
+        """A constant of the theory for every replicate, ``(*B)``: a function of its own S."""
+        like = torch.zeros((), dtype=self.dtype, device=self.device)
+        return self.domain.constant(of_radius, like).expand(self.batch_shape)
+
+    def _smallest_variance(self) -> Tensor:
+        """``min m''`` = 1/kappa over the ball, ``(*B)``; refuses a family for which it is 0."""
+
+        def positive(radius: float) -> float:
+            least = self.family.min_variance(radius)
+            if not 0.0 < least < float("inf"):
+                expected = f"one whose m'' is bounded away from 0 on the ball, which {self.name} needs"
+                got = f"{type(self.family).__name__} with min m'' = {least:g}"
+                raise refuse("family", expected, got)
+            return least
+
+        return self._constant(positive)
 
     # ---- choosing ------------------------------------------------------------------------
 

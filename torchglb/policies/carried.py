@@ -46,7 +46,7 @@ def fit(minimum: CarriedMinimum, ridge: Tensor, tol: float) -> Fit:
     # the loss is known to the tolerance, but where it is flat theta is not: one more Newton step
     everyone = torch.arange(ridge.shape[0], device=ridge.device)
     theta, bracket = minimum._step(everyone, ridge)
-    late = which(~(_hessian_error(minimum) <= tol))
+    late = which(~(hessian_error(minimum, minimum._shift) <= tol))
     if late.numel():
         # one pass, then a Newton step that is short enough for the Hessian to hold
         minimum._recenter(late, theta[late])
@@ -56,9 +56,14 @@ def fit(minimum: CarriedMinimum, ridge: Tensor, tol: float) -> Fit:
     return Fit(theta, bracket.high, model.gradient + ridge[:, None] * theta, model.hessian)
 
 
-def _hessian_error(minimum: CarriedMinimum) -> Tensor:
-    """``C e^(R D) D^(q-1) / (q-1)!``: how far m'' is from its polynomial, relative to m''."""
-    reach = minimum._longest * torch.linalg.vector_norm(minimum._shift, dim=-1)
+def hessian_error(minimum: CarriedMinimum, shift: Tensor) -> Tensor:
+    """``C e^(R D) D^(q-1) / (q-1)!``: how far m'' is from its polynomial, relative to m''.
+
+    Args:
+        minimum: whose Taylor model is meant.
+        shift: how far from its point, ``(N, d)``.
+    """
+    reach = minimum._longest * torch.linalg.vector_norm(shift, dim=-1)
     power = minimum.order - 1
     growth = minimum._ratio * torch.exp(minimum._concordance * reach) * reach**power
     # a ratio of 0 is an exact model; infinity times no distance is no error either

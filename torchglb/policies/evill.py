@@ -9,6 +9,10 @@ Hessian of L there, draw Z ~ N(0, I_d) and z_s ~ N(0, 1) for every observation,
 The sum is a d-vector, ``W ~ N(0, a^2 (lambda I + H))``: one d-dimensional Gaussian through the
 Cholesky factor of lambda I + H has the same law and costs nothing in n.
 
+theta_hat and theta_W come from a Taylor model of L that is carried from round to round, with a
+certified distance (:mod:`torchglb.policies.free`). ``select`` stops as soon as the best arm is
+certain, which it mostly is without a pass over the history; ``scores`` are exact.
+
 - ``evill``: a = 1, lambda = 1, no warm-up; the heuristic of the paper's main figures.
 - ``evill-theory``: the constants of Appendix E and a warm-up that samples from the G-optimal
   design of the arms until every arm is known well enough.
@@ -20,7 +24,7 @@ by the arms, so W does not have this covariance. Ours has, and it is tested.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,10 +33,12 @@ from torch import Tensor
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.linalg import idle
+from torchglb.linalg import idle, inverse_forms
 from torchglb.policies.base import Requirements
 from torchglb.policies.design import g_optimal
-from torchglb.policies.parts import FittedPolicy, ridge_minimum, smallest_variance, taken
+from torchglb.policies.fitted import FittedPolicy
+from torchglb.policies.free import FreeMinimum, Near
+from torchglb.policies.parts import taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
@@ -44,33 +50,42 @@ class Perturbed(FittedPolicy):
     about to do; ``select`` then draws those of the next choice.
     """
 
-    scale: float
-    regularization: float
+    _minimum: FreeMinimum
+    _a: Tensor  # (*B)
+    _lam: Tensor  # (*B)
 
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)
         self._noise = self.random.normal(domain.dim, dtype=self.dtype)
 
-    def ridge(self) -> float:  # noqa: D102
-        return self.regularization
+    def ridge(self) -> Tensor:  # noqa: D102
+        return self._lam
 
     def perturbation(self, noise: Tensor | None = None) -> Tensor:
         """W of a standard normal vector ``(*B, d)``; of the next choice if left out."""
         _, hessian = self.fit()
         factor = torch.linalg.cholesky(hessian)
         noise = self._noise if noise is None else noise
-        return self.scale * (factor @ noise[..., None])[..., 0]
+        return self._a[..., None] * (factor @ noise[..., None])[..., 0]
 
     def perturbed(self, tilt: Tensor) -> Tensor:
-        """``argmin F(theta) - <tilt, theta>``, of shape ``(*B, d)``.
+        """``argmin F(theta) - <tilt, theta>``, of shape ``(*B, d)``, to nine digits."""
+        tol = self._tolerances[0]
 
-        F is lambda-strongly convex, so the minimiser is within ``|tilt| / lambda`` of theta_hat.
-        """
+        def exact(near: Near) -> Tensor:
+            return near.length <= tol * (1.0 + torch.linalg.vector_norm(near.theta, dim=-1))
+
+        return self._near(tilt, exact)
+
+    @torch.no_grad()
+    def _near(self, tilt: Tensor, enough: Callable[[Near], Tensor]) -> Tensor:
+        """A point near the perturbed minimiser, as near as is enough."""
         theta, hessian = self.fit()
-        step = torch.linalg.solve(hessian, tilt)
-        length = torch.linalg.vector_norm(torch.stack([tilt, step]), dim=-1)
-        reach = length[0] / self.regularization + length[1]
-        return ridge_minimum(self.likelihood(tilt), theta + step, reach).theta
+        start = theta + torch.linalg.solve(hessian, tilt)
+        d = self.domain.dim
+        ridge, flat_tilt = self._lam.reshape(-1), tilt.reshape(-1, d)
+        found = self._minimum.tilted(ridge, flat_tilt, start.reshape(-1, d), enough)
+        return found.reshape(tilt.shape)
 
     def _scores(self, arms: Tensor) -> Tensor:
         theta = self.perturbed(self.perturbation())
@@ -78,9 +93,26 @@ class Perturbed(FittedPolicy):
 
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm to play; draws the perturbation of the next choice."""
-        index = super().select(arms)
+        self._check_arms(arms)
+        index = self._winner(arms)
         self._noise = self.random.normal(self.domain.dim, dtype=self.dtype)
         return index
+
+    def _winner(self, arms: Tensor) -> Tensor:
+        """The arm with the largest score: certain, or to nine digits where arms tie."""
+        flat, tol = arms.reshape(-1, *arms.shape[-2:]), self._tolerances[0]
+
+        def certain(near: Near) -> Tensor:
+            score = (flat @ near.theta[..., None])[..., 0]
+            best, leader = score.max(-1, keepdim=True)
+            ahead = flat.gather(-2, leader[..., None].expand(-1, 1, flat.shape[-1])) - flat
+            # <ahead, u> for all u no longer than the distance in the metric
+            doubt = near.distance[:, None] * inverse_forms(ahead, near.metric).sqrt()
+            clear = (best - score >= doubt).all(-1) & torch.isfinite(near.distance)
+            return clear | (near.length <= tol * (1.0 + best[:, 0].abs()))
+
+        theta = self._near(self.perturbation(), certain)
+        return (arms @ theta[..., None])[..., 0].argmax(-1)
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"noise": self._noise.clone()}
@@ -118,6 +150,8 @@ class EVILL(Perturbed):
         super().__init__(family, domain, *args, **settings)
         self.scale = check_positive("scale", scale)
         self.regularization = check_positive("regularization", regularization)
+        self._a = self._constant(lambda radius: self.scale)
+        self._lam = self._constant(lambda radius: self.regularization)
 
 
 @register
@@ -159,14 +193,22 @@ class EVILLTheory(Perturbed):
     ) -> None:
         super().__init__(family, domain, delta, horizon, *args, **settings)
         assert horizon is not None  # by ``requires``
-        kappa = 1.0 / smallest_variance(family, domain, self.name)
-        self.regularization, self.scale, self.level = theory_constants(
-            domain.dim, domain.max_radius, self.delta, horizon, kappa
-        )
+        self._smallest_variance()  # refuses a family without kappa
+
+        def constant(place: int) -> Tensor:
+            return self._constant(
+                lambda radius: theory_constants(
+                    domain.dim, radius, self.delta, horizon, 1.0 / family.min_variance(radius)
+                )[place]
+            )
+
+        #: lambda, a and b, each ``(*B)``
+        self.regularization, self.scale, self.level = constant(0), constant(1), constant(2)
         if level is not None:
-            self.level = check_positive("level", level)
+            self.level = torch.full_like(self.level, check_positive("level", level))
+        self._lam, self._a = self.regularization, self.scale
         self._V = RankOneInverse.scaled_identity(
-            self.regularization, tuple(self.batch_shape), domain.dim, self._theta
+            self._lam, tuple(self.batch_shape), domain.dim, self._theta
         )
         self._uniform = self.random.uniform(dtype=self.dtype)
         self._design: tuple[Tensor, Tensor] | None = None
@@ -184,21 +226,25 @@ class EVILLTheory(Perturbed):
     def _scores(self, arms: Tensor) -> Tensor:
         novelty = self._V.squared_norms(arms)
         warm = novelty.amax(-1) > self.level
-        if arms.device.type == "cpu" and bool(warm.all()):
+        if idle(~warm):
             return novelty
         return torch.where(warm[..., None], novelty, super()._scores(arms))
 
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm to play: drawn from the design in the warm-up."""
         index = super().select(arms)
-        warm = self.warming_up(arms)
-        if not idle(warm):
-            steps = self.design(arms).cumsum(-1)
-            # the first arm whose cumulated weight exceeds the uniform number
-            drawn = (steps <= self._uniform[..., None] * steps[..., -1:]).sum(-1)
-            index = torch.where(warm, drawn.clamp_max(arms.shape[-2] - 1), index)
         self._uniform = self.random.uniform(dtype=self.dtype)
         return index
+
+    def _winner(self, arms: Tensor) -> Tensor:
+        warm = self.warming_up(arms)
+        if idle(warm):
+            return super()._winner(arms)
+        steps = self.design(arms).cumsum(-1)
+        # the first arm whose cumulated weight exceeds the uniform number
+        drawn = (steps <= self._uniform[..., None] * steps[..., -1:]).sum(-1)
+        drawn = drawn.clamp_max(arms.shape[-2] - 1)
+        return drawn if idle(~warm) else torch.where(warm, drawn, super()._winner(arms))
 
     def _update(self, x: Tensor, r: Tensor) -> None:
         super()._update(x, r)

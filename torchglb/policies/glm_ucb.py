@@ -17,12 +17,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Requirements
-from torchglb.policies.parts import FittedPolicy, smallest_variance
+from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
@@ -45,14 +46,14 @@ class GLMUCB(FittedPolicy):
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)
         low, high = family.reward_range
-        steepest = family.max_variance(domain.max_radius) * (high - low)
-        self._slope = steepest / smallest_variance(family, domain, self.name)
+        steepest = self._constant(family.max_variance) * (high - low)
+        self._slope = steepest / self._smallest_variance()
         self._V = RankOneInverse.scaled_identity(
             float(domain.dim), tuple(self.batch_shape), domain.dim, self._theta
         )
 
-    def ridge(self) -> float:  # noqa: D102
-        return float(self.domain.dim)
+    def ridge(self) -> Tensor:  # noqa: D102
+        return torch.full_like(self._slope, float(self.domain.dim))
 
     def bonus(self) -> Tensor:
         """The factor of the norm, ``(*B)``."""

@@ -33,7 +33,7 @@ from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
 from torchglb.policies.base import Policy
-from torchglb.policies.parts import project_in_norm, smallest_variance, taken
+from torchglb.policies.parts import project_in_norm, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
@@ -54,9 +54,9 @@ class GLOC(Policy):
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)
         d, shape = domain.dim, tuple(self.batch_shape)
-        self._least = smallest_variance(family, domain, self.name)
-        largest = family.max_variance(domain.max_radius)
-        if not largest < math.inf:
+        self._least = self._smallest_variance()
+        largest = self._constant(family.max_variance)
+        if not bool((largest < math.inf).all()):
             raise refuse("family", "one with bounded m'' on the ball, which gloc needs", largest)
         zero = torch.zeros((*shape, d), dtype=self.dtype, device=self.device)
         S = domain.radius_like(zero).expand(shape)
@@ -66,7 +66,7 @@ class GLOC(Policy):
         elif high - low < math.inf:
             self._noise = S.clone()
         else:
-            self._noise = torch.full_like(S, largest)
+            self._noise = largest
         self._theta, self._moment = zero, zero.clone()
         self._regret = 2 * self._least * S.square() * d
         self._V = RankOneInverse.scaled_identity(float(d), shape, d, zero)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.policies.parts import FittedPolicy
+from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.registry import register
 
 
@@ -40,9 +40,10 @@ class Greedy(FittedPolicy):
     ) -> None:
         super().__init__(family, domain, *args, **settings)
         self.regularization = check_positive("regularization", regularization)
+        self._lam = self._constant(lambda radius: self.regularization)
 
-    def ridge(self) -> float:  # noqa: D102
-        return self.regularization
+    def ridge(self) -> Tensor:  # noqa: D102
+        return self._lam
 
     def _scores(self, arms: Tensor) -> Tensor:
         theta, _ = self.fit()

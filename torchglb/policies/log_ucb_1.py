@@ -22,7 +22,7 @@ from torch import Tensor
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.policies.base import Requirements
-from torchglb.policies.parts import FittedPolicy, smallest_variance
+from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
@@ -43,17 +43,20 @@ class LogUCB1(FittedPolicy):
 
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)
-        self._kappa = 1.0 / smallest_variance(family, domain, self.name)
+        self._kappa = 1.0 / self._smallest_variance()
         self._V = RankOneInverse.scaled_identity(
             float(domain.dim), tuple(self.batch_shape), domain.dim, self._theta
         )
 
-    def ridge(self) -> float:  # noqa: D102
+    def ridge(self) -> Tensor:  # noqa: D102
+        return torch.full_like(self._kappa, self._lam())
+
+    def _lam(self) -> float:
         return self.domain.dim * math.log(2 + self.rounds)
 
     def bonus(self) -> Tensor:
         """The factor of the norm, ``(*B)``."""
-        d, lam = self.domain.dim, self.ridge()
+        d, lam = self.domain.dim, self._lam()
         _, hessian = self.fit()
         half = torch.tensor([lam, 0.5 * lam], dtype=torch.float64)
         inside = torch.special.gammainc(torch.full_like(half, 0.5 * d), half).log()
@@ -64,7 +67,7 @@ class LogUCB1(FittedPolicy):
         g = torch.minimum(math.sqrt(lam) / 2 + 2 / math.sqrt(lam) * c, 1 + c)
         S = self.domain.radius_like(g)
         width = torch.minimum((1 + 2 * S).sqrt() * g, g + g.square() / math.sqrt(lam))
-        return 0.25 * math.sqrt(self._kappa) * width + math.sqrt(lam) * S
+        return 0.25 * self._kappa.sqrt() * width + math.sqrt(lam) * S
 
     def _scores(self, arms: Tensor) -> Tensor:
         theta, _ = self.fit()

@@ -40,7 +40,7 @@ from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import idle
 from torchglb.policies.base import Policy, Requirements
-from torchglb.policies.parts import minimum_in_ball, ridge_minimum, smallest_variance, taken
+from torchglb.policies.parts import minimum_in_ball, ridge_minimum, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.ucb.minimum import FlatHistory
@@ -82,7 +82,7 @@ class RSGLinCB(Policy):
         assert horizon is not None  # by ``requires``
         d, shape = domain.dim, tuple(self.batch_shape)
         self.scale = check_positive("scale", scale)
-        self._kappa = 1.0 / smallest_variance(family, domain, self.name)
+        self._kappa = 1.0 / self._smallest_variance()
         self.regularization = d * math.log(horizon / self.delta)
         zero = torch.zeros((*shape, d), dtype=self.dtype, device=self.device)
         S = domain.radius_like(zero).expand(shape)
@@ -120,7 +120,7 @@ class RSGLinCB(Policy):
         warm = novelty.amax(-1) >= self.level
         self._refit_warm(~warm)
         centre = (arms @ self._theta_o[..., None])[..., 0]
-        width = (self.gamma * math.sqrt(self._kappa))[..., None] * novelty.sqrt()
+        width = (self.gamma * self._kappa.sqrt())[..., None] * novelty.sqrt()
         best_lower = (centre - width).amax(-1, keepdim=True)
         return warm[..., None] | (centre + width >= best_lower)
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.policies.parts import FittedPolicy, taken
+from torchglb.policies.fitted import FittedPolicy
+from torchglb.policies.parts import taken
 from torchglb.policies.registry import register
 
 
@@ -51,10 +52,11 @@ class ThompsonSampling(FittedPolicy):
         super().__init__(family, domain, *args, **settings)
         self.scale = check_positive("scale", scale)
         self.regularization = check_positive("regularization", regularization)
+        self._lam = self._constant(lambda radius: self.regularization)
         self._noise = self.random.normal(domain.dim, dtype=self.dtype)
 
-    def ridge(self) -> float:  # noqa: D102
-        return self.regularization
+    def ridge(self) -> Tensor:  # noqa: D102
+        return self._lam
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
         """The posterior sample of a standard normal ``(*B, d)``; of the next choice if left out."""
