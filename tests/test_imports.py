@@ -50,7 +50,7 @@ DOORS = {
 }
 #: parts that several policies stand on; none of them is a policy
 SHARED_POLICY_MODULES = frozenset(
-    {"base", "carried", "design", "exact", "parts", "rank_one", "registry"}
+    {"base", "carried", "design", "exact", "fitted", "free", "parts", "rank_one", "registry"}
 )
 BELOW_BASE: frozenset[str] = frozenset()
 POLICY_COLLECTORS = frozenset({"policies/__init__.py", "policies/registry.py"})

@@ -125,7 +125,9 @@ class Policy(ABC):
         def positive(radius: float) -> float:
             least = self.family.min_variance(radius)
             if not 0.0 < least < float("inf"):
-                expected = f"one whose m'' is bounded away from 0 on the ball, which {self.name} needs"
+                expected = (
+                    f"one whose m'' is bounded away from 0 on the ball, which {self.name} needs"
+                )
                 got = f"{type(self.family).__name__} with min m'' = {least:g}"
                 raise refuse("family", expected, got)
             return least
