@@ -11,6 +11,7 @@ from torchglb.families import (
     Poisson,
     QuasiBounded,
 )
+from torchglb.heads import GLMHead, NeuralPolicy, UnitBall
 from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, constrained_mle
@@ -36,6 +37,7 @@ __all__ = [
     "CustomFamily",
     "EllipsoidSet",
     "GLMFamily",
+    "GLMHead",
     "Gaussian",
     "History",
     "InputError",
@@ -43,6 +45,7 @@ __all__ = [
     "LikelihoodRatioSet",
     "MLEResult",
     "NegativeLogLikelihood",
+    "NeuralPolicy",
     "Poisson",
     "QuasiBounded",
     "Rows",
@@ -51,6 +54,7 @@ __all__ = [
     "Status",
     "SublevelProgram",
     "SupportResult",
+    "UnitBall",
     "argmax_ball",
     "constrained_mle",
     "support",

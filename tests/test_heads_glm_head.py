@@ -1,0 +1,291 @@
+"""A GLM head on a network: predictions, intervals, gradients, refusals."""
+
+import copy
+import io
+
+import pytest
+import torch
+from encoders import DTYPE, FAULTS, Broken, network
+from torch import nn
+
+import torchglb as glb
+from torchglb.heads import GLMHead, UnitBall
+from torchglb.radii import Lipschitz
+
+
+def data(*shape: int, seed: int = 0, dtype: torch.dtype = DTYPE):
+    generator = torch.Generator().manual_seed(seed)
+    contexts = torch.randn((*shape, 5), generator=generator, dtype=DTYPE)
+    rewards = torch.rand(shape, generator=generator) < torch.sigmoid(contexts[..., 0])
+    return contexts.to(dtype), rewards.to(dtype)
+
+
+def head_of(batch_shape=(), net=None, **settings) -> GLMHead:
+    net = network() if net is None else net
+    return GLMHead(net, glb.Bernoulli(), glb.Ball(2, 3.0), batch_shape=batch_shape, **settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch_shape", [(), (1,), (2, 3)])
+def test_shapes_and_dtypes(batch_shape, dtype):
+    head = head_of(batch_shape, network(dtype=dtype), dtype=dtype)
+    contexts, rewards = data(*batch_shape, 4, dtype=dtype)
+    for _ in range(2):  # before and after the first observations
+        assert head(contexts).shape == (*batch_shape, 4)
+        assert head(contexts[..., 0, :]).shape == batch_shape
+        interval = head.confidence(contexts)
+        assert interval.lower.shape == (*batch_shape, 4)
+        assert bool((interval.lower <= interval.upper).all())
+        index = head.select(contexts)
+        assert index.shape == batch_shape
+        chosen = interval.upper.gather(-1, index[..., None])[..., 0]
+        assert bool((chosen >= interval.upper.amax(-1) - 1e-5).all())
+        for value in (*interval, head(contexts), head.features(contexts)):
+            assert value.dtype == dtype
+        head.update(contexts, rewards)
+    head.update(contexts[..., 0, :], rewards[..., 0])
+    assert len(head) == 9
+
+
+def test_agrees_with_the_parts_it_is_made_of():
+    contexts, rewards = data(60)
+    questions, _ = data(7, seed=1)
+    head = head_of()
+    head.update(contexts[:20], rewards[:20])
+    for row, r in zip(contexts[20:], rewards[20:], strict=True):
+        head.update(row, r)
+    with torch.no_grad():
+        X, Q = (UnitBall("smooth")(head.module(c)) for c in (contexts, questions))
+    sequence = glb.ConfidenceSequence(head.family, head.domain, 0.05)
+    sequence.update(X, rewards)
+    expected = sequence.current().interval(Q, scale="mean")
+    for mine, other in zip(head.confidence(questions), expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+    theta = glb.constrained_mle(head.family, glb.Rows(X, rewards), head.domain).theta
+    mean = head.family.mean(Q @ theta)
+    torch.testing.assert_close(head.eval()(questions).detach(), mean, rtol=0, atol=1e-6)
+
+
+def test_batch_equals_loop():
+    contexts, rewards = data(3, 30)
+    together = head_of((3,))
+    together.update(contexts, rewards)
+    for b in range(3):
+        alone = head_of()
+        alone.update(contexts[b], rewards[b])
+        torch.testing.assert_close(alone(contexts[b]), together(contexts)[b], rtol=0, atol=1e-9)
+        mine, theirs = alone.confidence(contexts[b]), together.confidence(contexts)
+        torch.testing.assert_close(mine.upper, theirs.upper[b], rtol=0, atol=1e-7)
+
+
+def test_training_moves_the_features_of_the_past():
+    contexts, rewards = data(60)
+    head = head_of()
+    head.update(contexts, rewards)
+    before = head.confidence(contexts[:5])
+    again = head.confidence(contexts[:5])
+    assert torch.equal(before.upper, again.upper)
+    optimizer = torch.optim.Adam(head.module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = head.family.nll(head.features(contexts) @ head.theta(), rewards).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] - 0.02
+    fresh = head_of(net=head.module)
+    fresh.update(contexts, rewards)
+    after, expected = head.confidence(contexts[:5]), fresh.confidence(contexts[:5])
+    assert float((after.upper - before.upper).abs().max()) > 1e-3
+    torch.testing.assert_close(after.upper, expected.upper, rtol=0, atol=1e-7)
+    with torch.no_grad():  # a change behind autograd's back needs a word
+        head.module[2].weight.data.mul_(0.5)
+    head.refresh()
+    fresh = head_of(net=head.module)
+    fresh.update(contexts, rewards)
+    after, expected = head.confidence(contexts[:5]), fresh.confidence(contexts[:5])
+    torch.testing.assert_close(after.upper, expected.upper, rtol=0, atol=1e-7)
+
+
+def small() -> nn.Module:
+    """Few parameters, since finite differences take a call for each."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(5, 2, bias=False), nn.Tanh()).double()
+
+
+def with_parameters(head, call):
+    """``call`` as a function of the encoder's parameters."""
+    names = [name for name, _ in head.module.named_parameters()]
+
+    def function(*values):
+        twin = copy.deepcopy(head)
+        for name, value in zip(names, values, strict=True):
+            owner = twin.module.get_submodule(name.rpartition(".")[0])
+            leaf = name.rpartition(".")[2]
+            del owner._parameters[leaf]
+            setattr(owner, leaf, value)
+            owner._parameters[leaf] = value  # a plain tensor that still counts as a parameter
+        twin.refresh()
+        return call(twin)
+
+    return function, tuple(p.detach().clone().requires_grad_() for p in head.module.parameters())
+
+
+@pytest.mark.parametrize("radius", [3.0, 0.5])  # in the interior, and with the ball active
+def test_gradients_through_the_fit(radius):
+    contexts, rewards = data(40)
+    head = GLMHead(small(), glb.Bernoulli(), glb.Ball(2, radius))
+    head.update(contexts, rewards)
+    norm = float(head.theta().detach().norm())
+    assert (norm < radius - 1e-3) == (radius == 3.0)
+    function, values = with_parameters(head, lambda twin: twin(contexts[:4]))
+    assert torch.autograd.gradcheck(function, values, atol=1e-6)
+
+
+def test_gradients_through_the_interval():
+    contexts, rewards = data(40)
+    # this radius depends on the number of rows only, so the derivative with beta^2 held is all
+    head = head_of(net=small(), radius=Lipschitz())
+    head.update(contexts, rewards)
+
+    def ends(twin):
+        return torch.stack(tuple(twin.confidence(contexts[:3], differentiable=True)))
+
+    function, values = with_parameters(head, ends)
+    assert torch.autograd.gradcheck(function, values, atol=1e-5)
+    question = contexts[:2].clone().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda c: head.confidence(c, "linear", differentiable=True).width, (question,), atol=1e-5
+    )
+
+
+def test_evaluation_mode_holds_the_last_layer():
+    contexts, rewards = data(40)
+    head = head_of()
+    head.update(contexts, rewards)
+    assert head.theta().requires_grad
+    assert not head.eval().theta().requires_grad
+    head(contexts[:3]).sum().backward()
+    assert head.module[0].weight.grad is not None
+    assert not head.confidence(contexts[:3]).upper.requires_grad
+
+
+def test_too_few_observations_for_a_derivative_are_reported():
+    contexts, _ = data(1)
+    contexts, rewards = contexts.expand(2, 5), torch.tensor([0.0, 1.0], dtype=DTYPE)
+    head = head_of()
+    head.update(contexts, rewards)  # theta_hat is free to move across the one direction seen
+    with pytest.raises(glb.SolverError, match="regularization"):
+        head(contexts)
+    assert head.eval()(contexts).shape == (2,)
+    ridged = head_of(regularization=0.1)
+    ridged.update(contexts, rewards)
+    assert ridged(contexts).requires_grad
+
+
+def test_images_and_a_float32_network():
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
+    ball = UnitBall("smooth", dtype=DTYPE)
+    head = GLMHead(net, glb.Bernoulli(), glb.Ball(2, 2.0), bound=ball, context_dims=3)
+    images = torch.rand(10, 1, 6, 6)
+    head.update(images, (torch.arange(10) % 2).double())
+    assert head(images).dtype == DTYPE
+    assert head.select(images).shape == ()
+
+
+def test_saves_observations_and_moves_with_them():
+    contexts, rewards = data(2, 30)
+    head = head_of((2,))
+    head.update(contexts, rewards)
+    buffer = io.BytesIO()
+    torch.save(head.state_dict(), buffer)
+    buffer.seek(0)
+    copy_ = head_of((2,), network(seed=5))
+    copy_.load_state_dict(torch.load(buffer, weights_only=True))
+    assert len(copy_) == 30
+    torch.testing.assert_close(copy_(contexts), head(contexts), rtol=0, atol=1e-9)
+    single = copy_.float()
+    assert single(contexts.float()).dtype == torch.float32
+    torch.testing.assert_close(single(contexts.float()).double(), head(contexts), rtol=0, atol=1e-3)
+    with pytest.raises(glb.InputError, match="state"):
+        head_of((3,)).load_state_dict(head.state_dict())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_encoder_is_refused_by_name(fault):
+    answer, message = FAULTS[fault]
+    contexts, rewards = data(12)
+    head = head_of(net=Broken())
+    head.update(contexts, rewards)
+    before = head.confidence(contexts)
+    head.module.answer = answer
+    for call in (
+        lambda: head.update(contexts, rewards),
+        lambda: head.select(contexts),
+        lambda: head.confidence(contexts),
+        lambda: head.features(contexts),
+        lambda: head(contexts),
+    ):
+        with pytest.raises(glb.InputError, match=message):
+            call()
+    head.module.answer = lambda features: features
+    assert len(head) == 12
+    assert torch.equal(head.confidence(contexts).upper, before.upper)
+
+
+def test_bad_input_changes_nothing():
+    contexts, rewards = data(12)
+    head = head_of()
+    head.update(contexts, rewards)
+    before = head.confidence(contexts)
+    for bad_contexts, bad_rewards, message in [
+        (contexts, rewards + 5, "r: expected rewards of Bernoulli"),
+        (contexts, rewards * torch.nan, "r: expected rewards of Bernoulli"),
+        (contexts, rewards[:3], r"rewards: expected shape \(12,\)"),
+        (contexts, rewards.float(), "rewards: expected dtype"),
+        (contexts[:, :4], rewards, r"contexts: expected shape \(K, 5\)"),
+        (contexts.float(), rewards, "contexts: expected the dtype of earlier contexts"),
+        (contexts.to("meta"), rewards, "contexts: expected a tensor on device cpu"),
+        (contexts.tolist(), rewards, "contexts: expected a tensor, got list"),
+        (contexts * torch.nan, rewards, "encoder Sequential: expected finite values"),
+    ]:
+        with pytest.raises(glb.InputError, match=message):
+            head.update(bad_contexts, bad_rewards)
+    with pytest.raises(glb.InputError, match="contexts: expected shape"):
+        head.select(contexts[0])
+    assert len(head) == 12
+    assert torch.equal(head.confidence(contexts).upper, before.upper)
+
+
+def test_settings_are_refused_by_name():
+    for settings, message in [
+        (dict(bound="squash"), "mode"),
+        (dict(bound=3), "bound"),
+        (dict(delta=2.0), "delta"),
+        (dict(radius="wide"), "radius"),
+        (dict(dtype=torch.int64), "dtype"),
+        (dict(context_dims=-1), "context_dims"),
+    ]:
+        with pytest.raises(glb.InputError, match=message):
+            head_of(**settings)
+    with pytest.raises(glb.InputError, match="module"):
+        GLMHead(lambda x: x, glb.Bernoulli(), glb.Ball(2, 3.0))
+
+
+def test_intervals_of_a_fixed_representation_hold(generator):
+    """theta* lies in the ball for features fixed beforehand: the sequence misses at most delta."""
+    replicates, delta = 60, 0.2
+    net = network()
+    head = head_of((replicates,), net, delta=delta, ellipsoidal=True)
+    theta = torch.tensor([1.5, -1.0], dtype=DTYPE)
+    missed = torch.zeros(replicates, dtype=torch.bool)
+    for _ in range(5):
+        contexts = torch.randn(replicates, 20, 5, generator=generator, dtype=DTYPE)
+        with torch.no_grad():
+            z = head.features(contexts) @ theta
+        head.update(contexts, head.family.sample(z, generator))
+        low, high = head.confidence(contexts, "linear")
+        missed |= ((z < low) | (z > high)).any(-1)
+    assert int(missed.sum()) <= 12  # 60 delta; far fewer are expected

@@ -1,0 +1,181 @@
+"""From raw contexts to checked features, and the raw observations that are kept for another time.
+
+A context has ``context_dims`` axes of its own, ``*E`` (one for a vector, three for an image).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchglb.checks import ValueChecks, check_count, check_float, check_shape, refuse
+from torchglb.heads.unit_ball import UnitBall
+
+
+@dataclass(frozen=True)
+class Door:
+    """The checks between an encoder and the GLM.
+
+    Args:
+        name: of the encoder, as refusals call it.
+        dim: d, the number of features it must return.
+        ball: what maps them into the unit ball.
+        validate: look at values.
+    """
+
+    name: str
+    dim: int
+    ball: UnitBall
+    validate: bool
+
+    def admit(self, raw: Any, lead: tuple[int, ...], like: Tensor) -> Tensor:
+        """The features ``(*lead, d)`` in the unit ball, of what the encoder returned.
+
+        Args:
+            raw: what it returned.
+            lead: the leading axes it was given.
+            like: gives dtype and device.
+        """
+        name = f"encoder {self.name}"
+        if not isinstance(raw, Tensor):
+            raise refuse(name, "a tensor of features", type(raw).__name__)
+        check_float(name, raw)
+        if raw.device != like.device:
+            raise refuse(name, f"features on device {like.device}", f"device {raw.device}")
+        if tuple(raw.shape) != (*lead, self.dim):
+            width = f"features of shape {(*lead, self.dim)}, d = {self.dim} being that of the ball"
+            raise refuse(name, width, f"shape {tuple(raw.shape)}")
+        features: Tensor = self.ball(raw)
+        if features.dtype != like.dtype:
+            wanted = f"features of dtype {like.dtype} (UnitBall(dtype=...) converts)"
+            raise refuse(name, wanted, raw.dtype)
+        if self.validate:
+            checks = ValueChecks()
+            checks.finite(name, features)
+            checks.settle()
+        return features
+
+
+class Observations(nn.Module):
+    """Raw contexts ``(*B, n, *E)`` and rewards ``(*B, n)``, in growing buffers.
+
+    A module, so that it moves with the module it is part of.
+
+    Args:
+        batch_shape: ``*B``.
+        context_dims: the number of axes of one context.
+        newest: how many observations are kept, the newest ones; all if None.
+        dtype: of the rewards.
+        device: of everything.
+    """
+
+    contexts: Tensor
+    rewards: Tensor
+
+    def __init__(
+        self,
+        batch_shape: tuple[int, ...],
+        context_dims: int,
+        newest: int | None,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        self.batch_shape = torch.Size(batch_shape)
+        self.context_dims = check_count("context_dims", context_dims)
+        self.newest = newest if newest is None else check_count("replay", newest, least=1)
+        rewards = torch.zeros((*self.batch_shape, 0), dtype=dtype, device=device)
+        self.register_buffer("rewards", rewards, persistent=False)
+        self.register_buffer("contexts", rewards.clone(), persistent=False)
+        self._first, self._end = 0, 0
+
+    def __len__(self) -> int:
+        """The number of observations kept, per problem."""
+        return self._end - self._first
+
+    @property
+    def known(self) -> bool:
+        """Whether the shape of a context is known."""
+        return self._end > 0
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Contexts ``(*B, n, *E)`` and rewards ``(*B, n)``, oldest first."""
+        axis, count = len(self.batch_shape), len(self)
+        return (
+            self.contexts.narrow(axis, self._first, count),
+            self.rewards.narrow(axis, self._first, count),
+        )
+
+    def check(self, contexts: Any, what: str = "contexts") -> bool:
+        """Refuses contexts that do not fit; returns whether they are one per problem, not K."""
+        batch, dims = tuple(self.batch_shape), self.context_dims
+        if not isinstance(contexts, Tensor):
+            raise refuse(what, "a tensor", type(contexts).__name__)
+        if contexts.device != self.rewards.device:
+            place = f"a tensor on device {self.rewards.device}"
+            raise refuse(what, place, f"device {contexts.device}")
+        single = contexts.ndim == len(batch) + dims
+        own = contexts.shape[contexts.ndim - dims :] if contexts.ndim >= dims else ("*E",)
+        if self.known:
+            own = self.contexts.shape[len(batch) + 1 :]
+            if contexts.dtype != self.contexts.dtype:
+                wanted = f"the dtype of earlier contexts ({self.contexts.dtype})"
+                raise refuse(what, wanted, contexts.dtype)
+        check_shape(what, contexts, (*batch, *own) if single else (*batch, "K", *own))
+        return single
+
+    def append(self, contexts: Tensor, rewards: Tensor) -> None:
+        """Keeps ``contexts (*B, k, *E)`` and ``rewards (*B, k)`` that have passed the checks."""
+        axis, count = len(self.batch_shape), rewards.shape[-1]
+        if not self.known:
+            self.contexts = contexts.new_zeros((*self.batch_shape, 0, *contexts.shape[axis + 1 :]))
+        if self._end + count > self.rewards.shape[-1]:
+            self._make_room(count)
+        for buffer, rows in ((self.contexts, contexts), (self.rewards, rewards)):
+            buffer.narrow(axis, self._end, count).copy_(rows.detach())
+        self._end += count
+        if self.newest is not None:
+            self._first = max(self._first, self._end - self.newest)
+
+    def _make_room(self, count: int) -> None:
+        """Moves what is kept to the front of buffers with room for as many rows again."""
+        axis, kept = len(self.batch_shape), self.rows()
+        capacity = max(64, 2 * (len(self) + count))
+
+        def moved(old: Tensor) -> Tensor:
+            shape = list(old.shape)
+            shape[axis] = capacity - len(self)
+            return torch.cat([old, old.new_zeros(shape)], dim=axis)
+
+        self.contexts, self.rewards = moved(kept[0]), moved(kept[1])
+        self._first, self._end = 0, len(self)
+
+    def saved(self) -> dict[str, Tensor] | None:
+        """What is kept, as plain tensors; None if nothing is."""
+        if not self.known:
+            return None
+        contexts, rewards = self.rows()
+        return {"contexts": contexts.clone(), "rewards": rewards.clone()}
+
+    def restored(self, state: Mapping[str, Tensor] | None) -> Observations:
+        """New observations with these settings and a saved content, which is checked."""
+        like = self.rewards
+        fresh = Observations(
+            self.batch_shape, self.context_dims, self.newest, like.dtype, like.device
+        )
+        if state is None:
+            return fresh
+        contexts, rewards = state["contexts"], state["rewards"]
+        axis = len(self.batch_shape)
+        if fresh.check(contexts.to(like.device), "state['contexts']"):
+            shape = tuple(contexts.shape)
+            raise refuse("state['contexts']", "shape (*B, n, *E)", f"shape {shape}")
+        check_shape("state['rewards']", rewards, (*self.batch_shape, contexts.shape[axis]))
+        if rewards.dtype != like.dtype:
+            raise refuse("state['rewards']", f"dtype {like.dtype}", rewards.dtype)
+        fresh.append(contexts.to(like.device), rewards.to(like.device))
+        return fresh

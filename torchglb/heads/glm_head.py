@@ -1,0 +1,276 @@
+"""A GLM as the last layer of any network: fitted, not trained, and with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchglb.checks import as_tensor, check_shape, refuse
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
+from torchglb.heads.embedding import Door, Observations
+from torchglb.heads.unit_ball import UnitBall, unit_ball
+from torchglb.history import Rows
+from torchglb.mle import constrained_mle
+from torchglb.radii import Radius
+from torchglb.sequence import ConfidenceSequence
+from torchglb.sets import Interval
+
+
+class GLMHead(nn.Module):
+    """Puts a calibrated GLM on the features of a network.
+
+    With features ``phi(c)`` in the unit ball, the prediction for a context c is
+
+        ``mu(<phi(c), theta_hat>)``,  theta_hat the constrained MLE of the observations so far.
+
+    The last layer is not trained: it is the solution of its own problem, and in training mode
+    gradients pass through that solution into the network, by implicit differentiation. The raw
+    contexts are kept, so the features of the past are always those of the network as it is now; a
+    change of its parameters is noticed (other than one through ``.data``: then call
+    :meth:`refresh`).
+
+    Guarantees: for a representation that was fixed before the observations, and if the rewards are
+    of the family with a theta* in the ball for these features, the intervals hold at all times at
+    once with probability 1 - delta. For a network that was trained on the same rewards they are
+    what its features suggest, without that guarantee; train it on other data.
+
+    Args:
+        module: the network, from ``(N, *E)`` to ``(N, d)``; ``*E`` are the axes of one context.
+        family: the GLM family of the rewards.
+        domain: the ball of theta, of dimension d.
+        delta: the failure probability of the intervals.
+        radius: of :class:`torchglb.ConfidenceSequence`.
+        ellipsoidal: intervals from ellipsoids, which cost less, instead of likelihood-ratio sets.
+        bound: how features get into the unit ball: a mode of :class:`UnitBall`, or one.
+        regularization: lambda of a ridge in the fit behind ``forward``. A derivative needs a unique
+            minimiser: lambda > 0, or observations that span the features.
+        batch_shape: ``*B``, problems with observations of their own under one network.
+        context_dims: the number of axes in ``*E``.
+        validate: look at the values of what comes in and of what the network returns.
+        dtype: of features and rewards; follows ``.float()`` and ``.double()``.
+        device: of the observations; follows ``.to()``.
+
+    Example:
+        >>> import torchglb as glb
+        >>> network = nn.Linear(5, 2).double()
+        >>> head = GLMHead(network, glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> head.update(torch.randn(20, 5).double(), torch.ones(20).double())
+        >>> head.select(torch.randn(4, 5).double()).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        family: GLMFamily,
+        domain: Ball,
+        *,
+        delta: float = 0.05,
+        radius: str | Radius = "pac-bayes",
+        ellipsoidal: bool = False,
+        bound: str | UnitBall = "smooth",
+        regularization: float = 0.0,
+        batch_shape: tuple[int, ...] = (),
+        context_dims: int = 1,
+        validate: bool = True,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise refuse("module", "an nn.Module", type(module).__name__)
+        self.module, self.family, self.domain = module, family, domain
+        self.delta, self.radius, self.ellipsoidal = delta, radius, ellipsoidal
+        self.regularization = regularization
+        self.batch_shape = torch.Size(batch_shape)
+        self.bound = unit_ball(bound)
+        self.observations = Observations(batch_shape, context_dims, None, dtype, device)
+        self._door = Door(type(module).__name__, domain.dim, self.bound, validate)
+        # refuses settings that do not fit
+        self._kept: ConfidenceSequence | None = self._empty_sequence()
+        self._theta: Tensor | None = None
+        self._start: Tensor | None = None  # the last estimate, where the next fit begins
+        self._stamp: list[tuple[Any, ...]] | None = self._now()
+
+    def __len__(self) -> int:
+        """The number of observations so far."""
+        return len(self.observations)
+
+    # ---- features ------------------------------------------------------------------------
+
+    def features(self, contexts: Tensor) -> Tensor:
+        """The features ``(..., d)`` of contexts ``(..., *E)``, in the unit ball."""
+        dims = self.observations.context_dims
+        if not isinstance(contexts, Tensor) or contexts.ndim < dims:
+            got = getattr(contexts, "shape", type(contexts).__name__)
+            raise refuse("contexts", f"a tensor of at least {dims} axes", got)
+        split = contexts.ndim - dims
+        lead, own = contexts.shape[:split], contexts.shape[split:]
+        raw = self.module(contexts.reshape(lead.numel(), *own))
+        features = self._door.admit(raw, (lead.numel(),), self.observations.rewards)
+        return features.reshape(*lead, self.domain.dim)
+
+    # ---- learning ------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def update(self, contexts: Tensor, rewards: Any) -> None:
+        """Adds an observation, contexts ``(*B, *E)``, rewards ``(*B)``, or k, ``(*B, k, *E)``.
+
+        Raises:
+            InputError: on contexts, features or rewards that do not fit; nothing is then changed.
+        """
+        like = self.observations.rewards
+        rewards = as_tensor("rewards", rewards, dtype=like.dtype, device=like.device)
+        axis = len(self.batch_shape)
+        if self.observations.check(contexts):
+            contexts = contexts.unsqueeze(axis)
+            check_shape("rewards", rewards, self.batch_shape)
+            rewards = rewards[..., None]
+        check_shape("rewards", rewards, contexts.shape[: axis + 1])
+        sequence = self.sequence()
+        sequence.update(self.features(contexts), rewards)
+        self.observations.append(contexts, rewards)
+        self._theta = None
+
+    def refresh(self) -> None:
+        """Forgets everything that was computed from the network's parameters."""
+        self._kept, self._theta, self._stamp = None, None, None
+
+    def sequence(self, differentiable: bool = False) -> ConfidenceSequence:
+        """The confidence sequence of the observations, for the features as they are now.
+
+        Args:
+            differentiable: keep the graph from the network's parameters.
+        """
+        if differentiable:
+            return self._embedded()
+        self._notice_changes()
+        if self._kept is None:
+            with torch.no_grad():
+                self._kept = self._embedded()
+        return self._kept
+
+    def _embedded(self) -> ConfidenceSequence:
+        sequence = self._empty_sequence()
+        if len(self):
+            contexts, rewards = self.observations.rows()
+            sequence.update(self.features(contexts), rewards)
+        return sequence
+
+    def _empty_sequence(self) -> ConfidenceSequence:
+        like = self.observations.rewards
+        return ConfidenceSequence(
+            self.family,
+            self.domain,
+            self.delta,
+            self.radius,
+            self.ellipsoidal,
+            tuple(self.batch_shape),
+            validate=self._door.validate,
+            dtype=like.dtype,
+            device=like.device,
+        )
+
+    def _now(self) -> list[tuple[Any, ...]]:
+        """What the features depend on, as far as it can be seen."""
+        tensors = [*self.module.parameters(), *self.module.buffers()]
+        seen = [(t, t._version, t.dtype, t.device) for t in tensors]
+        like = self.observations.rewards
+        return [(self.module.training, like.dtype, like.device), *seen]
+
+    def _notice_changes(self) -> None:
+        now, then = self._now(), self._stamp
+        # tensors are compared by identity: the list holds on to them, so no other takes their place
+        same = then is not None and len(now) == len(then)
+        if not same or any(
+            a[0] is not b[0] or a[1:] != b[1:] for a, b in zip(now, then or [], strict=True)
+        ):
+            self.refresh()
+            self._stamp = now
+
+    # ---- answers -------------------------------------------------------------------------
+
+    def forward(self, contexts: Tensor) -> Tensor:
+        """Mean predictions ``(*B)`` or ``(*B, K)`` for contexts ``(*B, *E)`` or ``(*B, K, *E)``.
+
+        In training mode, with gradients enabled, differentiable through the fit of the last layer
+        too; in evaluation mode theta_hat is a constant.
+        """
+        single = self.observations.check(contexts)
+        theta = self.theta()
+        features = self.features(contexts)
+        features = features[..., None, :] if single else features
+        mean = self.family.mean((features @ theta[..., None])[..., 0])
+        return mean[..., 0] if single else mean
+
+    def theta(self) -> Tensor:
+        """theta_hat ``(*B, d)``; 0 before the first observation. Differentiable as ``forward``."""
+        self._notice_changes()
+        learns = any(p.requires_grad for p in self.module.parameters())
+        if self.training and torch.is_grad_enabled() and learns and len(self):
+            return self._fit()
+        if self._theta is None:
+            with torch.no_grad():
+                self._theta = self._fit()
+        return self._theta
+
+    def _fit(self) -> Tensor:
+        if not len(self):
+            like = self.observations.rewards
+            return like.new_zeros((*self.batch_shape, self.domain.dim))
+        contexts, rewards = self.observations.rows()
+        theta = constrained_mle(
+            self.family,
+            Rows(self.features(contexts), rewards),
+            self.domain,
+            start=self._start,
+            regularization=self.regularization,
+            validate=False,  # features and rewards have passed their doors
+        ).theta
+        self._start = theta.detach()
+        return theta
+
+    def confidence(
+        self, contexts: Tensor, scale: str = "mean", *, differentiable: bool = False
+    ) -> Interval:
+        """Intervals for contexts ``(*B, *E)`` or ``(*B, K, *E)``.
+
+        Args:
+            contexts: the questions.
+            scale: ``"mean"`` for mean rewards, ``"linear"`` for ``<phi(c), theta>``.
+            differentiable: with respect to the contexts and to the network's parameters, through
+                the history, the MLE and the bound. The observations must then span the features.
+        """
+        self.observations.check(contexts)
+        with torch.set_grad_enabled(differentiable):
+            current = self.sequence(differentiable).current()
+            return current.interval(self.features(contexts), scale=scale)
+
+    @torch.no_grad()
+    def select(self, contexts: Tensor) -> Tensor:
+        """The index ``(*B)`` of the context with the largest upper bound, of ``(*B, K, *E)``."""
+        if self.observations.check(contexts):
+            raise refuse("contexts", "shape (*B, K, *E)", f"shape {tuple(contexts.shape)}")
+        return self.sequence().current().upper_bound(self.features(contexts)).argmax(-1)
+
+    # ---- saving --------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The observations, for ``state_dict``."""
+        return {"observations": self.observations.saved()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Takes over saved observations; they are checked first."""
+        self.observations = self.observations.restored(state["observations"])
+        self.refresh()
+        self._start = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GLMHead:
+        super()._apply(fn, recurse)
+        self.refresh()
+        self._start = None
+        return self
