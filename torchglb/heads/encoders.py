@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from torchglb.checks import refuse
 from torchglb.policies.parts import taken
-from torchglb.policies.random_streams import RandomStreams
+from torchglb.random_streams import RandomStreams
 
 
 class EncoderStack:

@@ -21,7 +21,7 @@ from torchglb.heads.encoders import EncoderStack
 from torchglb.heads.unit_ball import UnitBall, unit_ball
 from torchglb.policies import Policy, make
 from torchglb.policies.parts import taken
-from torchglb.policies.random_streams import RandomStreams
+from torchglb.random_streams import RandomStreams
 
 #: the seeds of the policies that follow one another lie this far apart
 SEED_STEP = 1_000_003
