@@ -20,6 +20,7 @@ ROOMS = (
     "checks",
     "random_streams",
     "linalg",
+    "distributed",
     "families",
     "domain",
     "history",

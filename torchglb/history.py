@@ -19,6 +19,7 @@ from torchglb.checks import (
     check_shape,
     refuse,
 )
+from torchglb.distributed import Shards, current
 from torchglb.families import GLMFamily
 
 
@@ -36,6 +37,10 @@ class History:
     All problems of the batch append the same number of rows; a row that one problem should not
     see gets weight 0. Appending is amortised O(1) per row. Rows that require grad keep their
     graph (appending then copies, O(n)).
+
+    A history that is built inside :func:`torchglb.distributed.sharded` keeps its share of the rows
+    only: every rank appends the same rows, ``len`` counts them all, and ``X``, ``r``, ``w`` and
+    :meth:`rows` are those that stayed here.
 
     Args:
         dim: d, the number of features.
@@ -91,6 +96,7 @@ class History:
         self._used = 0  # rows in use; with aggregation an upper bound on them
         self._distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=self._X.device)
         self._observations = 0
+        self._shards = current()
         self._unit_weights = not self.aggregate  # every weight so far is 1
 
     # ---- reading -------------------------------------------------------------------------
@@ -98,6 +104,11 @@ class History:
     def __len__(self) -> int:
         """The number of observations appended, per problem."""
         return self._observations
+
+    @property
+    def shards(self) -> Shards:
+        """Where the rows are; completes sums over those that are here."""
+        return self._shards.at(self._observations)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -140,6 +151,17 @@ class History:
         # version counter of its own, or autograd would take every append for a modification
         X, r, w = (t if t.requires_grad else t.data for t in (X, self._rewards(), w))
         return Rows(X, r, None if self._unit_weights else w)
+
+    def whole(self) -> Rows:
+        """The rows of all ranks in the order in which they came: for few rows."""
+        rows, shards = self.rows(), self.shards
+        if shards.is_whole:
+            return rows
+        if self.aggregate:
+            raise refuse("history", "one that is not both sharded and aggregated", "both")
+        X, r, w = rows
+        w = None if w is None else shards.gather(w, -1)
+        return Rows(shards.gather(X, -2), shards.gather(r, -1), w)
 
     def _rewards(self) -> Tensor:
         w, y = self._w[..., : self._used], self._y[..., : self._used]
@@ -185,11 +207,13 @@ class History:
         if self.validate:
             self._check_values(x, r, w)
         keeps_graph = any(t.requires_grad for t in (x, r, w, self._X, self._w, self._y))
+        if keeps_graph and (self.aggregate or not self._shards.is_whole):
+            raise refuse("x, r, weight", "tensors without requires_grad", "one that requires it")
+        count = x.shape[-2]
+        if not self._shards.is_whole:
+            mine = self._shards.mine(self._observations)
+            x, r, w = x[..., mine, :], r[..., mine], w[..., mine]
         if self.aggregate:
-            if keeps_graph:
-                raise refuse(
-                    "x, r, weight", "tensors without requires_grad", "one that requires it"
-                )
             if self._used > 0 and self._used + x.shape[-2] > self._X.shape[-2]:
                 self._tighten()  # asked only when the buffers are full
             self._reserve(self._used + x.shape[-2])
@@ -198,7 +222,7 @@ class History:
                 self._merge(x[..., part, :], r[..., part], w[..., part])
         else:
             self._extend(x, w, w * r, copy=keeps_graph)
-        self._observations += x.shape[-2]
+        self._observations += count
         self._unit_weights = self._unit_weights and weight is None
 
     def _check_values(self, x: Tensor, r: Tensor, w: Tensor) -> None:
@@ -273,7 +297,7 @@ class History:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue, as plain tensors and numbers."""
         self._tighten()
-        return {
+        return self._place() | {
             "X": self._X[..., : self._used, :].detach().clone(),
             "w": self._w[..., : self._used].detach().clone(),
             "y": self._y[..., : self._used].detach().clone(),
@@ -283,6 +307,11 @@ class History:
             "unit_weights": self._unit_weights,
         }
 
+    def _place(self) -> dict[str, list[int]]:
+        """Which share of the rows this is; nothing for all of them."""
+        shards = self._shards
+        return {} if shards.is_whole else {"shard": [shards.rank, shards.ranks]}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses one of another shape, dtype or kind."""
         entries = set(self.state_dict())
@@ -290,6 +319,9 @@ class History:
             raise refuse("state", f"the entries {sorted(entries)}", sorted(state))
         if bool(state["aggregate"]) != self.aggregate:
             raise refuse("state", f"aggregate={self.aggregate}", f"aggregate={state['aggregate']}")
+        for name, mine in self._place().items():
+            if state[name] != mine:
+                raise refuse(f"state['{name}']", f"the share {mine} (rank, ranks)", state[name])
         X, w, y, distinct = (state[name] for name in ("X", "w", "y", "distinct"))
         batch = tuple(self.batch_shape)
         checks = ValueChecks()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchglb.checks import ValueChecks, check_float, check_same, check_shape, refuse
+from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 
@@ -38,6 +39,7 @@ class NegativeLogLikelihood(nn.Module):
         w: row weights ``(*B, n)``; 1 if left out.
         regularization: lambda >= 0 of the ridge term ``(lambda/2)|theta|^2``; a number or ``(*B)``.
         tilt: a vector ``(*B, d)`` subtracted as ``<tilt, theta>`` (perturbed losses), or None.
+        shards: completes the sums over these rows where others are on other ranks.
 
     Example:
         >>> from torchglb.families import Bernoulli
@@ -55,6 +57,7 @@ class NegativeLogLikelihood(nn.Module):
         *,
         regularization: float | Tensor = 0.0,
         tilt: Tensor | None = None,
+        shards: Shards = WHOLE,
     ) -> None:
         super().__init__()
         if not isinstance(family, GLMFamily):
@@ -79,6 +82,7 @@ class NegativeLogLikelihood(nn.Module):
         self.family = family
         self.X, self.r, self.w = X, r, w
         self.regularization, self.tilt = regularization, tilt
+        self.shards = shards
 
     @classmethod
     def of(
@@ -90,8 +94,11 @@ class NegativeLogLikelihood(nn.Module):
         tilt: Tensor | None = None,
     ) -> NegativeLogLikelihood:
         """The loss of a history as it stands now."""
-        rows = history.rows() if isinstance(history, History) else history
-        return cls(family, *rows, regularization=regularization, tilt=tilt)
+        if isinstance(history, History):
+            rows, shards = history.rows(), history.shards
+        else:
+            rows, shards = history, WHOLE
+        return cls(family, *rows, regularization=regularization, tilt=tilt, shards=shards)
 
     @property
     def dim(self) -> int:
@@ -102,6 +109,11 @@ class NegativeLogLikelihood(nn.Module):
     def batch_shape(self) -> torch.Size:
         """``*B``."""
         return self.X.shape[:-2]
+
+    @property
+    def num_rows(self) -> int:
+        """n, of all ranks."""
+        return self.shards.total(self.X.shape[-2])
 
     @property
     def is_ridged(self) -> bool:
@@ -121,7 +133,13 @@ class NegativeLogLikelihood(nn.Module):
         w = None if self.w is None else left.pop(0)
         ridge = left.pop(0) if isinstance(self.regularization, Tensor) else self.regularization
         tilt = None if self.tilt is None else left.pop(0)
-        return NegativeLogLikelihood(self.family, X, r, w, regularization=ridge, tilt=tilt)
+        return NegativeLogLikelihood(
+            self.family, X, r, w, regularization=ridge, tilt=tilt, shards=self.shards
+        )
+
+    def over(self, X: Tensor, r: Tensor, w: Tensor | None) -> NegativeLogLikelihood:
+        """The likelihood without ridge and tilt, of other rows (problems picked or reshaped)."""
+        return NegativeLogLikelihood(self.family, X, r, w, shards=self.shards)
 
     def check_values(self, *, rows: bool = True) -> None:
         """Raises :class:`InputError` unless the rows are finite, in support, with weights >= 0.
@@ -153,13 +171,15 @@ class NegativeLogLikelihood(nn.Module):
     def value(self, theta: Tensor) -> Tensor:
         """L(theta)."""
         loss = self._weighted(self.family.nll(self._features(theta), self._rewards(theta)))
-        return self._add_loss(loss.sum(-1), theta)
+        (loss,) = self.shards.sum(loss.sum(-1))
+        return self._add_loss(loss, theta)
 
     def value_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """L(theta) and its gradient: O(n d) per point."""
         terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
         loss = self._weighted(terms.loss).sum(-1)
         gradient = self._combined(self._weighted(terms.slope))
+        loss, gradient = self.shards.sum(loss, gradient)
         return self._add_loss(loss, theta), self._add_gradient(gradient, theta)
 
     def expand(self, theta: Tensor) -> Expansion:
@@ -168,6 +188,7 @@ class NegativeLogLikelihood(nn.Module):
         loss = self._weighted(terms.loss).sum(-1)
         gradient = self._combined(self._weighted(terms.slope))
         hessian = self._gram(self._weighted(terms.curvature))
+        loss, gradient, hessian = self.shards.sum(loss, gradient, hessian)
         if self.is_ridged:
             eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
             hessian = hessian + self._ridge(theta, 2) * eye

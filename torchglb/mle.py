@@ -96,6 +96,10 @@ def constrained_mle(
     if not isinstance(history, History | Rows):
         raise refuse("history", "a History or Rows", type(history).__name__)
     likelihood = NegativeLogLikelihood.of(family, history, regularization=regularization)
+    if validate and not (likelihood.shards.is_whole or _was_checked(history, family)):
+        # a refusal on one rank would leave the others waiting for it
+        expected = "rewards checked on arrival (History(family=...)), or validate=False"
+        raise refuse("history", f"a sharded history with {expected}", "neither")
     if validate and not is_transformed(*likelihood.tensors()):
         likelihood.check_values(rows=not _was_checked(history, family))
         if isinstance(start, Tensor):

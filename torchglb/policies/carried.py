@@ -84,8 +84,9 @@ class PlainRows(FlatHistory):
     def rows(self, index: Tensor) -> Rows:
         """The rows of the problems ``index``."""
         X, r, _ = super().rows(index)
-        X, r = X[:, : self.count], r[:, : self.count]
-        if self.imagined is None:
+        here = self.shards.owned(self.count)
+        X, r = X[:, :here], r[:, :here]
+        if self.imagined is None or not self.shards.is_first:  # it is to be counted once
             return Rows(X, r)
         x, y, w = self.imagined
         assert w is not None

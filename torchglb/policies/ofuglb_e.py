@@ -143,7 +143,7 @@ class OFUGLBE(Policy):
 
     def _span(self) -> Ellipsoid:
         """From the rows: the minimiser lies in their span, ``theta = Q u`` with ``X = R' Q'``."""
-        X, r, _ = self._history.rows()
+        X, r, _ = self._history.whole()
         basis, corner = torch.linalg.qr(X.mT)  # (*B, d, n), (*B, n, n)
         if len(self._history):
             likelihood = NegativeLogLikelihood(self.family, corner.mT, r)
@@ -180,13 +180,14 @@ class OFUGLBE(Policy):
             likelihood.X,
             self._hessian(Ellipsoid(theta, loss, curvature)),
             gap=gap,
+            shards=likelihood.shards,
         )
         return Ellipsoid(theta, gamma, curvature)
 
     def _hessian(self, ellipsoid: Ellipsoid) -> Tensor:
         if not self._few:
             return ellipsoid.curvature
-        X, _, _ = self._history.rows()
+        X, _, _ = self._history.whole()
         return (X.mT * ellipsoid.curvature[..., None, :]) @ X
 
     @torch.no_grad()
@@ -195,7 +196,7 @@ class OFUGLBE(Policy):
         if self._inverse is not None:
             forms = self._inverse.squared_norms(arms)
         elif self._few:
-            X, _, _ = self._history.rows()
+            X, _, _ = self._history.whole()
             forms = woodbury_inverse_forms(arms, X, curvature, self._lam)
         else:
             eye = torch.eye(self.domain.dim, dtype=self.dtype, device=self.device)

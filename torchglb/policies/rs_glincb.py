@@ -175,7 +175,7 @@ class RSGLinCB(Policy):
         flat = theta.reshape(-1, self.domain.dim)
         picked = FlatHistory(self.family, rows).rows(index)
         ridge = 0.0 if in_ball else self.regularization
-        loss = NegativeLogLikelihood.of(self.family, picked, regularization=ridge)
+        loss = NegativeLogLikelihood(self.family, *picked, regularization=ridge, shards=rows.shards)
         if in_ball:
             S = self.domain.radius_like(theta).expand(mask.shape).reshape(-1)[index]
             found = minimum_in_ball(loss, self.domain.resized(S), flat[index])

@@ -141,7 +141,9 @@ def reward_length(likelihood: NegativeLogLikelihood) -> Tensor:
     """``sum_s w_s |r_s| |x_s| / g``, ``(*B)``: one light pass."""
     length = torch.linalg.vector_norm(likelihood.X, dim=-1)
     each = likelihood.r.abs() * length
-    total = (each if likelihood.w is None else each * likelihood.w).sum(-1)
+    (total,) = likelihood.shards.sum(
+        (each if likelihood.w is None else each * likelihood.w).sum(-1)
+    )
     return total.double() / likelihood.family.dispersion
 
 

@@ -96,11 +96,8 @@ def flatten_batch(likelihood: NegativeLogLikelihood) -> NegativeLogLikelihood:
     if X.ndim == 3:
         return likelihood
     N, n, d = X.shape[:-2].numel(), *X.shape[-2:]
-    return NegativeLogLikelihood(
-        likelihood.family,
-        X.reshape(N, n, d),
-        r.reshape(N, n),
-        None if w is None else w.reshape(N, n),
+    return likelihood.over(
+        X.reshape(N, n, d), r.reshape(N, n), None if w is None else w.reshape(N, n)
     )
 
 
@@ -109,9 +106,7 @@ def select(likelihood: NegativeLogLikelihood, index: Tensor) -> NegativeLogLikel
     X, r, w = likelihood.X, likelihood.r, likelihood.w
     if index.shape[0] == X.shape[0]:
         return likelihood
-    return NegativeLogLikelihood(
-        likelihood.family, X[index], r[index], None if w is None else w[index]
-    )
+    return likelihood.over(X[index], r[index], None if w is None else w[index])
 
 
 # ---- penalties ---------------------------------------------------------------------------------

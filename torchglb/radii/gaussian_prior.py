@@ -72,7 +72,9 @@ def normal_row_increments(
     bounded = not isinstance(family, Poisson)
     largest = X.new_full((), family.max_variance(1.0)) if bounded else None
     each = increment(family, NormalLaw(), z, s2, None, largest)
-    total = (each if likelihood.w is None else each * likelihood.w).sum(-1)
+    (total,) = likelihood.shards.sum(
+        (each if likelihood.w is None else each * likelihood.w).sum(-1)
+    )
     return total.double() / family.dispersion
 
 

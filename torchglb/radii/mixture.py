@@ -167,7 +167,7 @@ def _radial_nodes(end: Tensor) -> Tensor:
 
 def _losses(likelihood: NegativeLogLikelihood, points: Tensor) -> Tensor:
     """The loss at many points ``(*B, N, d)``, in blocks that fit the memory."""
-    rows = max(1, likelihood.X.shape[:-1].numel())
+    rows = max(1, likelihood.batch_shape.numel() * likelihood.num_rows)
     block = max(1, BLOCK // rows)
     points = points.to(likelihood.X.dtype)
     parts = [likelihood.value(part) for part in points.split(block, dim=-2)]

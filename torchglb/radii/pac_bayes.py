@@ -163,7 +163,7 @@ def row_increments(
     law = law._replace(nu=column(law.nu))
     family = likelihood.family
     each = increment(family, law, z, s2, column(self_concordance), column(max_variance))
-    total = (each if w is None else each * w).sum(-1)
+    (total,) = likelihood.shards.sum((each if w is None else each * w).sum(-1))
     return total.double() / family.dispersion
 
 
@@ -229,6 +229,7 @@ def pac_bayes_level(
     point, loss = anchor.point[:, 0], anchor.loss[:, 0]
     lengths = torch.linalg.vector_norm(rows.X, dim=-1).double()
     farthest = torch.cat([lengths, lengths.new_zeros(len(lengths), 1)], dim=-1).amax(-1)
+    farthest = rows.shards.maximum(farthest)
     posteriors = ellipsoids(problem, anchor, candidates, farthest)
     if increments == "rows":
         every = torch.arange(len(loss), device=X.device)

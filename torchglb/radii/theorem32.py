@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import check_float, check_shape, refuse
+from torchglb.distributed import WHOLE, Shards
 
 
 def regularization_for(S: Tensor | float, self_concordance: Tensor | float) -> Tensor | float:
@@ -85,6 +86,7 @@ def theorem32_fixed_point(
     w: Tensor | None = None,
     gap: Tensor | float = 0.0,
     steps: int = 20,
+    shards: Shards = WHOLE,
 ) -> Tensor:
     """The sharpest gamma: its factor tends to 2 instead of 2 (1 + S R_s) as data come in.
 
@@ -106,6 +108,7 @@ def theorem32_fixed_point(
         w: row weights ``(*B, n)``; rows of weight 0 are left out.
         gap: Frank-Wolfe gap of theta_hat.
         steps: iterations.
+        shards: completes the maxima over these rows where others are on other ranks.
     """
     check_float("X", X)
     check_shape("hessian", hessian, (*X.shape[:-2], X.shape[-1], X.shape[-1]))
@@ -121,11 +124,12 @@ def theorem32_fixed_point(
     if w is not None:
         local, reach = (torch.where(w > 0, t, torch.zeros_like(t)) for t in (local, reach))
     ridge = lam * (S + center_norm).square()
-    curvature = _largest(reach) * self_concordance
+    curvature = shards.maximum(_largest(reach)) * self_concordance
     gamma = (radius + gap) / _contraction(curvature) + ridge
     for _ in range(steps):
         rows = torch.minimum(gamma.sqrt()[..., None] * local, reach)
-        curvature = torch.minimum(_largest(rows) * self_concordance, curvature)
+        largest = shards.maximum(_largest(rows))
+        curvature = torch.minimum(largest * self_concordance, curvature)
         gamma = (radius + gap) / _contraction(curvature) + ridge
     return gamma
 

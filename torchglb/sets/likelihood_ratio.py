@@ -167,6 +167,7 @@ class LikelihoodRatioSet(ConfidenceSet):
             hessian,
             self.likelihood.w,
             frank_wolfe_gap(self.theta_hat, gradient, S),
+            shards=self.likelihood.shards,
         )
         shape = hessian + lam[..., None, None] * eye
         return EllipsoidSet(self.family, self.domain, self.theta_hat, shape, gamma, with_ball)

@@ -408,8 +408,8 @@ class AnchoredProgram:
     def _solve_all(self, task: Round, index: Tensor, tol: float) -> tuple[Tensor, Tensor]:
         """All arms of the picked problems to tolerance, where single steps did not decide."""
         arms, B, hub, _, ridge, S, _ = task
-        likelihood = NegativeLogLikelihood.of(
-            self.family, self._data.rows(index), regularization=ridge
+        likelihood = NegativeLogLikelihood(
+            self.family, *self._data.rows(index), regularization=ridge, shards=self._data.shards
         )
         program = SublevelProgram(likelihood, self.domain.resized(S), B)
         search, _, steps = search_support(

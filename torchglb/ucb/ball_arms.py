@@ -150,7 +150,7 @@ def _ascend(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice
     batch, d = program.likelihood.batch_shape, program.likelihood.dim
     eye = torch.eye(d, dtype=X.dtype, device=X.device)
     spread = torch.nn.functional.normalize(eye + 0.5 * eye.roll(1, 0), dim=-1)
-    pull = (X.mT @ program.likelihood.r[..., None])[..., 0]
+    (pull,) = program.likelihood.shards.sum((X.mT @ program.likelihood.r[..., None])[..., 0])
     tiny = torch.finfo(X.dtype).tiny
     pull = pull / torch.linalg.vector_norm(pull, dim=-1, keepdim=True).clamp_min(tiny)
     frame = torch.cat([eye, -eye, spread, -spread]).expand(*batch, 4 * d, d)

@@ -49,6 +49,10 @@ def split(
 ) -> list[tuple[NegativeLogLikelihood, float]]:
     """Every problem of the batch by itself, without its rows of weight 0, and its radius."""
     kind_of(likelihood.family)
+    if not likelihood.shards.is_whole:
+        raise refuse(
+            "solver", "'native' for a sharded history", "a conic one, which needs all rows"
+        )
     batch, (n, d) = likelihood.batch_shape, likelihood.X.shape[-2:]
     count = batch.numel()
 

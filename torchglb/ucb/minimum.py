@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.distributed import Shards
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
@@ -41,6 +42,11 @@ class FlatHistory:
         self.history = history
         self.problems = history.batch_shape.numel()
 
+    @property
+    def shards(self) -> Shards:
+        """Completes the sums over rows that other ranks hold."""
+        return self.history.shards
+
     def rows(self, index: Tensor) -> Rows:
         """The rows of the problems ``index``."""
         X, r, w = self.history.rows()
@@ -53,7 +59,10 @@ class FlatHistory:
     def likelihood(self, index: Tensor, ridge: Tensor | None = None) -> NegativeLogLikelihood:
         """The loss of the problems ``index``, with their ridge."""
         ridge_of = 0.0 if ridge is None else ridge[index]
-        return NegativeLogLikelihood.of(self.family, self.rows(index), regularization=ridge_of)
+        rows = self.rows(index)
+        return NegativeLogLikelihood(
+            self.family, *rows, regularization=ridge_of, shards=self.shards
+        )
 
     def is_all(self, index: Tensor) -> bool:
         """Whether every problem is meant."""
@@ -161,7 +170,8 @@ class CarriedMinimum:
 
     def _recenter(self, index: Tensor, theta: Tensor) -> None:
         rows = self.data.rows(index)
-        sums = derivative_sums(self.data.family, theta, *rows, self.order)
+        here = derivative_sums(self.data.family, theta, *rows, self.order)
+        sums = self.data.shards.sum(*here)
         self._sums = [
             old.index_copy(0, index, new) for old, new in zip(self._sums, sums, strict=True)
         ]

@@ -228,10 +228,10 @@ def search_support(
 def _rounding(likelihood: NegativeLogLikelihood) -> tuple[Tensor, float]:
     """What :func:`cut_offset` pays for rounding: sizes ``(*B, 1)`` and their number."""
     X, tilt = likelihood.X, likelihood.tilt
-    pull = pull_of_rows(likelihood.family, X, likelihood.r, likelihood.w)
+    (pull,) = likelihood.shards.sum(pull_of_rows(likelihood.family, X, likelihood.r, likelihood.w))
     if tilt is not None:
         pull = pull + torch.linalg.vector_norm(tilt, dim=-1)
-    return pull[..., None], roundings_of(X.shape[-2])
+    return pull[..., None], roundings_of(likelihood.num_rows)
 
 
 def _per_arm(value: Tensor, like: Tensor) -> Tensor:

@@ -1,0 +1,312 @@
+"""Histories sharded over two gloo ranks: the same numbers and choices as in one place.
+
+Two processes run every case of ``CASES`` twice, whole and sharded, and compare: once against each
+other (bit by bit) and once against the whole. The two processes are started once for all cases.
+"""
+
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchglb as glb
+from torchglb import policies
+from torchglb.distributed import WHOLE, ProcessShards, sharded
+from torchglb.errors import InputError
+from torchglb.radii import gaussian_prior_level, mixture_level, pac_bayes_level
+
+D = torch.float64
+AGREEMENT = 1e-10
+
+
+def numbers(seed, *shape):
+    return torch.rand(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
+
+
+def rows(n, d, batch=(2,), seed=0, family=None):
+    """Unit features and rewards of a parameter of norm 2."""
+    X = torch.nn.functional.normalize(numbers(seed, *batch, n, d) - 0.5, dim=-1)
+    theta = 2.0 * torch.nn.functional.normalize(numbers(seed + 1, d) - 0.5, dim=-1)
+    family = glb.Bernoulli() if family is None else family
+    mean = family.mean(X @ theta)
+    if isinstance(family, glb.Bernoulli):
+        return X, (numbers(seed + 2, *batch, n) < mean).to(D)
+    return X, (mean + numbers(seed + 2, *batch, n)).floor()
+
+
+def history(n=61, d=3, family=None, **options):
+    kept = glb.History(d, (2,), family=family or glb.Bernoulli(), **options)
+    X, r = rows(n, d, family=family)
+    kept.append(X[:, :7], r[:, :7])
+    for s in range(7, n):
+        kept.append(X[:, s], r[:, s])
+    return kept
+
+
+def fit(family, solver="newton", **options):
+    found = glb.constrained_mle(
+        family, history(family=family, **options), glb.Ball(3, 3.0), solver=solver
+    )
+    return found.theta, found.loss, found.gradient, found.hessian
+
+
+def loss_parts():
+    loss = glb.NegativeLogLikelihood.of(
+        glb.Poisson(),
+        history(family=glb.Poisson()),
+        regularization=0.3,
+        tilt=numbers(5, 2, 3),
+    )
+    one, many = numbers(3, 2, 3), numbers(4, 2, 6, 3)
+    return loss(one), loss(many), *loss.value_and_gradient(many), *loss.expand(one)
+
+
+def native():
+    loss = glb.NegativeLogLikelihood.of(glb.Bernoulli(), history())
+    at_zero = loss(torch.zeros(2, 3, dtype=D))
+    program = glb.SublevelProgram(loss, glb.Ball(3, 3.0), at_zero)
+    found = glb.support(program, numbers(6, 2, 5, 3) - 0.5)
+    ball = glb.argmax_ball(program, throw=False)
+    # the longest theta of the set is not unique where the set reaches the sphere
+    return found.upper, found.lower, found.theta, ball.upper, ball.lower
+
+
+def levels():
+    loss = glb.NegativeLogLikelihood.of(glb.Bernoulli(), history())
+    centre, ball = numbers(7, 2, 3) - 0.5, glb.Ball(3, 3.0)
+    return (
+        pac_bayes_level(loss, ball, 0.05, centre),
+        pac_bayes_level(loss, ball, 0.05, centre, increments="aggregated"),
+        gaussian_prior_level(loss, 0.05, centre, 2.0),
+        mixture_level(loss, ball, 0.05, centre),
+    )
+
+
+def intervals(radius, **options):
+    sequence = glb.ConfidenceSequence(
+        glb.Bernoulli(), glb.Ball(2, 3.0), 0.05, radius, batch_shape=(2,), **options
+    )
+    X, r = rows(40, 2)
+    found = []
+    for start in range(0, 40, 10):
+        sequence.update(X[:, start : start + 10], r[:, start : start + 10])
+        now = sequence.current()
+        found += [*now.interval(numbers(9, 2, 4, 2) - 0.5), now.slack(torch.zeros(2, 2, dtype=D))]
+    return found
+
+
+def play(name, family=None, d=3, rounds=20, known=2000, **options):
+    """The choices and scores of a short run after ``known`` rows; rewards depend on the choices."""
+    family = family or glb.Bernoulli()
+    policy = policies.make(
+        name, family=family, domain=glb.Ball(d, 2.0), batch_shape=(2,), horizon=rounds, **options
+    )
+    X, r = rows(known, d, family=family)
+    policy.update(X, r)
+    theta, found = 1.2 * torch.ones(d, dtype=D) / math.sqrt(d), []
+    for t in range(rounds):
+        arms = torch.nn.functional.normalize(numbers(100 + t, 2, 6, d) - 0.5, dim=-1)
+        if t % 5 == 0:
+            found.append(policy.scores(arms))
+        chosen = policy.select(arms)
+        x = arms[torch.arange(2), chosen]
+        mean = family.mean(x @ theta)
+        draw = numbers(1000 + t, 2)
+        bernoulli = isinstance(family, glb.Bernoulli)
+        policy.update(x, (draw < mean).to(D) if bernoulli else (mean + draw).floor())
+        found.append(chosen.to(D))
+    return found
+
+
+CASES = {
+    "loss": loss_parts,
+    "mle logistic": lambda: fit(glb.Bernoulli()),
+    "mle poisson": lambda: fit(glb.Poisson()),
+    "mle by lbfgs": lambda: fit(glb.Bernoulli(), solver="lbfgs"),
+    "mle of merged rows": lambda: fit(glb.Bernoulli(), aggregate=True),
+    "native support": native,
+    "levels": levels,
+    "whole": lambda: history(n=9).whole()[:2],
+    "pac-bayes": lambda: intervals("pac-bayes"),
+    "mixture": lambda: intervals("mixture"),
+    "gaussian-prior": lambda: intervals("gaussian-prior"),
+    "mean-loss": lambda: intervals("mean-loss"),
+    "lipschitz": lambda: intervals("lipschitz"),
+    "ellipsoid": lambda: intervals("pac-bayes", ellipsoidal=True),
+    "ofuglb": lambda: play("ofuglb"),
+    "ofuglb, poisson": lambda: play("ofuglb", glb.Poisson()),
+    "ofuglb-pb": lambda: play("ofuglb-pb"),
+    "ofuglb-e": lambda: play("ofuglb-e"),
+    "ofuglb-e, gaussian": lambda: play("ofuglb-e", glb.Gaussian(0.5)),
+    "ofuglb-e, few rows": lambda: play("ofuglb-e", d=12, known=2, ellipsoid="fixed_point"),
+    "evill": lambda: play("evill"),
+    "emk": lambda: play("emk", glb.Gaussian(0.1), known=10),
+    "rs-glincb": lambda: play("rs-glincb", known=30, scale=1e-3),
+    "ofulog-r": lambda: play("ofulog-r"),
+    "glm-ucb": lambda: play("glm-ucb"),
+}
+
+
+# ---- what both processes do ------------------------------------------------------------------------
+
+
+def refusals():
+    """Every refusal of a sharded history, as messages."""
+    found = []
+
+    def refused(call):
+        try:
+            call()
+        except InputError as error:
+            found.append(str(error))
+        else:
+            found.append("accepted")
+
+    kept, X = history(), numbers(1, 2, 3)
+    before = len(kept)
+    refused(lambda: kept.append(0.1 * X.clone().requires_grad_(), torch.ones(2, dtype=D)))
+    assert len(kept) == before
+    loss = glb.NegativeLogLikelihood.of(glb.Bernoulli(), kept)
+    refused(lambda: loss(X.clone().requires_grad_()))
+    refused(lambda: torch.func.grad(lambda t: loss.value(t).sum())(X))
+    program = glb.SublevelProgram(loss, glb.Ball(3, 3.0), loss(0 * X) + 1.0)
+    refused(lambda: glb.support(program, X[:, None], solver="conic"))
+    refused(lambda: glb.constrained_mle(glb.Bernoulli(), glb.History(3), glb.Ball(3, 3.0)))
+    refused(lambda: history(n=5, aggregate=True).whole())
+    whole = glb.History(3, (2,)).state_dict()
+    whole.pop("shard")
+    refused(lambda: kept.load_state_dict(whole))
+    refused(lambda: kept.load_state_dict(kept.state_dict() | {"shard": [0, 3]}))
+    return found
+
+
+def saved_and_continued():
+    """A history that is saved, loaded and continued, and where its rows are."""
+    X, r = rows(11, 3)
+    kept, other = glb.History(3, (2,)), glb.History(3, (2,))
+    kept.append(X[:, :8], r[:, :8])
+    other.load_state_dict(kept.state_dict())
+    other.append(X[:, 8:], r[:, 8:])
+    return [*other.whole()[:2], X, r], len(other), other.X.shape[-2]
+
+
+def main(rank, store, target):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    report = {}
+    for name, case in CASES.items():
+        alone = case() if rank == 0 else None
+        with sharded():
+            shared = case()
+        report[name] = {"alone": alone, "shared": [t.clone() for t in shared]}
+    with sharded():
+        report["refusals"] = refusals()
+        report["saved"] = saved_and_continued()
+    torch.save(report, f"{target}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def reports():
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, f"{folder}/store", folder]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        running = [
+            subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, env=environment)
+            for rank in range(2)
+        ]
+        try:
+            errors = [process.communicate(timeout=300)[1].decode() for process in running]
+        finally:
+            for process in running:
+                process.kill()
+        assert all(process.returncode == 0 for process in running), "\n".join(errors)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(2)]
+
+
+# ---- what they must have found ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_agree_with_one(case, reports):
+    alone, first = reports[0][case]["alone"], reports[0][case]["shared"]
+    assert len(alone) == len(first) > 0
+    for one, two in zip(alone, first, strict=True):
+        torch.testing.assert_close(two, one, rtol=AGREEMENT, atol=AGREEMENT)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_ranks_have_the_same_bits(case, reports):
+    first, second = (report[case]["shared"] for report in reports)
+    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith(("ofu", "emk", "ev"))])
+def test_scores_tell_arms_apart(case, reports):
+    """The agreement above is not that of bounds at the ball, which no row has touched."""
+    scores = [t for t in reports[0][case]["shared"] if t.ndim == 2]
+    assert scores
+    assert all((t.amax(-1) - t.amin(-1) > 0.05).all() for t in scores)
+
+
+def test_rows_are_shared_out_evenly_and_survive_a_save(reports):
+    shares = []
+    for report in reports:
+        (X, r, all_X, all_r), count, here = report["saved"]
+        assert torch.equal(X, all_X)
+        assert torch.equal(r, all_r)
+        assert count == 11
+        shares.append(here)
+    assert shares == [6, 5]
+
+
+def test_what_cannot_be_sharded_is_refused(reports):
+    for report in reports:
+        expected = [
+            "without requires_grad",
+            "no derivative",
+            "no derivative",
+            "'native' for a sharded history",
+            "checked on arrival",
+            "not both sharded and aggregated",
+            "state: expected the entries",
+            "state['shard']: expected the share",
+        ]
+        for message, words in zip(report["refusals"], expected, strict=True):
+            assert words in message
+
+
+def test_a_process_group_is_needed():
+    with pytest.raises(InputError, match="init_process_group"), sharded():
+        pass
+
+
+def test_outside_the_context_a_history_is_whole():
+    assert glb.History(2).shards is WHOLE
+
+
+def test_shares_are_disjoint_and_complete(monkeypatch):
+    """Whatever blocks rows arrive in, each stays on one rank, in order."""
+    for ranks in (1, 2, 3, 5):
+        kept = {rank: [] for rank in range(ranks)}
+        for rank, mine in kept.items():
+            monkeypatch.setattr(dist, "is_initialized", lambda: True)
+            monkeypatch.setattr(dist, "get_rank", lambda group, rank=rank: rank)
+            monkeypatch.setattr(dist, "get_world_size", lambda group, ranks=ranks: ranks)
+            shards, before = ProcessShards(), 0
+            for size in (1, 4, 0, 7, 2):
+                mine += list(range(before, before + size))[shards.mine(before)]
+                before += size
+                assert shards.owned(before) == len(mine)
+            assert mine == list(range(rank, before, ranks))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main(int(sys.argv[3]), sys.argv[1], sys.argv[2])
