@@ -135,4 +135,5 @@ def test_a_constant_of_the_theory_is_that_of_each_radius():
     found = glb.Ball(2, sizes).constant(lambda S: S**2 + 1, like)
     assert torch.equal(found, sizes**2 + 1)
     alone = glb.Ball(2, 3.0).constant(lambda S: S**2 + 1, like)
-    assert alone.shape == () and alone.item() == 10.0
+    assert alone.shape == ()
+    assert alone.item() == 10.0

@@ -37,6 +37,7 @@ ROOMS = (
     "theory",
     "simulate",
     "plotting",
+    "report",
     "cli",
 )
 

@@ -63,8 +63,8 @@ class RandomStreams:
         """The numbers that :meth:`uniform` gives from a position on; the streams do not move."""
         counter = torch.arange(torch.Size(shape).numel(), device=self._keys.device) + position
         bits = _mix(self._keys[..., None] + counter * _GOLDEN)
-        # the upper 53 bits, centred in their cells
-        fraction = (_shift(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
+        # the upper 53 bits, centred in their cells; the last cell's centre would round to 1
+        fraction = ((_shift(bits, 11).to(torch.float64) + 0.5) * 2.0**-53).clamp_max(1 - 2.0**-53)
         return fraction.reshape((*self._keys.shape, *shape)).to(dtype)
 
     def normal(self, *shape: int, dtype: torch.dtype) -> Tensor:

@@ -88,6 +88,13 @@ class GLMFamily(nn.Module):
         """Rewards drawn at ``z``, of the shape of ``z``."""
         raise NotImplementedError(f"{type(self).__name__} does not define sample(z, generator)")
 
+    def quantile(self, z: Tensor, u: Tensor) -> Tensor:
+        """The least reward r with ``P(reward <= r) >= u`` at ``z``, for u in (0, 1).
+
+        A uniform u gives a reward of the family's law, and whoever shares u shares the luck.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define quantile(z, u)")
+
     def require_rewards(self, checks: ValueChecks, r: Tensor, name: str = "r") -> None:
         """Adds to ``checks`` that ``r`` lies in the support."""
         low, high = self.reward_range

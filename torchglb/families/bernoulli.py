@@ -78,6 +78,18 @@ class Binomial(GLMFamily):
         )
         return (draws < p).to(z.dtype).sum(0)
 
+    def quantile(self, z: Tensor, u: Tensor) -> Tensor:
+        """How many k < N have ``P(successes <= k) < u``."""
+        if self.trials == 1:
+            return (u > torch.sigmoid(-z)).to(z.dtype)
+        k = torch.arange(self.trials, dtype=z.dtype, device=z.device)
+        N = torch.full_like(k, self.trials)
+        ways = torch.lgamma(N + 1) - torch.lgamma(k + 1) - torch.lgamma(N - k + 1)
+        z = z[..., None]
+        log_probability = ways + k * F.logsigmoid(z) + (N - k) * F.logsigmoid(-z)
+        below = log_probability.exp().cumsum(-1)
+        return (below < u[..., None]).to(z.dtype).sum(-1)
+
     def self_concordance(self, radius: float) -> float:
         """``tanh(S/2)``: the exact constant on the ball (1 in the limit)."""
         return math.tanh(0.5 * radius)

@@ -64,6 +64,10 @@ class QuasiBounded(GLMFamily):
         draws = torch.rand(z.shape, generator=generator, dtype=z.dtype, device=z.device)
         return (draws < self.mean(z)).to(z.dtype)
 
+    def quantile(self, z: Tensor, u: Tensor) -> Tensor:
+        """Of the Bernoulli law, as :meth:`sample`."""
+        return (u > 1.0 - self.mean(z)).to(z.dtype)
+
     def self_concordance(self, radius: float) -> float:
         """``S`` for probit; ``max(1, e^S - 1)`` for cloglog."""
         if self.link == "probit":

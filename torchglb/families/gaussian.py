@@ -51,6 +51,9 @@ class Gaussian(GLMFamily):
         noise = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
         return z + self.sigma * noise
 
+    def quantile(self, z: Tensor, u: Tensor) -> Tensor:  # noqa: D102
+        return z + self.sigma * torch.special.ndtri(u)
+
     def self_concordance(self, radius: float) -> float:  # noqa: D102
         return 0.0
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchglb.families.base import GLMFamily, LossTerms, exponential
+from torchglb.linalg import idle
 
 
 class Poisson(GLMFamily):
@@ -46,6 +47,22 @@ class Poisson(GLMFamily):
 
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         return torch.poisson(self.mean(z), generator=generator)
+
+    def quantile(self, z: Tensor, u: Tensor) -> Tensor:
+        """By bisection of ``P(reward <= k) = Q(k + 1, rate)``, the incomplete gamma function."""
+        rate, u = torch.broadcast_tensors(self.mean(z), u)
+        low = torch.full_like(rate, -1.0)  # P(reward <= low) < u <= P(reward <= high)
+        # twelve deviations and sixty: beyond, less is left than the last bit of u
+        high = torch.ceil(rate + 12.0 * rate.sqrt() + 60.0)
+        for _ in range(1100):  # a float64 has fewer halvings
+            middle = torch.floor(0.5 * (low + high))
+            open_ = (middle > low) & (middle < high)
+            if idle(open_):
+                break
+            reached = torch.special.gammaincc(middle.clamp_min(0.0) + 1.0, rate) >= u
+            low = torch.where(open_ & ~reached, middle, low)
+            high = torch.where(open_ & reached, middle, high)
+        return high
 
     def self_concordance(self, radius: float) -> float:  # noqa: D102
         return 1.0

@@ -24,7 +24,14 @@ from torchglb.policies import (
     ts,
 )
 from torchglb.policies.base import Policy, Requirements
-from torchglb.policies.registry import available, make, options_of, register
+from torchglb.policies.registry import (
+    available,
+    make,
+    options_of,
+    playing_the_ball,
+    register,
+    requirements_of,
+)
 
 __all__ = [
     "Policy",
@@ -47,8 +54,10 @@ __all__ = [
     "ol2m",
     "options_of",
     "oracle",
+    "playing_the_ball",
     "random_choice",
     "register",
+    "requirements_of",
     "rs_glincb",
     "ts",
 ]

@@ -27,7 +27,7 @@ from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.random_streams import RandomStreams
-from torchglb.sets import ConfidenceSet
+from torchglb.sets import ConfidenceSet, Interval
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,15 @@ class Requirements:
     bounded_rewards: bool = False
     horizon: bool = False
     fixed_arms: bool = False
+
+
+def towards(theta: Tensor) -> Tensor:
+    """The arm of the unit ball with the largest ``<x, theta>``; the first axis if theta is 0."""
+    norm = torch.linalg.vector_norm(theta, dim=-1, keepdim=True)
+    first = torch.zeros_like(theta)
+    first[..., 0] = 1.0
+    unit = theta / norm.clamp_min(torch.finfo(theta.dtype).tiny)
+    return torch.where(norm > 0, unit * (1.0 - torch.finfo(theta.dtype).eps), first)
 
 
 class Policy(ABC):
@@ -149,6 +158,15 @@ class Policy(ABC):
     def _scores(self, arms: Tensor) -> Tensor:
         """The scores of arms that have passed the checks."""
 
+    def select_ball(self) -> Tensor:
+        """The arm ``(*B, d)`` to play where every point of the unit ball is one.
+
+        Raises:
+            InputError: unless the policy can maximise over the ball;
+                :func:`torchglb.policies.playing_the_ball` names those that can.
+        """
+        raise refuse("arms", f"finitely many, of which {self.name} takes the best", "the unit ball")
+
     def _check_arms(self, arms: Tensor) -> None:
         if not isinstance(arms, Tensor):
             raise refuse("arms", "a tensor", type(arms).__name__)
@@ -206,6 +224,17 @@ class Policy(ABC):
     def confidence_set(self) -> ConfidenceSet | None:
         """The set over which the policy is optimistic, a snapshot; None if it has none."""
         return None
+
+    def bounds(self, x: Tensor, refine: bool = True) -> Interval | None:
+        """Certified ends of ``<x, theta>`` over the set; None without a set.
+
+        Args:
+            x: ``(*B, d)``.
+            refine: whether to spend passes over the history on ends that what is already known
+                leaves wide.
+        """
+        region = self.confidence_set()
+        return None if region is None else region.interval(x)
 
     def estimate(self) -> Tensor | None:
         """The estimate of theta on which the next choice rests, ``(*B, d)``; None without one."""

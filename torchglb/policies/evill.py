@@ -34,7 +34,7 @@ from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.linalg import idle, inverse_forms
-from torchglb.policies.base import Requirements
+from torchglb.policies.base import Requirements, towards
 from torchglb.policies.design import g_optimal
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.free import FreeMinimum, Near
@@ -152,6 +152,12 @@ class EVILL(Perturbed):
         self.regularization = check_positive("regularization", regularization)
         self._a = self._constant(lambda radius: self.scale)
         self._lam = self._constant(lambda radius: self.regularization)
+
+    def select_ball(self) -> Tensor:
+        """The direction of the perturbed minimiser; draws the perturbation of the next choice."""
+        x = towards(self.perturbed(self.perturbation()))
+        self._noise = self.random.normal(self.domain.dim, dtype=self.dtype)
+        return x
 
 
 @register

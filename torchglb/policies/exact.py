@@ -20,16 +20,25 @@ from torch import Tensor
 
 from torchglb.checks import check_choice, check_shape, refuse
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.policies.base import Policy
+from torchglb.policies.base import Policy, towards
 from torchglb.radii import Lipschitz, Problem, Radius, by_name
-from torchglb.sets import LikelihoodRatioSet
-from torchglb.ucb import AnchoredProgram, Minimum, SublevelProgram, support
+from torchglb.sets import Interval, LikelihoodRatioSet
+from torchglb.ucb import (
+    AnchoredProgram,
+    Choice,
+    Minimum,
+    SublevelProgram,
+    argmax_ball,
+    support,
+)
 
 SOLVERS = ("native", "conic")
 #: the paper's radius: Theorem 3.1 as printed, with Table 1
 PAPER = Lipschitz(constant="table1", inf="closed_form")
 #: the minimum of the loss is certified to this: the level is so much above its value at most
 LEVEL_TOLERANCE = 1e-8
+#: bounds on an arm are closed to this, relative to 1 + their size
+BOUND_TOLERANCE = 0.01
 
 
 class Target(NamedTuple):
@@ -70,6 +79,7 @@ class ExactPolicy(Policy):
             device=self.device,
         )
         self._target: Target | None = None
+        self._winner: tuple[Tensor, Tensor] | None = None  # the arm just chosen, its upper bound
 
     # ---- what a policy supplies ----------------------------------------------------------
 
@@ -113,10 +123,41 @@ class ExactPolicy(Policy):
         self._check_arms(arms)
         if self.solver != "native":
             return self._scores(arms).argmax(-1)
+        choice = self._argmax(arms)
+        place = choice.index[..., None]
+        winner = arms.gather(-2, place[..., None].expand(*place.shape, arms.shape[-1]))[..., 0, :]
+        self._winner = winner, choice.upper.gather(-1, place)[..., 0]
+        return choice.index
+
+    @torch.no_grad()
+    def select_ball(self) -> Tensor:
+        """``theta/|theta|`` for the longest theta of the set; certified global for d <= 2."""
+        target = self._current()
+        program = SublevelProgram(self._likelihood(), self.domain, target.level)
+        return towards(argmax_ball(program, throw=False).theta)
+
+    def _argmax(self, arms: Tensor, value_tol: float | None = None) -> Choice:
         level, *minimum = self._current()
         return self._program.argmax(
-            arms, level=level, regularization=self._ridge(), minimum=Minimum(*minimum)
-        ).index
+            arms,
+            level=level,
+            regularization=self._ridge(),
+            minimum=Minimum(*minimum),
+            value_tol=value_tol,
+        )
+
+    @torch.no_grad()
+    def bounds(self, x: Tensor, refine: bool = True) -> Interval:
+        """Certified ends of ``<x, theta>`` over the set, from the carried program.
+
+        The upper end of the arm that was just chosen is known already.
+        """
+        tol = BOUND_TOLERANCE if refine else None
+        if self._winner is not None and torch.equal(x, self._winner[0]):
+            upper = self._winner[1]
+        else:
+            upper = self._argmax(x[..., None, :], tol).upper[..., 0]
+        return Interval(-self._argmax(-x[..., None, :], tol).upper[..., 0], upper)
 
     @torch.no_grad()
     def _scores(self, arms: Tensor) -> Tensor:
@@ -132,7 +173,7 @@ class ExactPolicy(Policy):
 
     def _append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
         self._program.append(x, r, weight)
-        self._target = None
+        self._target = self._winner = None
 
     def _state(self) -> dict[str, Any]:
         target = self._target
@@ -145,7 +186,7 @@ class ExactPolicy(Policy):
         kept = (
             None if target is None else Target(*(target[name].clone() for name in Target._fields))
         )
-        self._target = kept
+        self._target, self._winner = kept, None
 
 
 class LikelihoodRatioPolicy(ExactPolicy):

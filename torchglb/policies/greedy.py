@@ -12,6 +12,7 @@ from torch import Tensor
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
+from torchglb.policies.base import towards
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.registry import register
 
@@ -44,6 +45,9 @@ class Greedy(FittedPolicy):
 
     def ridge(self) -> Tensor:  # noqa: D102
         return self._lam
+
+    def select_ball(self) -> Tensor:  # noqa: D102
+        return towards(self.fit()[0])
 
     def _scores(self, arms: Tensor) -> Tensor:
         theta, _ = self.fit()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchglb.checks import ValueChecks, as_tensor, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.policies.base import Policy
+from torchglb.policies.base import Policy, towards
 from torchglb.policies.registry import register
 
 
@@ -52,6 +52,9 @@ class Oracle(Policy):
 
     def estimate(self) -> Tensor:  # noqa: D102
         return self.theta_star
+
+    def select_ball(self) -> Tensor:  # noqa: D102
+        return towards(self.theta_star)
 
     def _scores(self, arms: Tensor) -> Tensor:
         return (arms @ self.theta_star[..., None])[..., 0]

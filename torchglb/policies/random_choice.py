@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.policies.base import Policy
+from torchglb.policies.base import Policy, towards
 from torchglb.policies.registry import register
 
 
@@ -30,6 +30,10 @@ class RandomChoice(Policy):
         K = arms.shape[-2]
         uniform = self.random.uniform(dtype=torch.float64)
         return (uniform * K).long().clamp_max(K - 1)
+
+    def select_ball(self) -> Tensor:
+        """A point of the sphere, uniform."""
+        return towards(self.random.normal(self.domain.dim, dtype=self.dtype))
 
     def _update(self, x: Tensor, r: Tensor) -> None:
         pass

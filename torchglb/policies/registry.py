@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torchglb.checks import check_choice, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.policies.base import Policy
+from torchglb.policies.base import Policy, Requirements
 
 _POLICIES: dict[str, type[Policy]] = {}
 
@@ -35,6 +35,16 @@ def _covers(policy: type[Policy], family: GLMFamily) -> bool:
     bounded = high - low < float("inf")
     fits = not needs.families or isinstance(family, needs.families)
     return fits and (bounded or not needs.bounded_rewards)
+
+
+def requirements_of(name: str) -> Requirements:
+    """What the theory of a policy covers."""
+    return _POLICIES[check_choice("name", name, tuple(sorted(_POLICIES)))].requires
+
+
+def playing_the_ball() -> list[str]:
+    """The names of the policies that can play where every point of the unit ball is an arm."""
+    return [n for n in sorted(_POLICIES) if _POLICIES[n].select_ball is not Policy.select_ball]
 
 
 def options_of(name: str) -> list[str]:

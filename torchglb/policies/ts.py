@@ -20,6 +20,7 @@ from torch import Tensor
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
+from torchglb.policies.base import towards
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.parts import taken
 from torchglb.policies.registry import register
@@ -75,6 +76,12 @@ class ThompsonSampling(FittedPolicy):
         index = super().select(arms)
         self._noise = self.random.normal(self.domain.dim, dtype=self.dtype)
         return index
+
+    def select_ball(self) -> Tensor:
+        """The direction of the sample; draws the numbers of the next choice."""
+        x = towards(self.sample())
+        self._noise = self.random.normal(self.domain.dim, dtype=self.dtype)
+        return x
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"noise": self._noise.clone()}

@@ -55,6 +55,10 @@ class ConfidenceSet(ABC):
         ``directions`` are unit vectors ``(*B, P, d)``; ``inf`` where the set never ends.
         """
 
+    @abstractmethod
+    def __getitem__(self, index: int | slice) -> ConfidenceSet:
+        """The sets of some elements, by an index of the first batch axis."""
+
     # ---- what follows --------------------------------------------------------------------
 
     @property
@@ -207,6 +211,10 @@ class IntersectionSet(ConfidenceSet):
         self.members = flat
         self.family = flat[0].family
         self._center: Tensor | None = None
+
+    def __getitem__(self, index: int | slice) -> IntersectionSet:
+        """The intersections of some elements, by an index of the first batch axis."""
+        return IntersectionSet([member[index] for member in self.members])
 
     @property
     def _like(self) -> Tensor:

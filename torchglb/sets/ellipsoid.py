@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +51,11 @@ class EllipsoidSet(ConfidenceSet):
         check_shape("theta_hat", self.theta_hat, (*batch, d))
         check_shape("shape", self.shape, (*batch, d, d))
         check_shape("gamma", self.gamma, batch)
+
+    def __getitem__(self, index: int | slice) -> EllipsoidSet:
+        """The sets of some elements, by an index of the first batch axis."""
+        parts = {name: getattr(self, name)[index] for name in ("theta_hat", "shape", "gamma")}
+        return replace(self, domain=self.domain.resized(self._S[index]), **parts)
 
     @property
     def center(self) -> Tensor:

@@ -69,6 +69,20 @@ class LikelihoodRatioSet(ConfidenceSet):
         """theta_hat."""
         return self.theta_hat
 
+    def __getitem__(self, index: int | slice) -> LikelihoodRatioSet:
+        """The sets of some elements, by an index of the first batch axis."""
+        loss = self.likelihood.rebuild([t[index] for t in self.likelihood.tensors()])
+        domain = self.domain.resized(
+            self.domain.radius_like(self.level).expand_as(self.level)[index]
+        )
+        return replace(
+            self,
+            likelihood=loss,
+            domain=domain,
+            level=self.level[index],
+            theta_hat=self.theta_hat[index],
+        )
+
     @cached_property
     def _at_center(self) -> Expansion:
         return self.likelihood.expand(self.theta_hat)

@@ -1,0 +1,317 @@
+"""The runner and its record: what is recorded, and that nothing but the configuration matters."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import torchglb as glb
+from torchglb import environments, policies, theory
+from torchglb.simulate import Configuration, Record, simulate
+from torchglb.simulate.runner import Play, recorded_rounds
+
+SMALL = dict(policies=["ofuglb", "evill", "random"], horizon=25, replicates=2, S=[3.0, 5.0], arms=6)
+
+
+def table(**changes):
+    return SMALL | changes
+
+
+def config(**changes):
+    return Configuration.load(table(**changes))
+
+
+def results(record):
+    """All arrays but the timing."""
+    return {
+        label: {k: v for k, v in record.arrays(label).items() if k != "seconds"}
+        for label in record.labels
+    }
+
+
+def assert_identical(first, second):
+    assert first.keys() == second.keys()
+    for label, arrays in first.items():
+        assert arrays.keys() == second[label].keys()
+        for name, value in arrays.items():
+            assert value.dtype == second[label][name].dtype, (label, name)
+            np.testing.assert_array_equal(value, second[label][name], err_msg=f"{label} {name}")
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    return simulate(**table(), out=tmp_path_factory.mktemp("runs") / "small")
+
+
+# ---- what is recorded ------------------------------------------------------------------------
+
+
+def test_shapes_of_the_record(record):
+    assert record.labels == SMALL["policies"]
+    assert record.complete
+    arrays = record.arrays("ofuglb")
+    shapes = {name: value.shape for name, value in arrays.items()}
+    assert shapes == {
+        "rounds": (25,),
+        "S": (2,),
+        "kappa": (2,),
+        "regret": (2, 2, 25),
+        "certificate": (2, 2, 25),
+        "passes": (2, 2, 25),
+        "missed": (2, 2),
+        "theta_hat": (2, 2, 2),
+        "theta_star": (2, 2, 2),
+        "boundary": (2, 200, 2),
+        "area": (2, 2),
+        "seconds": (25,),
+    }
+    assert set(record.arrays("random")) == {
+        *("rounds", "S", "kappa", "regret", "theta_star", "seconds")
+    }
+
+
+def test_numpy_alone_reads_it(record):
+    with np.load(record.directory / "ofuglb.npz", allow_pickle=False) as file:
+        assert file["regret"].shape == (2, 2, 25)
+        assert "seconds" not in file.files
+    saved = json.loads((record.directory / "config.json").read_text())
+    assert Configuration.load(saved).as_dict() == saved
+    manifest = json.loads((record.directory / "manifest.json").read_text())
+    assert manifest["torch"] == torch.__version__
+    assert {
+        "torchglb",
+        "numpy",
+        "python",
+        "seed",
+        "device",
+        "commit",
+        "started",
+        "finished",
+    } <= set(manifest)
+    assert sorted(p.name for p in record.directory.iterdir() if p.name[0] != ".") == [
+        "config.json", "evill.npz", "manifest.json", "ofuglb.npz", "random.npz", "timing",
+    ]  # fmt: skip
+
+
+def test_regret_and_estimate_are_those_of_a_plain_loop(record):
+    """The record against a loop that knows nothing of the runner."""
+    for s, S in enumerate(SMALL["S"]):
+        family = glb.Bernoulli()
+        world = environments.make("time-varying", family=family, S=S, replicates=2, arms=6)
+        policy = policies.make(
+            "ofuglb", family=family, domain=glb.Ball(2, S), batch_shape=(2,), horizon=25
+        )
+        theta = torch.full((2,), (S - 1) / np.sqrt(2)).double()
+        regret = torch.zeros(2).double()
+        curve = []
+        for t in range(25):
+            arms = world.arms(t)
+            index = policy.select(arms)
+            x = arms[torch.arange(2), index]
+            policy.update(x, world.rewards(t, x, index))
+            means = torch.sigmoid(arms @ theta)
+            regret = regret + means.amax(-1) - torch.sigmoid(x @ theta)
+            curve.append(regret)
+        arrays = record.arrays("ofuglb")
+        np.testing.assert_allclose(arrays["regret"][s], torch.stack(curve, -1), atol=1e-12)
+        np.testing.assert_allclose(arrays["theta_hat"][s], policy.estimate(), atol=1e-5)
+        assert arrays["kappa"][s] == theory.kappa(family, S)
+
+
+def test_certificate_bounds_the_regret_and_is_nearly_exact():
+    play = Play(config(policies=["ofuglb"], horizon=40), "ofuglb", 0)
+    exact = torch.zeros(4).double()
+    while not play.finished:
+        arms = play.world.arms(play.t)
+        index = play.policy.select(arms)
+        x = arms[torch.arange(4), index]
+        interval = play.policy.confidence_set().interval(x, scale="mean")
+        cap = torch.sigmoid(play.world.S) - torch.sigmoid(-play.world.S)
+        exact += torch.minimum(interval.width, cap)
+        play.step()
+        recorded = play._certificate
+        assert bool((recorded >= exact - 1e-6).all())
+        assert bool((recorded <= 1.03 * exact).all())
+        assert bool((play._regret <= recorded).all())
+
+
+def test_boundary_and_area(record):
+    arrays = record.arrays("ofuglb")
+    centre = arrays["boundary"].mean(1)
+    angle = np.unwrap(np.arctan2(*(arrays["boundary"] - centre[:, None]).transpose(2, 0, 1)[::-1]))
+    assert (np.diff(angle) > 0).all()  # counter-clockwise around a point inside
+    for s in range(2):
+        x, y = arrays["boundary"][s].T
+        area = 0.5 * abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
+        assert area == pytest.approx(arrays["area"][s, 0])
+        assert np.linalg.norm(arrays["boundary"][s], axis=-1).max() <= SMALL["S"][s] + 1e-9
+
+
+@pytest.mark.parametrize("horizon", [1, 7, 1000, 1001, 2500, 50_000])
+def test_recorded_rounds(horizon):
+    rounds = recorded_rounds(horizon)
+    assert rounds[-1] == horizon
+    assert rounds[0] >= 1
+    assert len(rounds) == min(horizon, 1000)
+    assert (np.diff(rounds) > 0).all()
+    assert horizon > 1000 or (np.diff(rounds) == 1).all()
+
+
+def test_thinned_curves_are_points_of_the_full_ones():
+    full = simulate(**table(policies=["random"], horizon=1000)).arrays("random")
+    thin = simulate(**table(policies=["random"], horizon=2000)).arrays("random")
+    # the same first thousand rounds, of which every second is kept
+    np.testing.assert_array_equal(thin["rounds"][:500], np.arange(2, 1001, 2))
+    np.testing.assert_array_equal(thin["regret"][..., :500], full["regret"][..., 1::2])
+
+
+def test_missed_counts_theta_outside_the_set():
+    play = Play(config(policies=["ofuglb"]), "ofuglb", 0)
+    play.step()
+    assert not play._missed.any()
+    play.world.theta_star = play.world.S[:, None] * torch.tensor([3.0, 0.0]).double()
+    play.step()
+    assert play._missed.all()
+
+
+# ---- independence ----------------------------------------------------------------------------
+
+
+def test_same_configuration_same_bytes(record, tmp_path):
+    again = simulate(**table(), out=tmp_path / "again")
+    for label in record.labels:
+        mine, other = (r.directory / f"{label}.npz" for r in (record, again))
+        assert mine.read_bytes() == other.read_bytes()
+
+
+def test_chunks_and_companions_change_no_choice(record):
+    """An element plays the same arms whatever is computed beside it."""
+    whole = results(record)
+    for chunk in (1, 3):
+        parts = results(simulate(**table(chunk=chunk)))
+        for label, arrays in parts.items():
+            for name in arrays:
+                np.testing.assert_allclose(arrays[name], whole[label][name], atol=1e-6, rtol=1e-6)
+            np.testing.assert_allclose(arrays["regret"], whole[label]["regret"], atol=1e-12)
+    alone = results(simulate(**table(S=[5.0], policies=["evill"])))
+    np.testing.assert_allclose(alone["evill"]["regret"][0], whole["evill"]["regret"][1], atol=1e-12)
+
+
+def test_policies_share_arms_and_luck():
+    """Two labels of a deterministic policy run alike, beside whatever others."""
+    same = {"a": {"policy": "ofuglb"}, "b": {"policy": "ofuglb"}, "random": {}}
+    found = results(simulate(**table(policies=same)))
+    assert_identical({"x": found["a"]}, {"x": found["b"]})
+
+
+def test_seeds_differ(record):
+    other = simulate(**table(seed=1, policies=["random"])).arrays("random")
+    assert not np.array_equal(other["regret"], record.arrays("random")["regret"])
+
+
+@pytest.mark.parametrize("environment", ["fixed", "ball"])
+@pytest.mark.parametrize("family", ["bernoulli", {"name": "gaussian", "sigma": 0.5}, "poisson"])
+def test_environments_and_families(environment, family):
+    names = ["ofuglb", "evill", "greedy", "ts", "oracle", "random"]
+    world = {"environment": environment} | ({"arms": 6} if environment == "fixed" else {})
+    settings = dict(horizon=12, replicates=2, S=[2.0], family=family, theta="random", **world)
+    found = results(simulate(names, **settings))
+    for label, arrays in found.items():
+        assert np.isfinite(arrays["regret"]).all()
+        assert (np.diff(arrays["regret"], axis=-1) >= -1e-12).all(), label
+    assert found["oracle"]["regret"].max() < 1e-9
+    assert found["random"]["regret"][..., -1].min() > 0.1
+
+
+# ---- the directory ---------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_run_again(record):
+    times = {path: path.stat().st_mtime_ns for path in record.directory.iterdir()}
+    assert simulate(**table(), out=record.directory).labels == record.labels
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items() if path.suffix)
+
+
+def test_another_configuration_is_refused(record):
+    before = (record.directory / "config.json").read_bytes()
+    with pytest.raises(glb.InputError) as refusal:
+        simulate(**table(seed=3, delta=0.1), out=record.directory)
+    text = str(refusal.value)
+    assert "delta: 0.05 there, 0.1 now" in text
+    assert "seed: 0 there, 3 now" in text
+    assert "horizon" not in text
+    assert (record.directory / "config.json").read_bytes() == before
+
+
+def test_a_title_is_no_other_configuration(record):
+    assert simulate(**table(title="another"), out=record.directory).complete
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(glb.InputError, match="expected a new or empty directory"):
+        simulate(**table(), out=tmp_path)
+    with pytest.raises(glb.InputError, match="got no config.json"):
+        Record.open(tmp_path)
+
+
+def test_an_unknown_label_is_refused(record):
+    with pytest.raises(glb.InputError, match="label: expected one of ofuglb, evill, random"):
+        record.arrays("emk")
+
+
+# ---- configurations --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(horizon=0), "horizon: expected an integer of at least 1, got 0"),
+        (dict(horizon="many"), "horizon: expected an integer of at least 1, got 'many'"),
+        (dict(S=[]), "S: expected different positive numbers"),
+        (dict(S=[4, -1]), "S: expected a positive finite number, got -1"),
+        (dict(S=[4, 4]), "S: expected different positive numbers"),
+        (dict(delta=1.5), r"delta: expected a number in \(0, 1\), got 1.5"),
+        (dict(policies=["ucb"]), "policies: expected one of ada-ofu-ecolog, .* got ucb"),
+        (dict(policies=[]), "policies: expected a list of different labels"),
+        (dict(policies=["emk", "emk"]), "policies: expected a list of different labels"),
+        (dict(policies=["../x"]), "policies: expected labels of letters"),
+        (dict(policy={"emk": {}}), "policy: expected tables of labels in policies, got a table 'emk'"),
+        (dict(policy={"ofuglb": {"colour": 1}}), "policy.ofuglb: expected one of .*radius.*, got 'colour'"),
+        (dict(policy={"ofuglb": {"policy": "x"}}), "policy.ofuglb.policy: expected one of"),
+        (dict(policy={"ofuglb": {"seed": 1}}), "policy.ofuglb: expected one of .*, got 'seed'"),
+        (dict(family="cauchy"), "family: expected one of 'bernoulli', .* got 'cauchy'"),
+        (dict(family={"name": "gaussian", "mean": 1}), "family gaussian: expected one of sigma, got 'mean'"),
+        (dict(family="binomial"), "family binomial: expected its option trials"),
+        (dict(environment="jungle"), "environment: expected one of .*'fixed'.* got 'jungle'"),
+        (dict(environment=3), "environment: expected a name, got 3"),
+        (dict(colour="red"), "configuration: expected one of the keys S, arms, .* got colour = 'red'"),
+        (dict(device="tpu9"), "device: expected a device of this machine, got 'tpu9'"),
+        (dict(dtype="int8"), "dtype: expected one of 'float64', 'float32', got 'int8'"),
+        (dict(seed=-1), "seed: expected an integer of at least 0, got -1"),
+        (dict(name="a b"), "name: expected a word"),
+        (dict(title=3), "title: expected a text, got 3"),
+    ],
+)  # fmt: skip
+def test_bad_configurations_are_refused_by_key(change, message):
+    with pytest.raises(glb.InputError, match=message):
+        config(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(arms=0), "arms: expected an integer of at least 1, got 0"),
+        (dict(theta="north"), "theta: expected one of 'paper', 'random', got 'north'"),
+        (dict(family="poisson", policies=["ofulog+"]), "policy ofulog[+]: family: expected one that"),
+        (dict(policies=["emk"], policy={"emk": {"regularizer": "x"}}), "policy emk: regularizer: expected one of 'vaw', 'ftrl', got 'x'"),
+        (dict(environment="ball", policies=["gloc"], arms=None), "policies: expected for environment ball one of emk, .* got gloc"),
+        (dict(executor="cloud"), "executor: expected one of .*'serial'.*, got 'cloud'"),
+    ],
+)  # fmt: skip
+def test_bad_runs_are_refused_before_the_first_round(change, message, tmp_path):
+    settings = {k: v for k, v in table(**change).items() if v is not None}
+    with pytest.raises(glb.InputError, match=message):
+        simulate(**settings, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
