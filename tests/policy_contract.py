@@ -137,7 +137,7 @@ class PolicyContract:
         settings = {"delta": 0.1, "horizon": 200, "batch_shape": batch_shape} | settings
         settings = {"domain": Ball(dim, self.radius)} | settings
         family = self.families[0] if family is None else family
-        return policies.make(self.name, family=family, **(settings | self.options))
+        return policies.make(self.name, family=family, **(self.options | settings))
 
     def world(self, replicates: int, *, rounds: int | None = None, **changes: Any) -> World:
         settings = {"arms": 4, "dim": 2, "radius": self.radius, "fixed": self.fixed_arms} | changes
@@ -308,6 +308,25 @@ class PolicyContract:
             torch.testing.assert_close(
                 delayed.scores(world.arms[0]),
                 single.scores(world.arms[0]),
+                rtol=0,
+                atol=self.tolerance,
+            )
+
+    def test_merging_repeated_arms_changes_nothing(self):
+        if "aggregate" not in policies.options_of(self.name):
+            pytest.skip("this policy keeps no history")
+        for family in self.families:
+            rounds = 2 * self.rounds
+            world = self.world(2, family=family, fixed=True, rounds=rounds)
+            plain, merged = (
+                self.make((2,), family=family, **(self.options | {"aggregate": aggregate}))
+                for aggregate in (False, True)
+            )
+            choices = self.play(plain, world, 0, rounds)
+            assert torch.equal(self.play(merged, world, 0, rounds), choices)
+            torch.testing.assert_close(
+                merged.scores(world.arms[0]),
+                plain.scores(world.arms[0]),
                 rtol=0,
                 atol=self.tolerance,
             )

@@ -214,11 +214,13 @@ class History:
             mine = self._shards.mine(self._observations)
             x, r, w = x[..., mine, :], r[..., mine], w[..., mine]
         if self.aggregate:
-            if self._used > 0 and self._used + x.shape[-2] > self._X.shape[-2]:
-                self._tighten()  # asked only when the buffers are full
-            self._reserve(self._used + x.shape[-2])
+            asked_for_free = self._X.device.type == "cpu"
+            if not asked_for_free:
+                self._make_room(x.shape[-2])
             for start in range(0, x.shape[-2], 256):  # bounds the memory of the comparison
                 part = slice(start, start + 256)
+                if asked_for_free:
+                    self._make_room(x[..., part, :].shape[-2])
                 self._merge(x[..., part, :], r[..., part], w[..., part])
         else:
             self._extend(x, w, w * r, copy=keeps_graph)
@@ -286,6 +288,12 @@ class History:
         self._y.scatter_add_(-1, slot, w * r)
         self._distinct += new.sum(-1)
         self._used = m + k
+
+    def _make_room(self, rows: int) -> None:
+        """Room for so many more rows; how many are in use is asked only when buffers are full."""
+        if self._used > 0 and self._used + rows > self._X.shape[-2]:
+            self._tighten()
+        self._reserve(self._used + rows)
 
     def _tighten(self) -> None:
         """Lowers the bound on the rows in use to their number (a host synchronisation)."""

@@ -70,43 +70,39 @@ def hessian_error(minimum: CarriedMinimum, shift: Tensor) -> Tensor:
     return torch.where(reach > 0, growth / math.factorial(power), 0.0)
 
 
-class PlainRows(FlatHistory):
-    """The first rows of a history without their weights, and perhaps an imagined row behind them.
+class ImaginedHistory(FlatHistory):
+    """A history, and perhaps an imagined row behind it.
 
     Attributes:
-        count: how many rows are seen.
         imagined: a row ``(N, 1, d)`` with reward and weight ``(N, 1)``, or None.
     """
 
-    count: int = 0
     imagined: Rows | None = None
 
     def rows(self, index: Tensor) -> Rows:
         """The rows of the problems ``index``."""
-        X, r, _ = super().rows(index)
-        here = self.shards.owned(self.count)
-        X, r = X[:, :here], r[:, :here]
+        seen = super().rows(index)
         if self.imagined is None or not self.shards.is_first:  # it is to be counted once
-            return Rows(X, r)
+            return seen
+        weights = torch.ones_like(seen.r) if seen.w is None else seen.w
         x, y, w = self.imagined
         assert w is not None
-        ones = torch.ones_like(r)
         return Rows(
-            torch.cat([X, x[index]], dim=-2),
-            torch.cat([r, y[index]], dim=-1),
-            torch.cat([ones, w[index]], dim=-1),
+            torch.cat([seen.X, x[index]], dim=-2),
+            torch.cat([seen.r, y[index]], dim=-1),
+            torch.cat([weights, w[index]], dim=-1),
         )
 
 
 class PredictableMinimum(CarriedMinimum):
     """The carried minimum of a loss that may contain one imagined row."""
 
-    data: PlainRows
+    data: ImaginedHistory
 
     def learn(self, x: Tensor, r: Tensor) -> None:
-        """One more row, ``x (N, 1, d)`` and ``r (N, 1)``, which the history already holds."""
+        """One more row, ``x (N, 1, d)`` and ``r (N, 1)``."""
+        self.data.history.append(x, r)
         self.observe(x, r, torch.ones_like(r))
-        self.data.count += 1
 
     def predict(self, ridge: Tensor, imagined: Rows | None = None) -> Tensor:
         """The minimiser, ``(N, d)``, with an imagined row that is forgotten afterwards."""

@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import check_choice, check_positive, check_shape, refuse
-from torchglb.history import Rows
-from torchglb.policies.carried import PlainRows, PredictableMinimum
+from torchglb.domain import Ball
+from torchglb.history import History, Rows
+from torchglb.policies.carried import ImaginedHistory, PredictableMinimum
 from torchglb.policies.exact import ExactPolicy
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
@@ -49,7 +50,7 @@ class EMK(ExactPolicy):
     Args:
         regularizer: ``"vaw"`` (what the paper compares with) or ``"ftrl"``.
         regularization: lambda.
-        settings: ``solver`` and those of :class:`torchglb.policies.Policy`.
+        settings: ``solver``, ``aggregate`` and those of :class:`torchglb.policies.Policy`.
     """
 
     name = "emk"
@@ -76,8 +77,18 @@ class EMK(ExactPolicy):
         self._gram = RankOneInverse.scaled_identity(self.regularization, (problems,), d, like)  # V
         self._paid = torch.zeros_like(self._radius)  # sum_s w_s l_s(theta_s)
         precision = PRECISION if self.dtype == torch.float64 else 1e-4
-        rows = PlainRows(family, self._program.history)
-        self._estimate = PredictableMinimum(rows, self.domain, self._radius, precision)
+        # the loss of the estimates has no weights, so their rows are kept apart
+        history = History(
+            d,
+            (problems,),
+            self._program.history.aggregate,
+            validate=False,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        ball = Ball(d, self._radius)
+        rows = ImaginedHistory(family, history)
+        self._estimate = PredictableMinimum(rows, ball, self._radius, precision)
 
     def _level(self, minimum: Minimum) -> Tensor:
         return self._paid.reshape(self.batch_shape) - math.log(self.delta)
@@ -113,14 +124,16 @@ class EMK(ExactPolicy):
 
     def _state(self) -> dict[str, Any]:
         mine = {"gram": self._gram.state_dict(), "paid": self._paid.clone()}
+        mine["rows"] = self._estimate.data.history.state_dict()
         return super()._state() | mine | {"estimate": self._estimate.state_dict()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        gram, paid, estimate = state["gram"], state["paid"], state["estimate"]
+        gram, paid = state["gram"], state["paid"]
+        estimate, rows = state["estimate"], state["rows"]
         check_shape("state['gram']['matrix']", gram["matrix"], self._gram.matrix.shape)
         check_shape("state['paid']", paid, self._paid.shape)
         super()._load(state)
         self._estimate.load_state_dict(estimate)
-        self._estimate.data.count = len(self._program.history)
+        self._estimate.data.history.load_state_dict(rows)
         self._gram.load_state_dict(gram)
         self._paid = paid.clone()

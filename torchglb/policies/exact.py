@@ -62,10 +62,13 @@ class ExactPolicy(Policy):
 
     Args:
         solver: ``"native"``, batched and certified, or ``"conic"``, the slow oracle.
+        aggregate: merge repeated arms, so that a fixed arm set costs the same at every time.
         settings: of :class:`torchglb.policies.Policy`.
     """
 
-    def __init__(self, *args: Any, solver: str = "native", **settings: Any) -> None:
+    def __init__(
+        self, *args: Any, solver: str = "native", aggregate: bool = False, **settings: Any
+    ) -> None:
         super().__init__(*args, **settings)
         self.solver = check_choice("solver", solver, SOLVERS)
         tolerance = LEVEL_TOLERANCE if self.dtype == torch.float64 else 1e-4
@@ -74,6 +77,7 @@ class ExactPolicy(Policy):
             self.domain,
             tuple(self.batch_shape),
             level_tol=tolerance,
+            aggregate=aggregate,
             validate=False,  # the public doors have looked already
             dtype=self.dtype,
             device=self.device,

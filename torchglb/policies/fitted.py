@@ -69,8 +69,9 @@ class FittedPolicy(Policy):
             self._minimum = CarriedMinimum(data, domain, S, 0.1 * self._tolerances[0])
         else:
             # the constants of the family are taken on a ball that holds all but odd estimates
-            reach = self._constant(lambda radius: 2.0 * radius + 5.0).reshape(-1)
-            self._minimum = FreeMinimum(data, Ball(d, reach), reach, self._tolerances[0])
+            reach = self._constant(lambda radius: 2.0 * radius + 5.0)
+            tolerance = self._tolerances[0]
+            self._minimum = FreeMinimum(data, Ball(d, reach), reach.reshape(-1), tolerance)
 
     @abstractmethod
     def ridge(self) -> Tensor:

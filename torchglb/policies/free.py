@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -129,7 +129,9 @@ class FreeMinimum(CarriedMinimum):
     def by_model(self, index: Tensor, ridge: Tensor, tilt: Tensor, shift: Tensor) -> Near:
         """Newton steps on the Taylor model, from ``shift (N', d)``: no pass."""
         state = (self._point, ridge, tilt, self._longest, self._radius, *self._sums)
-        c, lam, W, longest, S, *sums = state if self.data.is_all(index) else _pick(state, index)
+        everyone = self.data.is_all(index)
+        c, lam, W, longest, S, *sums = state if everyone else [t[index] for t in state]
+        ratio, concordance = self._constants(index)
         bend = lam[:, None, None] * _eye(c)
         p = shift
         for _ in range(MODEL_STEPS):
@@ -137,15 +139,15 @@ class FreeMinimum(CarriedMinimum):
             gradient = model.gradient + lam[:, None] * (c + p) - W
             p = p - _solve(model.hessian + bend, gradient)
         gradient = evaluate_model(sums, p).gradient + lam[:, None] * (c + p) - W
-        d, concordance = c.shape[-1], self._concordance
+        d = c.shape[-1]
         reach = longest * _length(p)  # D
         around = sums[2].unflatten(-1, (d, d))
         local = (p * (around @ p[..., None])[..., 0]).sum(-1).clamp_min(0.0)  # |p|^2 in H(c)
-        growth = self._ratio * torch.exp(1.5 * concordance * reach) * reach ** (self.order - 1)
+        growth = ratio * torch.exp(1.5 * concordance * reach) * reach ** (self.order - 1)
         slope_error = growth * local.sqrt() / math.factorial(self.order)
         slope_error = torch.where(reach > 0, slope_error, 0.0)
         metric = torch.exp(-concordance * reach)[:, None, None] * around + bend
-        return self._certified(c + p, gradient, metric, slope_error, lam, longest, S)
+        return self._certified(c + p, gradient, metric, slope_error, lam, concordance * longest, S)
 
     def by_pass(self, index: Tensor, ridge: Tensor, tilt: Tensor, theta: Tensor) -> Near:
         """One pass at ``theta (N', d)`` and a Newton step from there."""
@@ -154,13 +156,14 @@ class FreeMinimum(CarriedMinimum):
         lam, longest, S = ridge[index], self._longest[index], self._radius[index]
         step = -_solve(hessian, gradient)
         local = -(gradient * step).sum(-1)
-        reach = self._concordance * longest * _length(step)  # D
+        steepness = self._constants(index)[1] * longest
+        reach = steepness * _length(step)  # D
         # (e^D - 1 - D)/D, whose first term alone is D/2
         share = torch.where(reach > 1e-4, torch.expm1(reach) / reach - 1.0, 0.51 * reach)
         left = torch.exp(0.5 * reach) * local.clamp_min(0.0).sqrt() * share
         metric = torch.exp(-reach)[:, None, None] * hessian
         zero = torch.zeros_like(gradient)
-        return self._certified(theta + step, zero, metric, left, lam, longest, S)
+        return self._certified(theta + step, zero, metric, left, lam, steepness, S)
 
     def _certified(
         self,
@@ -169,13 +172,16 @@ class FreeMinimum(CarriedMinimum):
         metric: Tensor,
         error: Tensor,
         ridge: Tensor,
-        longest: Tensor,
+        steepness: Tensor,
         radius: Tensor,
     ) -> Near:
-        """The distance that a gradient known to ``error``, in metric^-1, allows."""
+        """The distance that a gradient known to ``error``, in metric^-1, allows.
+
+        ``steepness`` is R X; the minimiser must lie in the ball on which R holds.
+        """
         least = torch.linalg.eigvalsh(torch.nan_to_num(metric))[..., 0]
         delta = (gradient * _solve(metric, gradient)).sum(-1).clamp_min(0.0).sqrt() + error
-        k = self._concordance * longest / least.sqrt()
+        k = steepness / least.sqrt()
         share = (k * delta).clamp_max(1.0)
         distance = torch.where(share > 1e-8, -torch.log1p(-share) / k, 1.01 * delta)
         length = distance / least.sqrt()
@@ -188,19 +194,24 @@ class FreeMinimum(CarriedMinimum):
             torch.where(known, length, infinite),
         )
 
+    def _constants(self, index: Tensor) -> list[Any]:
+        """C and R of the problems ``index``."""
+        both: tuple[Any, Any] = (self._ratio, self._concordance)
+        return [value[index] if isinstance(value, Tensor) else value for value in both]
+
     def _inside(self, theta: Tensor) -> Tensor:
         """The point itself, but no farther out than the ball; the origin for NaN."""
         theta = torch.where(torch.isfinite(theta).all(-1, keepdim=True), theta, 0.0)
         return self.domain.resized(self._radius).project(theta)
 
     def _tilted_loss(self, index: Tensor, ridge: Tensor, tilt: Tensor) -> NegativeLogLikelihood:
-        rows = self.data.rows(index)
-        family, lam = self.data.family, ridge[index]
-        return NegativeLogLikelihood.of(family, rows, regularization=lam, tilt=tilt[index])
-
-
-def _pick(tensors: tuple[Tensor, ...], index: Tensor) -> list[Tensor]:
-    return [t[index] for t in tensors]
+        return NegativeLogLikelihood(
+            self.data.family,
+            *self.data.rows(index),
+            regularization=ridge[index],
+            tilt=tilt[index],
+            shards=self.data.shards,
+        )
 
 
 def _length(v: Tensor) -> Tensor:

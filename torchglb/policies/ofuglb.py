@@ -26,7 +26,7 @@ class OFUGLB(LikelihoodRatioPolicy):
 
     Args:
         radius: beta^2; the paper's by default, or any name or :class:`torchglb.radii.Radius`.
-        settings: ``solver`` and those of :class:`torchglb.policies.Policy`.
+        settings: ``solver``, ``aggregate`` and those of :class:`torchglb.policies.Policy`.
 
     Example:
         >>> import torch, torchglb as glb

@@ -54,7 +54,7 @@ class Ellipsoid(NamedTuple):
     Attributes:
         theta: theta_hat, ``(*B, d)``.
         gamma: the squared radius, ``(*B)``.
-        curvature: H, ``(*B, d, d)``, if n >= d; else ``m''/g`` of every row, ``(*B, n)``.
+        curvature: H, ``(*B, d, d)``, if n >= d; else ``w m''/g`` of every row, ``(*B, n)``.
     """
 
     theta: Tensor
@@ -69,6 +69,7 @@ class OFUGLBE(Policy):
     Args:
         radius: beta^2; the paper's by default, or any name or :class:`torchglb.radii.Radius`.
         ellipsoid: ``"theorem"`` (as printed) or ``"fixed_point"`` (sharper, as valid).
+        aggregate: merge repeated arms, so that a fixed arm set costs the same at every time.
         settings: of :class:`torchglb.policies.Policy`.
     """
 
@@ -79,6 +80,7 @@ class OFUGLBE(Policy):
         *args: Any,
         radius: str | Radius = PAPER,
         ellipsoid: str = "theorem",
+        aggregate: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
@@ -91,7 +93,7 @@ class OFUGLBE(Policy):
         self._concordance = self._problem.self_concordance.to(self.dtype)  # refuses what has none
         self._sums = self.radius.init(self._problem)
         self._history = History(
-            domain.dim, batch, validate=False, dtype=self.dtype, device=self.device
+            domain.dim, batch, aggregate, validate=False, dtype=self.dtype, device=self.device
         )
         like = torch.zeros((), dtype=self.dtype, device=self.device)
         self._S = self._problem.S.to(self.dtype)
@@ -143,11 +145,11 @@ class OFUGLBE(Policy):
 
     def _span(self) -> Ellipsoid:
         """From the rows: the minimiser lies in their span, ``theta = Q u`` with ``X = R' Q'``."""
-        X, r, _ = self._history.whole()
+        X, r, w = self._history.whole()
         basis, corner = torch.linalg.qr(X.mT)  # (*B, d, n), (*B, n, n)
         if len(self._history):
-            likelihood = NegativeLogLikelihood(self.family, corner.mT, r)
-            ball = type(self.domain)(len(self._history), self.domain.radius)
+            likelihood = NegativeLogLikelihood(self.family, corner.mT, r, w)
+            ball = type(self.domain)(X.shape[-2], self.domain.radius)
             start = (basis.mT @ self._start[..., None])[..., 0]
             # flat directions: a tighter tolerance on the loss for the same one on theta
             mle = minimize_likelihood(likelihood, ball, start=start, tol=self._tol, throw=False)
@@ -159,7 +161,7 @@ class OFUGLBE(Policy):
             gradient = theta
         z = (X @ theta[..., None])[..., 0]
         weights = self.family.variance(z) / self.family.dispersion
-        return self._around(theta, loss, gradient, weights)
+        return self._around(theta, loss, gradient, weights if w is None else w * weights)
 
     def _around(
         self, theta: Tensor, loss: Tensor, gradient: Tensor, curvature: Tensor

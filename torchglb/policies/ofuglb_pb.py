@@ -26,7 +26,7 @@ class OFUGLBPB(LikelihoodRatioPolicy):
 
     Args:
         radius: a :class:`torchglb.radii.PACBayes` with other settings, if wanted.
-        settings: ``solver`` and those of :class:`torchglb.policies.Policy`.
+        settings: ``solver``, ``aggregate`` and those of :class:`torchglb.policies.Policy`.
     """
 
     name = "ofuglb-pb"

@@ -25,7 +25,7 @@ class OFULogPlus(ExactPolicy):
     """OFULog+, for logistic rewards.
 
     Args:
-        settings: ``solver`` and those of :class:`torchglb.policies.Policy`.
+        settings: ``solver``, ``aggregate`` and those of :class:`torchglb.policies.Policy`.
     """
 
     name = "ofulog+"

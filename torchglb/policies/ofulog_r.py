@@ -35,7 +35,7 @@ class OFULogR(ExactPolicy):
     """OFULog-r, for logistic rewards.
 
     Args:
-        settings: ``solver`` and those of :class:`torchglb.policies.Policy`.
+        settings: ``solver``, ``aggregate`` and those of :class:`torchglb.policies.Policy`.
     """
 
     name = "ofulog-r"
