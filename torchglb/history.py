@@ -214,12 +214,12 @@ class History:
             mine = self._shards.mine(self._observations)
             x, r, w = x[..., mine, :], r[..., mine], w[..., mine]
         if self.aggregate:
-            asked_for_free = self._X.device.type == "cpu"
-            if not asked_for_free:
+            on_cpu = self._X.device.type == "cpu"  # there it costs nothing to count the rows
+            if not on_cpu:
                 self._make_room(x.shape[-2])
             for start in range(0, x.shape[-2], 256):  # bounds the memory of the comparison
                 part = slice(start, start + 256)
-                if asked_for_free:
+                if on_cpu:
                     self._make_room(x[..., part, :].shape[-2])
                 self._merge(x[..., part, :], r[..., part], w[..., part])
         else:
