@@ -1,0 +1,100 @@
+"""The few statistics of a report: means, pairs of runs on the same random numbers, shares."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from torchglb.checks import check_count, check_probability, refuse
+
+
+class Estimate(NamedTuple):
+    """A mean over replicates and its standard error (NaN for a single replicate)."""
+
+    mean: float
+    error: float
+
+
+class Paired(NamedTuple):
+    """One sample minus another, replicate by replicate.
+
+    Attributes:
+        difference: mean difference and its standard error.
+        wins: pairs in which the first is smaller.
+        losses: pairs in which it is larger.
+        t_test: two-sided p-value of the paired t-test; NaN for a single pair.
+        sign_test: two-sided p-value of the exact sign test; ties are left out.
+    """
+
+    difference: Estimate
+    wins: int
+    losses: int
+    t_test: float
+    sign_test: float
+
+
+def estimate(values: np.ndarray) -> Estimate:
+    """The mean of ``values (R,)`` and its standard error.
+
+    Example:
+        >>> estimate(np.array([1.0, 3.0]))
+        Estimate(mean=2.0, error=1.0)
+    """
+    count = len(values)
+    error = float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
+    return Estimate(float(values.mean()), error)
+
+
+def paired(first: np.ndarray, second: np.ndarray) -> Paired:
+    """Compares two samples that share their random numbers, ``(R,)`` each.
+
+    Differences that are all equal leave the t-test without a scale: its p-value is then 1 if they
+    are all zero, else 0.
+
+    Example:
+        >>> paired(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 3.5])).wins
+        3
+    """
+    first, second = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    if first.shape != second.shape or first.ndim != 1 or not len(first):
+        raise refuse("second", f"one value for each of {first.shape}", f"shape {second.shape}")
+    difference = first - second
+    wins, losses = int((difference < 0).sum()), int((difference > 0).sum())
+    sign = stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    return Paired(estimate(difference), wins, losses, _t_test(difference), float(sign))
+
+
+def _t_test(difference: np.ndarray) -> float:
+    count = len(difference)
+    if count == 1:
+        return math.nan
+    mean, error = estimate(difference)
+    if not error > 0.0:
+        return 1.0 if mean == 0.0 else 0.0
+    return float(2.0 * stats.t.sf(abs(mean) / error, count - 1))
+
+
+def welch(first: np.ndarray, second: np.ndarray) -> float:
+    """Two-sided p-value of Welch's t-test, for samples that share nothing."""
+    if min(len(first), len(second)) < 2 or not (np.ptp(first) or np.ptp(second)):
+        return math.nan
+    return float(stats.ttest_ind(first, second, equal_var=False).pvalue)
+
+
+def binomial_interval(hits: int, trials: int, level: float = 0.95) -> tuple[float, float]:
+    """The exact (Clopper-Pearson) interval of a share.
+
+    Example:
+        >>> [round(end, 3) for end in binomial_interval(0, 10)]
+        [0.0, 0.308]
+    """
+    check_count("trials", trials, least=1)
+    if check_count("hits", hits) > trials:
+        raise refuse("hits", f"at most {trials}", hits)
+    tail = (1.0 - check_probability("level", level)) / 2.0
+    low = float(stats.beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
+    high = float(stats.beta.ppf(1.0 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
+    return low, high

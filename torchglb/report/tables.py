@@ -1,0 +1,164 @@
+"""Plain text for a terminal: the table of a record, and two records side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from torchglb.checks import refuse
+from torchglb.report.statistics import Estimate, estimate, paired, welch
+from torchglb.report.summary import Summary, settings, summarise
+from torchglb.simulate import Record
+
+#: what must agree for two runs to have seen the same arms and the same random numbers
+SHARED = ("family", "environment", "arms", "dim", "theta", "seed")
+
+
+def table(record: Record) -> str:
+    """Final regret, time per round and coverage of every policy.
+
+    Example:
+        >>> print(table(Record.open("results/figure1")))  # doctest: +SKIP
+    """
+    summary = summarise(record)
+    rows = [["policy", *(f"S = {S:g}" for S in summary.S), "ms/round", "missed"]]
+    for label in summary.labels:
+        regret = [number(summary.cells[label, S].regret) for S in summary.S]
+        rows.append([label, *regret, f"{summary.timing[label].mean:.2f}", _missed(summary, label)])
+    runs = len(summary.S) * summary.replicates
+    lines = [
+        f"{title_of(record)}: final regret at t = {summary.rounds},"
+        f" mean ± standard error of {summary.replicates} replicates",
+        "",
+        *aligned(rows),
+        "",
+        f"ms/round: one round of the whole batch of {runs} runs",
+        "missed: runs in which theta* was outside the confidence set at any recorded round"
+        f" (promised: at most a share of {record.config['delta']:g})",
+    ]
+    return "\n".join(lines)
+
+
+def _missed(summary: Summary, label: str) -> str:
+    shares = [summary.cells[label, S].missed for S in summary.S]
+    counted = [share for share in shares if share is not None]
+    if not counted:
+        return "-"
+    return f"{sum(share.hits for share in counted)}/{sum(share.trials for share in counted)}"
+
+
+def compare(record_a: Record, record_b: Record) -> str:
+    """What differs in the configuration, and the final regrets side by side.
+
+    Runs on the same arms and random numbers are compared in pairs, replicate by replicate (t-test);
+    others by Welch's test. Where the horizons differ, both are read at the last common round.
+    """
+    a, b = settings(record_a), settings(record_b)
+    changed = [key for key in [*a, *(k for k in b if k not in a)] if a.get(key) != b.get(key)]
+    lines = ["configuration:"]
+    lines += aligned(
+        [["key", "first", "second"], *([key, _shown(a, key), _shown(b, key)] for key in changed)]
+        if changed
+        else [["the same"]]
+    )
+    common = [label for label in record_a.labels if label in record_b.labels]
+    if not common:
+        return "\n".join([*lines, "", "no policy is in both"])
+    pairs = all(record_a.config.get(key) == record_b.config.get(key) for key in SHARED)
+    test = "paired t-test" if pairs else "Welch's test"
+    rows = [["policy", "S", "first", "second", "difference", f"p ({test})"]]
+    for label in common:
+        rows += _side_by_side(label, record_a, record_b, pairs)
+    if len(rows) == 1:
+        return "\n".join([*lines, "", "no S is in both"])
+    last = _last_common(record_a.arrays(common[0]), record_b.arrays(common[0]))[2]
+    lines += ["", f"regret at t = {last}, mean ± standard error:", *aligned(rows)]
+    for name, one, other in (("first", record_a, record_b), ("second", record_b, record_a)):
+        alone = [label for label in one.labels if label not in other.labels]
+        if alone:
+            lines.append(f"only in the {name}: {', '.join(alone)}")
+    return "\n".join(lines)
+
+
+def _side_by_side(label: str, record_a: Record, record_b: Record, pairs: bool) -> list[list[str]]:
+    a, b = record_a.arrays(label), record_b.arrays(label)
+    at_a, at_b, _ = _last_common(a, b)
+    rows = []
+    for S in sorted(set(a["S"].tolist()) & set(b["S"].tolist())):
+        x = a["regret"][a["S"].tolist().index(S), :, at_a]
+        y = b["regret"][b["S"].tolist().index(S), :, at_b]
+        if pairs:
+            count = min(len(x), len(y))
+            found = paired(x[:count], y[:count])
+            difference, p = found.difference, found.t_test
+        else:
+            one, two = estimate(x), estimate(y)
+            difference = Estimate(one.mean - two.mean, math.hypot(one.error, two.error))
+            p = welch(x, y)
+        cells = [number(estimate(x)), number(estimate(y)), number(difference), p_value(p)]
+        rows.append([label, f"{S:g}", *cells])
+    return rows
+
+
+def _last_common(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> tuple[int, int, int]:
+    """Where the last round that both have recorded stands in each, and which it is."""
+    shared = np.intersect1d(a["rounds"], b["rounds"])
+    if not len(shared):
+        raise refuse("record_b", "a recorded round in common with record_a", "none")
+    last = shared[-1]
+    where_a, where_b = (int(np.searchsorted(arrays["rounds"], last)) for arrays in (a, b))
+    return where_a, where_b, int(last)
+
+
+def title_of(record: Record) -> str:
+    """The title of the experiment, or its name."""
+    return str(record.config.get("title") or record.config["name"])
+
+
+# ---- text ------------------------------------------------------------------------------------
+
+
+def number(value: Estimate | None) -> str:
+    """``mean ± error`` with four significant digits of the mean.
+
+    Example:
+        >>> number(Estimate(12.3456, 0.789))
+        '12.35 ± 0.79'
+    """
+    if value is None:
+        return "-"
+    places = max(0, 3 - math.floor(math.log10(max(abs(value.mean), 1e-3))))
+    shown = f"{value.mean:.{places}f}"
+    return shown if math.isnan(value.error) else f"{shown} ± {value.error:.{places}f}"
+
+
+def p_value(p: float) -> str:
+    """A p-value for a table.
+
+    Example:
+        >>> p_value(0.03141), p_value(1e-9)
+        ('0.031', '1e-09')
+    """
+    if math.isnan(p):
+        return "-"
+    return f"{p:.3f}" if p >= 1e-3 else ("0" if p == 0 else f"{p:.0e}")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first column to the left, the others to the right, a rule under the heading."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return lines if len(rows) == 1 else [lines[0], "-" * len(lines[0]), *lines[1:]]
+
+
+def _shown(flat: dict[str, Any], key: str) -> str:
+    return str(flat[key]) if key in flat else "-"
