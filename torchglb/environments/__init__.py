@@ -3,7 +3,7 @@
 Every module below registers its environments when it is imported.
 """
 
-from torchglb.environments import bandits
+from torchglb.environments import bandits, datasets
 from torchglb.environments.base import (
     Environment,
     available,
@@ -12,5 +12,19 @@ from torchglb.environments.base import (
     options_of,
     register,
 )
+from torchglb.environments.replay import Log, Replay, replay, uniform_log
 
-__all__ = ["Environment", "available", "bandits", "lookup", "make", "options_of", "register"]
+__all__ = [
+    "Environment",
+    "Log",
+    "Replay",
+    "available",
+    "bandits",
+    "datasets",
+    "lookup",
+    "make",
+    "options_of",
+    "register",
+    "replay",
+    "uniform_log",
+]

@@ -1,0 +1,202 @@
+"""Replay: what would a policy have earned, judged by the log of another one?
+
+A logged event is the arms that were shown, the arm that was played and its reward. The policy sees
+the events one after the other. An event is kept only where the policy picks the logged arm: it then
+learns the reward; all other events are passed over, and it never hears of them. If the log was
+written by choosing arms uniformly at random, and events are independent, the kept events have the
+same law as rounds that the policy plays itself, so their mean reward is an unbiased estimate of its
+own. Other logging laws p(arm) are made uniform by keeping a match with probability c / p only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import ValueChecks, check_count, check_same, check_shape, refuse
+from torchglb.environments.base import Environment
+from torchglb.policies import Policy
+from torchglb.random_streams import RandomStreams, derived_seed
+
+#: bits of the numbers that the choices between two observations may use
+STRIDE = 32
+
+
+@dataclass(frozen=True)
+class Log:
+    """Logged events; each element of a batch has its own, in its own order.
+
+    Args:
+        arms: that were shown, ``(*B, n, K, d)``.
+        index: that were played, ``(*B, n)``.
+        rewards: of these, ``(*B, n)``.
+        propensity: the probability with which the logged arm was chosen, ``(*B, n)``; left out, the
+            log was written by a uniform choice.
+    """
+
+    arms: Tensor
+    index: Tensor
+    rewards: Tensor
+    propensity: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.arms.ndim < 3:
+            raise refuse("arms", "shape (*B, n, K, d)", f"shape {tuple(self.arms.shape)}")
+        check_same("rewards", self.rewards, "arms", self.arms)
+        events = self.arms.shape[:-2]
+        check_shape("index", self.index, events)
+        check_shape("rewards", self.rewards, events)
+        if self.index.dtype != torch.int64:
+            raise refuse("index", "dtype torch.int64", self.index.dtype)
+        checks = ValueChecks()
+        number = self.arms.shape[-2]
+        checks.within("index", self.index, 0, number - 1, f"arms from 0 to {number - 1}")
+        if self.propensity is not None:
+            check_shape("propensity", self.propensity, events)
+            positive = (self.propensity > 0) & (self.propensity <= 1)
+            checks.require("propensity", positive, "numbers in (0, 1]", self.propensity)
+        checks.settle()
+
+
+def uniform_log(environment: Environment, events: int) -> Log:
+    """The log of a uniform choice among the arms of an environment, for its N elements.
+
+    Example:
+        >>> from torchglb import environments, families
+        >>> world = environments.make("fixed", family=families.Bernoulli(), S=3.0, replicates=2)
+        >>> uniform_log(world, 5).arms.shape
+        torch.Size([2, 5, 20, 2])
+    """
+    check_count("events", events, least=1)
+    choice = environment.streams("logged choices")
+    arms, played, rewards = [], [], []
+    for t in range(events):
+        shown = environment.arms(t)
+        u = choice.uniform_at(t, 1, dtype=torch.float64)[..., 0]
+        index = (u * shown.shape[-2]).long()
+        x = torch.take_along_dim(shown, index[..., None, None], -2)[..., 0, :]
+        arms.append(shown)
+        played.append(index)
+        rewards.append(environment.rewards(t, x, index))
+    return Log(torch.stack(arms, 1), torch.stack(played, 1), torch.stack(rewards, 1))
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a policy would have earned; each ``(*B)``.
+
+    Attributes:
+        value: the mean reward of the kept events; NaN where none was kept.
+        error: its standard error; NaN with fewer than two.
+        kept: the number of kept events.
+        used: the number of events that were looked at.
+    """
+
+    value: Tensor
+    error: Tensor
+    kept: Tensor
+    used: Tensor
+
+
+@torch.no_grad()
+def replay(policy: Policy, log: Log, horizon: int | None = None, seed: int = 0) -> Replay:
+    """Evaluates a fresh policy on logged events.
+
+    Every element of the batch goes through its own events until its choice matches; those that have
+    a match wait for the others, and then all learn at once.
+
+    Args:
+        policy: of batch shape ``*B``; it learns on the way.
+        log: events of the same batch.
+        horizon: kept events after which an element stops; all that the log gives if left out.
+        seed: of the thinning of a log with propensities.
+
+    Example:
+        >>> from torchglb import environments, families, policies
+        >>> world = environments.make("fixed", family=families.Bernoulli(), S=3.0, replicates=2)
+        >>> played = policies.make(
+        ...     "greedy", family=world.family, domain=world.domain, batch_shape=(2,)
+        ... )
+        >>> found = replay(played, uniform_log(world, 200))
+        >>> bool((found.kept > 0).all())
+        True
+    """
+    check_shape("log.arms", log.arms, (*policy.batch_shape, "n", "K", policy.domain.dim))
+    if policy.rounds:
+        raise refuse("policy", "one that has learnt nothing yet", f"{policy.rounds} observations")
+    number = log.arms.shape[-3]
+    horizon = number if horizon is None else check_count("horizon", horizon, least=1)
+    usable = _usable(policy, log, seed)
+    place = torch.zeros_like(log.index[..., 0])  # the next event
+    kept = torch.zeros_like(place)
+    total = torch.zeros_like(place, dtype=torch.float64)
+    squares = torch.zeros_like(total)
+    while True:
+        wanted = kept < horizon
+        at, found = _next_match(policy, log, usable, place, wanted)
+        place = torch.where(wanted, torch.where(found, at + 1, number), place)
+        if not bool(found.any()):
+            break
+        shown, index, r = _event(log, at)
+        x = torch.take_along_dim(shown, index[..., None, None], -2)[..., 0, :]
+        policy.update(x, r)  # what an element learns after its end no longer counts
+        gain = torch.where(found, r.double(), torch.zeros_like(total))
+        total, squares, kept = total + gain, squares + gain.square(), kept + found
+    count = kept.double()
+    value = total / count
+    spread = (squares - count * value.square()).clamp_min(0.0) / (count - 1.0)
+    error = torch.where(kept > 1, (spread / count).sqrt(), torch.full_like(value, torch.nan))
+    return Replay(value, error, kept, place)
+
+
+def _usable(policy: Policy, log: Log, seed: int) -> Tensor:
+    """Which events may be kept, ``(*B, n)``: all, or a share c / p of those of propensity p."""
+    if log.propensity is None:
+        return torch.ones_like(log.index, dtype=torch.bool)
+    names = policy.random.state_dict()["replicates"]
+    streams = RandomStreams(
+        derived_seed(seed, "replay"), tuple(policy.batch_shape), names, policy.device
+    )
+    u = streams.uniform(log.index.shape[-1], dtype=torch.float64)
+    least = log.propensity.amin(-1, keepdim=True)
+    return u * log.propensity <= least
+
+
+def _next_match(
+    policy: Policy, log: Log, usable: Tensor, place: Tensor, wanted: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The first event from ``place`` on whose logged arm the policy picks; whether there is one."""
+    number = log.arms.shape[-3]
+    at, found = place.clone(), torch.zeros_like(wanted)
+    _rewind(policy, _event(log, at)[0])
+    while bool((searching := wanted & ~found & (at < number)).any()):
+        shown, index, _ = _event(log, at)
+        agrees = policy.select(shown) == index
+        keep = torch.take_along_dim(usable, at.clamp_max(number - 1)[..., None], -1)[..., 0]
+        hit = searching & agrees & keep
+        found = found | hit
+        at = torch.where(searching & ~hit, at + 1, at)
+    return at, found
+
+
+def _rewind(policy: Policy, arms: Tensor) -> None:
+    """Lets the i-th choice after an observation draw the same numbers whoever else is waiting.
+
+    How many choices were made before depends on the companions of an element, so the streams are
+    set to a position that depends on the number of observations only; a choice is thrown away for
+    the policies that draw the numbers of the next one beforehand.
+    """
+    state = policy.random.state_dict()
+    if state["count"]:
+        policy.random.load_state_dict(state | {"count": (policy.rounds + 1) << STRIDE})
+        policy.select(arms)
+
+
+def _event(log: Log, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Arms ``(*B, K, d)``, logged arm ``(*B)`` and reward ``(*B)``; beyond the end, the last."""
+    at = at.clamp_max(log.arms.shape[-3] - 1)[..., None]
+    shown = torch.take_along_dim(log.arms, at[..., None, None], -3)[..., 0, :, :]
+    index, r = (torch.take_along_dim(entry, at, -1)[..., 0] for entry in (log.index, log.rewards))
+    return shown, index, r
