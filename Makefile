@@ -13,7 +13,7 @@ PYTHON ?= $(shell if python3.11 -c '' >/dev/null 2>&1; then echo python3.11; els
 .PHONY: help demo test test-slow bench format clean
 
 help:
-	@echo "make demo       a demonstration of some seconds; writes results/demo.png"
+	@echo "make demo       the paper's Figure 1 in small, in about a minute; writes results/figure1-quick"
 	@echo "make test       lint, format check, types, tests"
 	@echo "make test-slow  the tests marked slow"
 	@echo "make bench      the benchmarks, quick mode"
@@ -21,7 +21,7 @@ help:
 	@echo "make clean      remove caches and build leftovers"
 
 demo: $(STAMP)
-	$(RUN) experiments/demo.py
+	$(VENV)/bin/torchglb run figure1 --quick
 
 test: $(STAMP)
 	$(RUN) -m ruff check .
