@@ -103,6 +103,7 @@ class PolicyContract:
         fixed_arms: whether the arm set must be the same in every round.
         greedy: whether ``select`` is the argmax of ``scores`` (not so where choices are random
             beyond the scores, or arms are eliminated first).
+        ball_arms: whether the best arm of the unit ball is known.
         tolerance: between scores computed in another order of summation.
     """
 
@@ -112,6 +113,7 @@ class PolicyContract:
     uncovered: ClassVar[tuple[GLMFamily, ...]] = ()
     fixed_arms: ClassVar[bool] = False
     greedy: ClassVar[bool] = True
+    ball_arms: ClassVar[bool] = True
     tolerance: ClassVar[float] = 1e-6
     radius: ClassVar[float] = 2.0
     rounds: ClassVar[int] = 5
@@ -362,6 +364,39 @@ class PolicyContract:
             with pytest.raises(InputError):
                 policy.scores(bad)
         assert_same(policy.state_dict(), saved)
+
+    def test_best_arm_of_the_unit_ball(self):
+        if not self.ball_arms:
+            with pytest.raises(InputError, match="unit ball") as error:
+                self.make((2,)).select_ball()
+            assert self.name in str(error.value)
+            return
+        names = torch.tensor([7, 2])
+        for family in self.families:
+            world = self.world(2, family=family)
+            policy = self.make((2,), family=family, replicates=names)
+            alone = [self.make((), family=family, replicates=name) for name in names]
+            for t in range(3):
+                saved = policy.state_dict()
+                arm = policy.select_ball()
+                assert arm.shape == (2, 2)
+                torch.testing.assert_close(
+                    torch.linalg.vector_norm(arm, dim=-1), torch.ones(2, dtype=DTYPE)
+                )
+                reward = world.rewards[t, :, 0]
+                for b, single in enumerate(alone):
+                    lonely = single.select_ball()
+                    if t > 0:  # before there are data any direction may be as good as another
+                        torch.testing.assert_close(lonely, arm[b], rtol=0, atol=2e-3)
+                    single.update(arm[b], reward[b])
+                later = policy.state_dict()
+                policy.load_state_dict(saved)
+                others = torch.nn.functional.normalize(unit_arms(2, 60, 2, seed=t), dim=-1)
+                scores = policy.scores(torch.cat([arm[:, None], others], dim=-2))
+                best = scores.amax(-1)
+                assert bool((scores[:, 0] >= best - 2e-6 * (1.0 + best.abs())).all())
+                policy.load_state_dict(later)
+                policy.update(arm, reward)
 
     def test_one_arm(self):
         world = self.world(2, arms=1)

@@ -33,30 +33,35 @@ class TestEVILLAggregated(PolicyContract):
 
 class TestEVILLTheory(PolicyContract):
     name = "evill-theory"
+    ball_arms = False
     families = ALL
     greedy = False
 
 
 class TestEVILLTheoryWithoutWarmUp(PolicyContract):
     name = "evill-theory"
+    ball_arms = False
     families = ALL
     options = {"level": 10.0}
 
 
 class TestRSGLinCB(PolicyContract):
     name = "rs-glincb"
+    ball_arms = False
     families = (Bernoulli(), Binomial(3), QuasiBounded("probit"))
     uncovered = UNBOUNDED
 
 
 class TestRSGLinCBAfterTheWarmUp(PolicyContract):
     name = "rs-glincb"
+    ball_arms = False
     options = {"scale": 0.004}
     greedy = False
 
 
 class TestRSGLinCBBetween(PolicyContract):
     name = "rs-glincb"
+    ball_arms = False
     options = {"scale": 0.0075}  # long arms are still new, short ones are not
     greedy = False
 
@@ -68,6 +73,7 @@ class TestAdaOFUECOLog(PolicyContract):
 
 class TestGLMUCB(PolicyContract):
     name = "glm-ucb"
+    ball_arms = False
     families = (Bernoulli(), Binomial(3))
     uncovered = UNBOUNDED
 
@@ -79,6 +85,7 @@ class TestGLOC(PolicyContract):
 
 class TestLogUCB1(PolicyContract):
     name = "log-ucb-1"
+    ball_arms = False
     uncovered = UNBOUNDED
 
 

@@ -11,8 +11,9 @@ from torchglb.domain import Ball
 from torchglb.families import Bernoulli, Gaussian, Poisson, QuasiBounded
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.linalg import inverse_forms
 from torchglb.policies.free import FreeMinimum, Near
-from torchglb.policies.parts import ridge_minimum
+from torchglb.policies.parts import farthest_point, ridge_minimum
 from torchglb.ucb.minimum import FlatHistory
 
 DTYPE = torch.float64
@@ -122,3 +123,31 @@ def test_choices_of_evill_are_those_of_its_exact_scores(family):
         assert bool((chosen >= scores.amax(-1) - 1e-8).all())
         row = arms.gather(-2, index[:, None, None].expand(4, 1, 2))
         policy.update(row, family.sample((row * theta[:, None]).sum(-1), generator))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 6])
+@pytest.mark.parametrize("centre", ["random", "zero", "on the short axis", "far"])
+def test_farthest_point_of_an_ellipsoid(dim, centre, generator):
+    count = 40
+    root = torch.randn((count, dim, dim), generator=generator, dtype=DTYPE)
+    W = root @ root.mT + 0.1 * torch.eye(dim, dtype=DTYPE)
+    gamma = 0.5 + torch.rand(count, generator=generator, dtype=DTYPE)
+    if centre == "on the short axis":  # no component along the long one: a sign is free
+        c = torch.linalg.eigh(W).eigenvectors[..., -1] if dim > 1 else torch.zeros(count, 1)
+        c = 0.05 * c.to(DTYPE)
+    else:
+        scale = {"random": 1.0, "zero": 0.0, "far": 50.0}[centre]
+        c = scale * torch.randn((count, dim), generator=generator, dtype=DTYPE)
+    theta = farthest_point(c, W, gamma)
+    away = theta - c
+    on = (away * (W @ away[..., None])[..., 0]).sum(-1)
+    torch.testing.assert_close(on, gamma, rtol=1e-8, atol=1e-8)
+    longest = torch.linalg.vector_norm(theta, dim=-1)
+    x = torch.nn.functional.normalize(
+        torch.randn((count, 4000, dim), generator=generator, dtype=DTYPE), dim=-1
+    )
+    index = (x @ c[..., None])[..., 0] + (gamma[:, None] * inverse_forms(x, W)).sqrt()
+    assert bool((index <= longest[:, None] * (1 + 1e-9)).all())
+    at = (theta / longest[:, None])[:, None]
+    own = (at @ c[..., None])[..., 0] + (gamma[:, None] * inverse_forms(at, W)).sqrt()
+    torch.testing.assert_close(own[:, 0], longest, rtol=1e-8, atol=1e-8)

@@ -36,8 +36,8 @@ from torchglb.errors import SolverError
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.linalg import idle
 from torchglb.optim import Evaluation, newton
-from torchglb.policies.base import Policy, Requirements
-from torchglb.policies.parts import taken
+from torchglb.policies.base import Policy, Requirements, towards
+from torchglb.policies.parts import farthest_point, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
@@ -79,6 +79,10 @@ class AdaOFUECOLog(Policy):
         nu = 0.5 + 2 * (2 * (1 + t / (4 * S)).sqrt() / self.delta).log()
         u = stiffness * nu / 4 + S.square() / stiffness
         return 4 * S.square() + 2 * stiffness * (u + self._excess) + 4 * math.log(1 + t)
+
+    def select_ball(self) -> Tensor:
+        """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
+        return towards(farthest_point(self._theta, self._W.matrix, self.squared_radius()))
 
     def _scores(self, arms: Tensor) -> Tensor:
         mean = (arms @ self._theta[..., None])[..., 0]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchglb.checks import check_choice, check_shape, refuse
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.optim import raise_unless_converged
 from torchglb.policies.base import Policy, towards
 from torchglb.radii import Lipschitz, Problem, Radius, by_name
 from torchglb.sets import Interval, LikelihoodRatioSet
@@ -135,10 +136,18 @@ class ExactPolicy(Policy):
 
     @torch.no_grad()
     def select_ball(self) -> Tensor:
-        """``theta/|theta|`` for the longest theta of the set; certified global for d <= 2."""
-        target = self._current()
-        program = SublevelProgram(self._likelihood(), self.domain, target.level)
-        return towards(argmax_ball(program, throw=False).theta)
+        """``theta/|theta|`` for the longest theta of the set.
+
+        Certified for d <= 2; beyond, the best local maximum from 4 d + 1 starts
+        (:func:`torchglb.ucb.argmax_ball`).
+        """
+        choice = argmax_ball(self._sublevel(), throw=False)
+        unknown = torch.isnan(choice.theta).any(-1)  # no point of the set was found
+        raise_unless_converged(torch.where(unknown, choice.status, 0), f"the arm of {self.name}")
+        return towards(choice.theta)
+
+    def _sublevel(self) -> SublevelProgram:
+        return SublevelProgram(self._likelihood(), self.domain, self._current().level)
 
     def _argmax(self, arms: Tensor, value_tol: float | None = None) -> Choice:
         level, *minimum = self._current()
@@ -166,8 +175,7 @@ class ExactPolicy(Policy):
     @torch.no_grad()
     def _scores(self, arms: Tensor) -> Tensor:
         """Certified upper bounds on ``h(x)``, closed to the solver's tolerance."""
-        target = self._current()
-        program = SublevelProgram(self._likelihood(), self.domain, target.level)
+        target, program = self._current(), self._sublevel()
         options: dict[str, Any] = {"throw": False}  # the bounds hold wherever a solver stopped
         if self.solver == "native":
             options |= {"center": target.theta, "validate": False}

@@ -32,8 +32,8 @@ from torch import Tensor
 from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
-from torchglb.policies.base import Policy
-from torchglb.policies.parts import project_in_norm, taken
+from torchglb.policies.base import Policy, towards
+from torchglb.policies.parts import farthest_point, project_in_norm, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
@@ -89,6 +89,10 @@ class GLOC(Policy):
         k, B, ratio = self._least, self._regret, self._noise / self._least
         inside = 1 + 2 * B / k + 4 * ratio**4 / self.delta**2
         return 1 + 4 / k * B + 8 * ratio.square() * (2 * inside.sqrt() / self.delta).log()
+
+    def select_ball(self) -> Tensor:
+        """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
+        return towards(farthest_point(self.centre, self._V.matrix, self.squared_radius()))
 
     def _scores(self, arms: Tensor) -> Tensor:
         mean = (arms @ self.centre[..., None])[..., 0]

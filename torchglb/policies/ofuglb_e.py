@@ -28,9 +28,10 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import inverse_forms, woodbury_inverse_forms
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import frank_wolfe_gap
-from torchglb.policies.base import Policy
+from torchglb.policies.base import Policy, towards
 from torchglb.policies.carried import fit
 from torchglb.policies.exact import PAPER, named_radius
+from torchglb.policies.parts import farthest_point
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.radii import (
@@ -191,6 +192,12 @@ class OFUGLBE(Policy):
             return ellipsoid.curvature
         X, _, _ = self._history.whole()
         return (X.mT * ellipsoid.curvature[..., None, :]) @ X
+
+    @torch.no_grad()
+    def select_ball(self) -> Tensor:
+        """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
+        ellipsoid = self.confidence_set()
+        return towards(farthest_point(ellipsoid.center, ellipsoid.shape, ellipsoid.gamma))
 
     @torch.no_grad()
     def _scores(self, arms: Tensor) -> Tensor:

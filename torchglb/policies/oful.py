@@ -20,8 +20,8 @@ from torch import Tensor
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
-from torchglb.policies.base import Policy, Requirements
-from torchglb.policies.parts import taken
+from torchglb.policies.base import Policy, Requirements, towards
+from torchglb.policies.parts import farthest_point, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
@@ -72,6 +72,10 @@ class OFUL(Policy):
         S = self.domain.radius_like(growth)
         noise = math.sqrt(self.family.dispersion)
         return noise * (2 * math.log(1 / self.delta) + growth).sqrt() + math.sqrt(lam) * S
+
+    def select_ball(self) -> Tensor:
+        """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
+        return towards(farthest_point(self.theta, self._V.matrix, self.radius().square()))
 
     def _scores(self, arms: Tensor) -> Tensor:
         mean = (arms @ self.theta[..., None])[..., 0]

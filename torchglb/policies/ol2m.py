@@ -25,8 +25,8 @@ from torch import Tensor
 
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
-from torchglb.policies.base import Policy, Requirements
-from torchglb.policies.parts import project_in_norm, taken
+from torchglb.policies.base import Policy, Requirements, towards
+from torchglb.policies.parts import farthest_point, project_in_norm, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
@@ -67,6 +67,10 @@ class OL2M(Policy):
         failure = math.log(4 * math.log(t + 1) * t * t / self.delta)
         growth = self._Z.logdet - d * math.log(d)
         return 8 * S + d * S.square() + (8 / b + 16 * S / 3) * failure + 2 / b * growth
+
+    def select_ball(self) -> Tensor:
+        """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
+        return towards(farthest_point(self._theta, self._Z.matrix, self.squared_radius()))
 
     def _scores(self, arms: Tensor) -> Tensor:
         mean = (arms @ self._theta[..., None])[..., 0]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.linalg import idle
+from torchglb.linalg import idle, minimize_on_ball
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.optim.ball import minimize_model
@@ -95,6 +95,33 @@ def _require(certified: Tensor, status: Tensor) -> None:
         raise_unless_converged(
             torch.where(certified, int(Status.CONVERGED), unknown), "the estimate of the policy"
         )
+
+
+def farthest_point(center: Tensor, matrix: Tensor, gamma: Tensor) -> Tensor:
+    """The longest theta with ``|theta - c|^2`` in W at most gamma; it gives the best arm of a ball.
+
+    ``max over |x| <= 1 of <x, c> + sqrt(gamma) |x|`` in W^-1 is ``max |theta|`` over the ellipsoid,
+    at ``x = theta/|theta|``. In the eigenvectors of W, with ``y_i = sqrt(e_i)(theta_i - c_i)``, on
+    the sphere ``|y|^2 = gamma``, ``|theta|^2`` is up to a constant
+
+    ``2 sum_i y_i c_i/sqrt(e_i) - sum_i a_i y_i^2``,  ``a_i = 1/e_min - 1/e_i >= 0``:
+
+    a convex problem over the ball, whose solution is moved to the sphere along the axis of e_min,
+    where a = 0.
+
+    Args:
+        center: c, ``(*B, d)``.
+        matrix: W, positive definite, ``(*B, d, d)``.
+        gamma: the squared radius, ``(*B)``.
+    """
+    e, basis = torch.linalg.eigh(matrix)  # ascending: the first axis is the longest
+    c = (basis.mT @ center[..., None])[..., 0]
+    flatness = 1.0 / e
+    y, _ = minimize_on_ball(flatness[..., :1] - flatness, c * flatness.sqrt(), gamma.sqrt())
+    first = y[..., 0]
+    left = (gamma - y[..., 1:].square().sum(-1)).clamp_min(0.0).sqrt()
+    y = torch.cat([torch.where(first < 0, -left, left)[..., None], y[..., 1:]], dim=-1)
+    return (basis @ (c + y * flatness.sqrt())[..., None])[..., 0]
 
 
 def project_in_norm(theta: Tensor, matrix: Tensor, domain: Ball) -> Tensor:
