@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchglb import environments, policies
-from torchglb.errors import InputError, SolverError
+from torchglb.errors import InputError, RunError, SolverError
 from torchglb.simulate import (
     Configuration,
     Record,
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"torchglb: {error}", file=sys.stderr)
         return WRONG
-    except SolverError as error:
+    except (RunError, SolverError) as error:
         print(f"torchglb: {error}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # the reader, such as head, has seen enough
@@ -70,9 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the preset"
     )
-    run.add_argument("--executor", default="serial", help="serial")
+    run.add_argument("--executor", default="processes", help="serial, processes (default) or ray")
     run.add_argument("--workers", type=int, help="worker processes; the number of cores by default")
     run.add_argument("--address", help="of the Ray cluster")
+    run.add_argument(
+        "--save-every", type=float, default=20.0, metavar="SECONDS", help="checkpoints"
+    )
     run.add_argument("--out", help="directory of the results; results/NAME by default")
 
     plot = commands.add_parser("plot", help="draw the figures of a run")
@@ -107,6 +110,7 @@ def _run(given: argparse.Namespace) -> int:
             watch=display,
             workers=given.workers,
             address=given.address,
+            save_every=given.save_every,
         )
     except KeyboardInterrupt:
         command = " ".join(["torchglb", *sys.argv[1:]])
@@ -204,3 +208,7 @@ def _list(given: argparse.Namespace) -> None:
         print(f"  {name:<14} {title}")
     print("policies:\n  " + " ".join(policies.available()))
     print("environments:\n  " + " ".join(environments.available()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The exceptions of the library: bad input, and a solve that did not reach its tolerance."""
+"""The exceptions of the library: bad input, a solve without its tolerance, a run that failed."""
 
 from __future__ import annotations
 
@@ -9,3 +9,7 @@ class InputError(ValueError):
 
 class SolverError(RuntimeError):
     """A solve ended without its certificate; the message names the batch elements."""
+
+
+class RunError(RuntimeError):
+    """Tasks of a run failed; the message names them, and what the others did is kept."""

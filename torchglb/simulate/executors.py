@@ -1,16 +1,22 @@
 """Where tasks run: here, one after the other; in worker processes; on a Ray cluster.
 
-Whoever runs a task, its numbers are the same.
+Whoever runs a task, its numbers are the same. A task that fails does not stop the others.
 """
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from torchglb.simulate.runner import Task, run_task
+from torchglb.errors import RunError
+from torchglb.simulate.runner import Task, run_here
+
+#: how often a task is begun again after the process or the machine that ran it was lost
+RETRIES = 3
 
 
 class Watch:
@@ -27,7 +33,12 @@ class Watch:
 
 
 class Executor(Protocol):
-    """Runs tasks; ``finish`` is called in this process after each."""
+    """Runs tasks; ``finish`` is called in this process after each that has finished.
+
+    Raises:
+        RunError: at the end, if a task failed.
+        KeyboardInterrupt: when interrupted, after all tasks have saved their states.
+    """
 
     def __call__(  # noqa: D102
         self,
@@ -48,11 +59,12 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.wished = False
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._wish)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._wish)
         return self
 
     def _wish(self, number: int, frame: Any) -> None:
@@ -61,8 +73,41 @@ class Interrupt:
         self.wished = True
 
     def __exit__(self, *exception: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class Failures:
+    """The tasks that failed, and why."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._found: list[str] = []
+        self._lost: dict[tuple[str, int], int] = {}
+
+    def add(self, task: Task, reason: str) -> None:
+        """A task raised an exception, of which ``reason`` is the traceback."""
+        path = task.part.with_suffix(".error.txt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(reason, encoding="utf-8")
+        self._found.append(f"{task}: {reason.strip().splitlines()[-1]} (see {path})")
+        self._watch.notice(f"failed: {self._found[-1]}")
+
+    def lost(self, task: Task, reason: str) -> bool:
+        """The process of a task is gone; whether to begin again from its checkpoint."""
+        key = (task.label, task.chunk)
+        self._lost[key] = self._lost.get(key, 0) + 1
+        again = self._lost[key] <= RETRIES
+        if again:
+            self._watch.notice(f"{task}: {reason}; going on from its last checkpoint")
+        else:
+            self._found.append(f"{task}: {reason}, {RETRIES + 1} times")
+        return again
+
+    def settle(self) -> None:
+        """Raises what was found, if anything."""
+        if self._found:
+            raise RunError(f"{len(self._found)} tasks failed:\n  " + "\n  ".join(self._found))
 
 
 def serial(
@@ -74,6 +119,7 @@ def serial(
     address: str | None = None,
 ) -> None:
     """One task after the other, in this process."""
+    failures = Failures(watch)
     with Interrupt() as interrupt:
         for task in tasks:
 
@@ -81,9 +127,28 @@ def serial(
                 watch.progress(task, rounds)
                 return not interrupt.wished
 
-            if not run_task(task, report):
+            try:
+                finished = run_here(task, report)
+            except Exception:
+                failures.add(task, traceback.format_exc())
+                continue
+            if not finished:
                 raise KeyboardInterrupt
             finish(task)
+    failures.settle()
 
 
-EXECUTORS: dict[str, Executor] = {"serial": serial}
+def _in(module: str) -> Executor:
+    """The executor of a module that is imported when it is used."""
+
+    def execute(*args: Any, **settings: Any) -> None:
+        importlib.import_module(module).execute(*args, **settings)
+
+    return execute
+
+
+EXECUTORS: dict[str, Executor] = {
+    "serial": serial,
+    "processes": _in("torchglb.simulate.processes"),
+    "ray": _in("torchglb.simulate.ray_executor"),
+}

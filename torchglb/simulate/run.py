@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchglb.checks import check_choice
+from torchglb.checks import check_choice, check_count, check_positive
 from torchglb.errors import InputError
 from torchglb.simulate.config import Configuration, make_family
 from torchglb.simulate.executors import EXECUTORS, Watch
@@ -49,6 +49,7 @@ def simulate(
     watch: Watch | None = None,
     workers: int | None = None,
     address: str | None = None,
+    save_every: float = 20.0,
     **settings: Any,
 ) -> Record:
     """Plays policies against an environment, all replicates and radii as one batch.
@@ -66,6 +67,7 @@ def simulate(
         watch: is told how far the tasks are.
         workers: of ``"processes"``.
         address: of the cluster, for ``"ray"``.
+        save_every: seconds between checkpoints.
         settings: ``family``, ``delta``, ``seed``, ``dim``, ``arms``, ``theta``, ``chunk``,
             ``device``, ... as in a preset.
 
@@ -86,7 +88,15 @@ def simulate(
     }
     config = Configuration.load(table)
     place = Path(tempfile.mkdtemp(prefix="torchglb-")) if out is None else Path(out)
-    return run(config, place, executor=executor, watch=watch, workers=workers, address=address)
+    return run(
+        config,
+        place,
+        executor=executor,
+        watch=watch,
+        workers=workers,
+        address=address,
+        save_every=save_every,
+    )
 
 
 def run(
@@ -97,20 +107,25 @@ def run(
     watch: Watch | None = None,
     workers: int | None = None,
     address: str | None = None,
+    save_every: float = 20.0,
 ) -> Record:
     """Runs a configuration, or continues it, or opens its finished record.
 
     Raises:
         InputError: if the directory holds something else.
+        RunError: if a task failed; the others have finished.
         KeyboardInterrupt: if it was interrupted; the same call continues.
     """
     check_choice("executor", executor, tuple(EXECUTORS))
+    check_positive("save_every", save_every)
+    if workers is not None:
+        check_count("workers", workers, least=1)
     watch = Watch() if watch is None else watch
     config.try_out()
     with _sole_user(out):
         _prepare(config, out)
         tasks = [
-            Task(str(out), config.as_dict(), label, chunk)
+            Task(str(out), config.as_dict(), label, chunk, save_every)
             for label in config.policy
             for chunk in range(len(config.chunks()))
             if not (out / f"{label}.npz").exists()
@@ -118,7 +133,12 @@ def run(
         if tasks:
             watch.begin(tasks)
             finish = _gatherer(config, out, tasks)
-            EXECUTORS[executor](tasks, watch, finish, workers=workers, address=address)
+            done = [task for task in tasks if task.part.exists()]
+            for task in done:
+                watch.progress(task, config.horizon)
+                finish(task)
+            left = [task for task in tasks if task not in done]
+            EXECUTORS[executor](left, watch, finish, workers=workers, address=address)
             shutil.rmtree(out / UNFINISHED, ignore_errors=True)
             manifest = read_json(out / "manifest.json")
             write_json(out / "manifest.json", manifest | {"finished": _now()})

@@ -6,9 +6,10 @@ are taken in the same order wherever it runs; a machine's cores are used by runn
 
 from __future__ import annotations
 
+import functools
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +27,8 @@ RECORDED, OUTLINE = 1000, 200
 #: the certificate is made tight on the first hundred rounds and on every fifth; in between it uses
 #: what is known already, which is as valid and a few per cent wider
 REFINE_EVERY = 5
-#: seconds between reports of progress, and between checkpoints
-REPORT_EVERY, SAVE_EVERY = 0.2, 20.0
+#: seconds between reports of progress
+REPORT_EVERY = 0.2
 
 
 class Task(NamedTuple):
@@ -38,12 +39,14 @@ class Task(NamedTuple):
         config: the configuration, as plain values.
         label: of the policy.
         chunk: the number of the chunk.
+        save_every: seconds between checkpoints.
     """
 
     directory: str
     config: dict[str, Any]
     label: str
     chunk: int
+    save_every: float
 
     @property
     def part(self) -> Path:
@@ -54,6 +57,14 @@ class Task(NamedTuple):
     def checkpoint(self) -> Path:
         """The file from which the task is continued."""
         return self.part.with_suffix(".pt")
+
+    def finish(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Writes the results, after which no checkpoint is needed."""
+        write_arrays(self.part, arrays)
+        self.checkpoint.unlink(missing_ok=True)
+
+    def __str__(self) -> str:
+        return f"{self.label}, part {self.chunk}"
 
 
 def recorded_rounds(horizon: int) -> np.ndarray:
@@ -192,6 +203,12 @@ class Play:
             "seconds": torch.from_numpy(self._seconds.copy()),
         }
 
+    def checkpoint(self) -> bytes:
+        """The state as a file."""
+        buffer = io.BytesIO()
+        torch.save(self.state_dict(), buffer)
+        return buffer.getvalue()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a saved state."""
         self.policy.load_state_dict(state["policy"])
@@ -202,57 +219,56 @@ class Play:
         self._seconds = state["seconds"].numpy()
 
 
-def run_task(task: Task, report: Callable[[int], bool]) -> bool:
-    """Plays a task to its end, from its checkpoint if there is one.
+def run_task(
+    task: Task, report: Callable[[int], bool], saved: bytes | None, save: Callable[[bytes], None]
+) -> dict[str, np.ndarray] | None:
+    """Plays a task to its end; knows nothing of files.
 
     Args:
         task: what to play.
         report: is told the number of rounds played, some times a second; if it answers False, the
             task saves a checkpoint and stops.
+        saved: the checkpoint to go on from.
+        save: takes a checkpoint.
 
     Returns:
-        Whether the task is finished.
+        The results, or None if it was stopped.
     """
-    if task.part.exists():
-        report(task.config["horizon"])
-        return True
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _play(task, report)
+        play = Play(Configuration.load(task.config), task.label, task.chunk)
+        if saved is not None:
+            place = play.config.device
+            state = torch.load(io.BytesIO(saved), map_location=place, weights_only=True)
+            play.load_state_dict(state)
+        told = kept = time.monotonic()
+        go_on = report(play.t)
+        while go_on and not play.finished:
+            play.step()
+            now = time.monotonic()
+            if now - told >= REPORT_EVERY:
+                told, go_on = now, report(play.t)
+            if now - kept >= task.save_every:
+                kept = now
+                save(play.checkpoint())
+        if not play.finished:
+            save(play.checkpoint())
+            return None
+        return play.result()
     finally:
         torch.set_num_threads(threads)
 
 
-def _play(task: Task, report: Callable[[int], bool]) -> bool:
-    play = Play(Configuration.load(task.config), task.label, task.chunk)
-    if task.checkpoint.exists():
-        place = play.config.device
-        play.load_state_dict(torch.load(task.checkpoint, map_location=place, weights_only=True))
-    told = saved = time.monotonic()
-    go_on = report(play.t)
-    while go_on and not play.finished:
-        play.step()
-        now = time.monotonic()
-        if now - told >= REPORT_EVERY:
-            told, go_on = now, report(play.t)
-        if now - saved >= SAVE_EVERY:
-            saved = now
-            save_checkpoint(task, play)
-    if not play.finished:
-        save_checkpoint(task, play)
+def run_here(task: Task, report: Callable[[int], bool]) -> bool:
+    """Plays a task with its files in the directory of the run; whether it is finished."""
+    saved = task.checkpoint.read_bytes() if task.checkpoint.exists() else None
+    arrays = run_task(task, report, saved, functools.partial(write_bytes, task.checkpoint))
+    if arrays is None:
         return False
-    write_arrays(task.part, play.result())
-    task.checkpoint.unlink(missing_ok=True)
-    report(play.t)
+    task.finish(arrays)
+    report(task.config["horizon"])
     return True
-
-
-def save_checkpoint(task: Task, play: Play) -> None:
-    """Writes the state of a task."""
-    buffer = io.BytesIO()
-    torch.save(play.state_dict(), buffer)
-    write_bytes(task.checkpoint, buffer.getvalue())
 
 
 def _outlines(
