@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tomllib
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from torchglb import environments, policies
+from torchglb import report as reports
 from torchglb.errors import InputError, RunError, SolverError
 from torchglb.simulate import (
     Configuration,
@@ -41,27 +41,33 @@ KEYS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, or 1 failed, 2 wrong usage, 130 interrupted."""
-    given = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    given = _parser().parse_args(words)
+    given.again = shlex.join(["torchglb", *words])
     try:
         return int(given.command(given) or 0)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except InputError as error:
         print(f"torchglb: {error}", file=sys.stderr)
         return WRONG
-    except (RunError, SolverError) as error:
-        print(f"torchglb: {error}", file=sys.stderr)
-        return FAILED
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (OSError, RunError, SolverError) as error:
+        print(f"torchglb: {error}", file=sys.stderr)
         return FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="torchglb", description="Generalized linear bandits: experiments, figures, reports."
+        prog="torchglb",
+        description="Generalized linear bandits: experiments, figures, reports.",
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="run an experiment, or continue it")
+    run = commands.add_parser("run", help="run an experiment, or continue it", allow_abbrev=False)
     run.set_defaults(command=_run)
     run.add_argument("preset", help="a preset (see `torchglb list`) or a TOML file")
     run.add_argument("--quick", action="store_true", help="a small version of it")
@@ -102,6 +108,8 @@ def _run(given: argparse.Namespace) -> int:
     suffix = "-quick" if given.quick else ""
     out = Path(given.out) if given.out else Path("results") / f"{config.name}{suffix}"
     display = Display()
+    size = f"{len(config.policy)} policies, {len(config.S)} S x {config.replicates} replicates"
+    display.notice(f"{config.name}: {size} x {config.horizon} rounds -> {out}")
     try:
         record = run(
             config,
@@ -113,8 +121,7 @@ def _run(given: argparse.Namespace) -> int:
             save_every=given.save_every,
         )
     except KeyboardInterrupt:
-        command = " ".join(["torchglb", *sys.argv[1:]])
-        print(f"\nStopped; what is done is kept in {out}. To go on:\n  {command}", file=sys.stderr)
+        display.notice(f"stopped; what is done is kept in {out}. To go on:\n  {given.again}")
         return INTERRUPTED
     _show(record)
     return 0
@@ -123,6 +130,7 @@ def _run(given: argparse.Namespace) -> int:
 def configuration_table(given: argparse.Namespace) -> dict[str, Any]:
     """The table of the preset with the flags laid over it."""
     table = read_table(find_preset(given.preset), quick=given.quick)
+    usual = table.get("policies", [])
     for key in KEYS:
         text = getattr(given, key)
         if text is not None:
@@ -136,8 +144,9 @@ def configuration_table(given: argparse.Namespace) -> dict[str, Any]:
             value = {part: value}
         table = lay_over(table, value)
     if given.policies is not None and isinstance(table.get("policy"), dict):
-        # tables of policies that were not asked for
-        table["policy"] = {k: v for k, v in table["policy"].items() if k in table["policies"]}
+        # the preset's tables of policies that are not asked for now
+        left_out = set(usual) - set(table["policies"])
+        table["policy"] = {k: v for k, v in table["policy"].items() if k not in left_out}
     return table
 
 
@@ -159,10 +168,7 @@ def _value(text: str) -> Any:
 
 def _show(record: Record) -> None:
     """The table, and where the pictures are."""
-    if find_spec("torchglb.report") is None:
-        print(record.directory)
-        return
-    print(_reports().table(record))
+    print(reports.table(record))
     for path in [*_pictures(record), _write_report(record)]:
         print(path)
 
@@ -170,23 +176,19 @@ def _show(record: Record) -> None:
 # ---- the other commands ----------------------------------------------------------------------
 
 
-def _reports() -> Any:
-    return import_module("torchglb.report")
-
-
 def _write_report(record: Record) -> Path:
-    return Path(_reports().write_report(record, record.directory / "report.html"))
+    return reports.write_report(record, record.directory / "report.html")
 
 
 def _pictures(record: Record) -> list[Path]:
     try:
-        plotting: Any = import_module("torchglb.plotting")
+        from torchglb.plotting import save_figures
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         print("no pictures without matplotlib: pip install 'torchglb[plot]'", file=sys.stderr)
         return []
-    return list(plotting.save_figures(record, record.directory))
+    return save_figures(record, record.directory)
 
 
 def _plot(given: argparse.Namespace) -> None:
@@ -199,7 +201,7 @@ def _report(given: argparse.Namespace) -> None:
 
 
 def _compare(given: argparse.Namespace) -> None:
-    print(_reports().compare(Record.open(given.directory), Record.open(given.other)))
+    print(reports.compare(Record.open(given.directory), Record.open(given.other)))
 
 
 def _list(given: argparse.Namespace) -> None:

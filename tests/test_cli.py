@@ -1,0 +1,200 @@
+"""The command line: what it prints, where it writes, and that no mistake ends in a traceback."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import torchglb as glb
+from torchglb import cli
+from torchglb.simulate import Configuration, Record, find_preset, presets, read_table, runner
+
+PRESET = """
+title = "A small one"
+horizon = 12
+replicates = 2
+S = [3, 5]
+arms = 5
+policies = ["ofuglb", "emk-ftrl", "random"]
+[policy.emk-ftrl]
+policy = "emk"
+regularizer = "ftrl"
+[quick]
+horizon = 6
+S = [3]
+"""
+
+
+@pytest.fixture
+def preset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(PRESET)
+    return "small.toml"
+
+
+def run(*words):
+    return cli.main(["run", *words, "--executor", "serial"])
+
+
+# ---- run -------------------------------------------------------------------------------------
+
+
+def test_run_writes_everything_and_says_where(preset, tmp_path, capsys):
+    assert run(preset, "--quick") == 0
+    printed = capsys.readouterr()
+    record = Record.open(tmp_path / "results" / "small-quick")
+    assert record.complete
+    assert record.config["horizon"] == 6
+    for label in record.labels:
+        assert label in printed.out
+    pictures = [line for line in printed.out.splitlines() if line.endswith((".png", ".html"))]
+    assert pictures
+    assert all((tmp_path / line).exists() for line in pictures)
+    assert "100%" in printed.err
+    # the other commands, on what is there
+    assert cli.main(["plot", str(record.directory)]) == 0
+    assert cli.main(["report", str(record.directory)]) == 0
+    assert cli.main(["compare", str(record.directory), str(record.directory)]) == 0
+
+
+def test_flags_override_keys(preset):
+    words = ["--policies", "emk-ftrl,random", "--S", "2.5,4", "--horizon", "9", "--replicates", "3"]
+    words += ["--seed", "5", "--delta", "0.1", "--set", "policy.emk-ftrl.regularization=2.0"]
+    words += ["--set", "theta=random", "--set", "arms=7"]
+    given = cli._parser().parse_args(["run", preset, *words])
+    config = Configuration.load(cli.configuration_table(given)).as_dict()
+    assert config["policies"] == ["emk-ftrl", "random"]
+    assert config["policy"]["emk-ftrl"] == {
+        "policy": "emk", "regularizer": "ftrl", "regularization": 2.0,
+    }  # fmt: skip
+    assert (config["S"], config["horizon"], config["replicates"]) == ([2.5, 4.0], 9, 3)
+    assert (config["seed"], config["delta"], config["theta"]) == (5, 0.1, "random")
+    assert (config["arms"], config["name"]) == (7, "small")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "preset: expected a TOML file or one of .*figure1.*, got 'nothing'"),
+        (["absent.toml"], "preset: expected a TOML file, got 'absent.toml', which does not exist"),
+        (["small.toml", "--S", "4,x"], "S: expected a positive number, got 'x'"),
+        (["small.toml", "--S", "0.5"], "S: expected numbers above 1"),
+        (["small.toml", "--horizon", "ten"], "horizon: expected an integer of at least 1, got 'ten'"),
+        (["small.toml", "--policies", "ofuglb,ucb"], "policies: expected one of .*ofuglb.*, got ucb"),
+        (["small.toml", "--policies", ","], "policies: expected a list of different labels"),
+        (["small.toml", "--delta", "2"], r"delta: expected a number in \(0, 1\), got 2"),
+        (["small.toml", "--device", "moon"], "device: expected a device of this machine, got 'moon'"),
+        (["small.toml", "--executor", "x"], "executor: expected one of .*'ray', got 'x'"),
+        (["small.toml", "--workers", "0"], "workers: expected an integer of at least 1, got 0"),
+        (["small.toml", "--save-every", "0"], "save_every: expected a positive finite number, got 0"),
+        (["small.toml", "--set", "colour"], "--set: expected KEY=VALUE, got 'colour'"),
+        (["small.toml", "--set", "colour=red"], "configuration: expected one of the keys .* got colour = 'red'"),
+        (["small.toml", "--set", "policy.ofuglb.hue=1"], "policy.ofuglb: expected one of .* got 'hue'"),
+        (["small.toml", "--set", "policy.emk-ftrl.regularizer=x"], "policy emk-ftrl: regularizer: expected one of 'vaw', 'ftrl', got 'x'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(preset, capsys, words, message):
+    assert cli.main(["run", *words]) == cli.WRONG
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert re.search(message, error), error
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("horizon = ", "bad.toml: not a TOML file"),
+        ("quick = 3", "quick: expected a table, got 3"),
+        ("S = 4", "policies: expected a list of different labels"),
+        ('policies = ["ofuglb"]\nS = 4', "horizon: expected an integer of at least 1, got None"),
+        ('policies = ["ofuglb"]\nhorizon = 4', "S: expected a positive number, got None"),
+        ('policies = ["ofuglb"]\nS = 4\nhorizon = 4\npolicy = 1', "policy: expected a table, got 1"),
+        ('policies = "ofuglb"\nS = 4\nhorizon = 4', "policies: expected a list of different labels"),
+        ("[policy.ofugbl]\nradius = 1\n[x]", "policies: expected a list"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_named(tmp_path, capsys, text, message):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    assert run(str(path), "--quick") == cli.WRONG
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["fly"], ["run"], ["run", "x", "--hue"], ["run", "x", "--workers", "two"]]
+)
+def test_wrong_usage_exits_with_2(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert "torchglb" in capsys.readouterr().err
+
+
+def test_another_configuration_in_the_directory_is_refused(preset, capsys):
+    assert run(preset, "--policies", "random", "--out", "there") == 0
+    capsys.readouterr()
+    assert run(preset, "--policies", "random", "--out", "there", "--seed", "1") == cli.WRONG
+    assert "seed: 0 there, 1 now" in capsys.readouterr().err
+
+
+def test_no_record_no_report(tmp_path, capsys):
+    for words in (["plot"], ["report"], ["compare", str(tmp_path)]):
+        assert cli.main([*words, str(tmp_path)]) == cli.WRONG
+        assert "got no config.json" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(preset, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "REPORT_EVERY", 0.0)
+    step = runner.Play.step
+
+    def interrupted(play):
+        step(play)
+        if play.t == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(runner.Play, "step", interrupted)
+    assert run(preset, "--policies", "ofuglb", "--out", "over there") == cli.INTERRUPTED
+    error = capsys.readouterr().err
+    assert "torchglb run small.toml --policies ofuglb --out 'over there' --executor serial" in error
+    monkeypatch.undo()
+
+
+def test_a_failed_task_is_a_failed_command(preset, capsys, monkeypatch):
+    def broken(play):
+        raise glb.SolverError("no way")
+
+    monkeypatch.setattr(runner.Play, "step", broken)
+    assert run(preset, "--policies", "ofuglb") == cli.FAILED
+    error = capsys.readouterr().err
+    assert "ofuglb, part 0: torchglb.errors.SolverError: no way" in error
+
+
+# ---- presets ---------------------------------------------------------------------------------
+
+
+def test_list_shows_presets_and_policies(capsys):
+    assert cli.main(["list"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("figure1", "ofuglb-pb", "time-varying"):
+        assert word in printed
+
+
+def test_presets_are_found_and_load():
+    assert {"figure1", "figure2", "figure3", "figure4"} <= set(presets())
+    for name in presets():
+        for quick in (False, True):
+            config = Configuration.load(read_table(find_preset(name), quick=quick))
+            assert config.name == name
+
+
+def test_it_is_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "torchglb.cli", "list"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "figure1" in done.stdout
