@@ -306,7 +306,7 @@ def test_bad_configurations_are_refused_by_key(change, message):
         (dict(theta="north"), "theta: expected one of 'paper', 'random', got 'north'"),
         (dict(family="poisson", policies=["ofulog+"]), "policy ofulog[+]: family: expected one that"),
         (dict(policies=["emk"], policy={"emk": {"regularizer": "x"}}), "policy emk: regularizer: expected one of 'vaw', 'ftrl', got 'x'"),
-        (dict(environment="ball", policies=["gloc"], arms=None), "policies: expected for environment ball one of emk, .* got gloc"),
+        (dict(environment="ball", policies=["rs-glincb"], arms=None), "policies: expected for environment ball one of .*emk, .* got rs-glincb"),
         (dict(executor="cloud"), "executor: expected one of .*'serial'.*, got 'cloud'"),
     ],
 )  # fmt: skip
