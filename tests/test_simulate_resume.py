@@ -1,6 +1,7 @@
 """Stopped in every way and continued, run anywhere: the arrays are the same, bit by bit."""
 
 import importlib.util
+import io
 import multiprocessing
 import os
 import random
@@ -37,25 +38,40 @@ def undisturbed(tmp_path_factory):
 # ---- the state of a task ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("environment", ["time-varying", "fixed"])
-@pytest.mark.parametrize("name", [*policies.available(glb.Bernoulli()), "oful"])
-def test_a_saved_state_continues_bit_by_bit(name, environment):
+ALL = [*policies.available(glb.Bernoulli()), "oful"]
+
+
+def assert_continues(name, environment, horizon, breaks):
     family = "gaussian" if name == "oful" else "bernoulli"
-    table = dict(policies=[name], family=family, environment=environment, horizon=24)
+    table = dict(policies=[name], family=family, environment=environment, horizon=horizon)
     config = Configuration.load(SETTINGS | table)
     straight, broken = Play(config, name, 0), Play(config, name, 0)
     while not straight.finished:
         straight.step()
     while not broken.finished:
         broken.step()
-        if broken.t in (1, 11, 12):
+        if broken.t in breaks:
             saved = broken.checkpoint()
             broken = Play(config, name, 0)
-            broken.load_state_dict(torch.load(runner.io.BytesIO(saved), weights_only=True))
+            broken.load_state_dict(torch.load(io.BytesIO(saved), weights_only=True))
     expected, found = straight.result(), broken.result()
     assert expected.keys() == found.keys()
     for key in expected.keys() - {"seconds"}:
         np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+
+
+@pytest.mark.parametrize("environment", ["time-varying", "fixed"])
+@pytest.mark.parametrize("name", ALL)
+def test_a_saved_state_continues_bit_by_bit(name, environment):
+    assert_continues(name, environment, 24, (1, 11, 12))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", ["time-varying", "fixed"])
+@pytest.mark.parametrize("name", ALL)
+def test_a_saved_state_continues_bit_by_bit_for_long(name, environment):
+    """Over the growth of buffers, the return of anchors, and refreshed inverses."""
+    assert_continues(name, environment, 700, (60, 63, 64, 65, 129, 256, 257, 400, 513, 690))
 
 
 # ---- stopped and continued -------------------------------------------------------------------

@@ -261,11 +261,14 @@ class History:
         capacity = self._X.shape[-2]
         if rows <= capacity:
             return
-        extra = max(rows, 2 * capacity, 64) - capacity
+        self._enlarge(max(rows, 2 * capacity, 64))
+
+    def _enlarge(self, capacity: int) -> None:
+        """Buffers of exactly this size."""
 
         def grow(old: Tensor, dim: int) -> Tensor:
             shape = list(old.shape)
-            shape[dim] = extra
+            shape[dim] = capacity - shape[dim]
             return torch.cat([old, old.new_zeros(shape)], dim=dim)
 
         self._X, self._w, self._y = grow(self._X, -2), grow(self._w, -1), grow(self._y, -1)
@@ -303,9 +306,12 @@ class History:
     # ---- saving --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue, as plain tensors and numbers."""
-        self._tighten()
+        """Everything needed to continue bit by bit, as plain tensors and numbers.
+
+        Unused rows and the size of the buffers belong to it: sums are rounded in their order.
+        """
         return self._place() | {
+            "capacity": self._X.shape[-2],
             "X": self._X[..., : self._used, :].detach().clone(),
             "w": self._w[..., : self._used].detach().clone(),
             "y": self._y[..., : self._used].detach().clone(),
@@ -343,9 +349,11 @@ class History:
             checks.finite(label, value)
         checks.require("state['w']", w >= 0, "non-negative weights", w)
         check_shape("state['distinct']", distinct, batch)
+        capacity = check_count("state['capacity']", state["capacity"], least=X.shape[-2])
         if self.validate:
             checks.settle()
         self._X, self._w, self._y = (t.to(self.device).clone() for t in (X, w, y))
+        self._enlarge(capacity)
         self._distinct = distinct.to(self.device).clone()
         self._used = X.shape[-2]
         self._observations = int(state["observations"])
