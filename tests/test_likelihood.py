@@ -52,6 +52,7 @@ def test_derivatives_are_those_of_autograd(name, extras, generator):
     theta = torch.randn((2, 3), generator=generator, dtype=torch.float64)
     loss, gradient, hessian = likelihood.expand(theta)
     torch.testing.assert_close(likelihood(theta), loss)
+    torch.testing.assert_close(likelihood.gradient(theta), gradient)
     torch.testing.assert_close(torch.func.grad(lambda t: likelihood(t).sum())(theta), gradient)
     jacobian = torch.func.jacrev(lambda t: likelihood.value_and_gradient(t)[1])(theta)
     for b in range(2):

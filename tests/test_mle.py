@@ -209,6 +209,33 @@ def test_a_good_start_saves_steps(solver, generator):
     assert torch.equal(far, torch.full_like(far, 1e3))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_products_are_approached_by_gradients(dtype, generator, monkeypatch):
+    """Two Hessians then do, at the start and at the end; the answer is that of Newton alone."""
+    d, n, count = 10, 1000, 5
+    rows = data((count,), n, d, generator, dtype=dtype)
+    radius = torch.tensor([0.3, 1.0, 10.0, 10.0, 10.0], dtype=dtype)  # the ball holds the first two
+    family, ball = glb.Bernoulli(), glb.Ball(d, radius)
+    tol = 1e-11 if dtype == torch.float64 else 1e-4
+    fit = glb.constrained_mle(family, rows, ball, tol=tol)
+    assert_optimal(fit, glb.NegativeLogLikelihood(family, *rows), ball, tol)
+
+    passes = []
+    expand = glb.NegativeLogLikelihood.expand
+    monkeypatch.setattr(
+        glb.NegativeLogLikelihood, "expand", lambda *a: passes.append(1) or expand(*a)
+    )
+    inside = glb.Rows(*(t[2:] for t in rows))
+    some = glb.constrained_mle(family, inside, glb.Ball(d, 10.0), tol=tol)
+    assert len(passes) == 2
+    assert torch.equal(some.num_steps, fit.num_steps[2:])
+    monkeypatch.setattr("torchglb.mle.APPROACH_FROM", math.inf)
+    alone = glb.constrained_mle(family, rows, ball, tol=tol)
+    close = 1e-6 if dtype == torch.float64 else 1e-2
+    torch.testing.assert_close(some.theta, fit.theta[2:], rtol=close, atol=close)
+    torch.testing.assert_close(alone.theta, fit.theta, rtol=close, atol=close)
+
+
 def test_tilted_likelihood(generator):
     rows = data((), 40, 3, generator)
     tilt = torch.randn(3, generator=generator, dtype=torch.float64)

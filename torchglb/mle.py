@@ -25,6 +25,8 @@ from torchglb.optim.implicit import is_transformed, newton_polish, opaque, wants
 
 #: above this many features a Hessian costs more than the steps it saves
 NEWTON_LIMIT = 200
+#: from n d^2 on, gradients alone are so much cheaper than with a Hessian that an approach pays
+APPROACH_FROM = 100_000
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,11 @@ def minimize_likelihood(
 
     def minimize(loss: NegativeLogLikelihood, start: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
         if solver == "newton":
-            result, there = newton(loss.expand, start, radius, tol=tol, max_steps=max_steps)
+            n, d = loss.X.shape[-2:]
+            gradient = loss.gradient if n * d * d >= APPROACH_FROM else None
+            result, there = newton(
+                loss.expand, start, radius, tol=tol, max_steps=max_steps, gradient=gradient
+            )
         else:
             result, _ = lbfgs(loss.value_and_gradient, start, radius, tol=tol, max_steps=max_steps)
             there = Evaluation(*loss.expand(result.point))

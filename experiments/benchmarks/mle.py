@@ -3,8 +3,10 @@
 Logistic problems whose optimum lies inside the ball, so that unconstrained peers solve the same
 problem. Every peer gets the loosest of its tolerances with which it reaches the gap that we ask of
 ourselves, ``gap <= 1e-9 (1 + |loss|)``, or else its most accurate one. Gaps are Frank-Wolfe gaps,
-computed for all in the same way. One thread for everybody. The peers take the problems of a batch
-one by one; ours take them together.
+computed for all in the same way. SciPy's methods get values and analytic gradients in one call.
+Ours also return the Hessian at the solution, statsmodels the covariance; SciPy and scikit-learn
+return neither. One thread for everybody. The peers take the problems of a batch one by one; ours
+take them together.
 """
 
 import math
@@ -203,7 +205,7 @@ def run(quick: bool) -> None:
         sizes, counts = [(100, 2), (1000, 10)], [1, 40]
     seconds = 1.0 if quick else 6.0
     print(
-        "times: least of interleaved repeats; x: how many times faster than SLSQP, than the best;"
+        "times: least CPU time of interleaved repeats; x: how many times faster than SLSQP, than the best;"
     )
     print("passes: multiples of one evaluation of loss, gradient and Hessian; gap: over 1 + |loss|")
     print(f"threads: {torch.get_num_threads()}")

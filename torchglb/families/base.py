@@ -77,10 +77,14 @@ class GLMFamily(nn.Module):
         """The same as :meth:`nll`."""
         return self.nll(z, r)
 
+    def slope(self, z: Tensor, r: Tensor) -> Tensor:
+        """``(mu(z) - r) / g``, the derivative of the loss in z."""
+        surprise = self.mean(z) - r
+        return surprise if self.dispersion == 1.0 else surprise / self.dispersion
+
     def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:
         """Loss, slope ``(mu(z) - r)/g`` and curvature ``m''(z)/g``; families share work here."""
-        g = self.dispersion
-        return LossTerms(self.nll(z, r), (self.mean(z) - r) / g, self.variance(z) / g)
+        return LossTerms(self.nll(z, r), self.slope(z, r), self.variance(z) / self.dispersion)
 
     # ---- rewards -------------------------------------------------------------------------
 

@@ -33,7 +33,8 @@ class Binomial(GLMFamily):
         return self.trials * F.softplus(z, threshold=40.0)
 
     def mean(self, z: Tensor) -> Tensor:  # noqa: D102
-        return self.trials * torch.sigmoid(z)
+        p = torch.sigmoid(z)
+        return p if self.trials == 1 else self.trials * p
 
     def variance(self, z: Tensor) -> Tensor:  # noqa: D102
         return self.trials * torch.sigmoid(z) * torch.sigmoid(-z)

@@ -67,6 +67,14 @@ class Point(NamedTuple):
     stalled: Numbers  # steps without effect, in a row
 
 
+def regular_factor(hessian: Tensor) -> tuple[Tensor, Numbers]:
+    """The Cholesky factor, and whether its pivots are too large to be rounding."""
+    factor, info = torch.linalg.cholesky_ex(hessian)
+    low, high = torch.aminmax(torch.diagonal(factor, dim1=-2, dim2=-1), dim=-1)
+    flat = 16 * torch.finfo(hessian.dtype).eps ** 0.5
+    return factor, (numbers(info) == 0) & (numbers(low) > flat * numbers(high))
+
+
 def descend(
     evaluate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
     model: Callable[[Point], Tensor],
@@ -77,6 +85,7 @@ def descend(
     tol: float,
     max_steps: int,
     patience: int,
+    at: Evaluation | None = None,
 ) -> tuple[SolveResult, Evaluation]:
     """The loop shared by Newton and L-BFGS; one evaluation per step.
 
@@ -90,12 +99,13 @@ def descend(
         tol: stop when ``gap <= tol (1 + |value|)``.
         max_steps: limit on evaluations after the first.
         patience: how many steps without effect, in a row, count as stuck.
+        at: the evaluation at the start, if it is known.
     """
     # inference mode spares every operation the bookkeeping of autograd; NaN and infinity are found
     # by the loop
     with torch.inference_mode(), np.errstate(all="ignore"):
         point, status, num_steps = _descend(
-            evaluate, model, remember, memory, start, radius, tol, max_steps, patience
+            evaluate, model, remember, memory, start, radius, tol, max_steps, patience, at
         )
     value, gap = tensor(point.value, start), tensor(point.gap, start)
     theta, value, gap, gradient, hessian, status, num_steps = (
@@ -116,6 +126,7 @@ def _descend(
     tol: float,
     max_steps: int,
     patience: int,
+    at: Evaluation | None,
 ) -> tuple[Point, Tensor, Tensor]:
     eps = torch.finfo(start.dtype).eps
     S = numbers(radius)
@@ -171,11 +182,11 @@ def _descend(
             new = select(accept, new, point._replace(length=point.length * shrink))
         return new, report(new)
 
-    at = evaluate(start)
-    value, zero = numbers(at[0]), torch.zeros_like(start)
-    gap = gap_at(start, at[1], value)
-    full = numbers(torch.ones_like(at[0]))
-    point = Point(start, at[1], at[2], zero, zero, memory, value, gap, full, gap, 0.0 * full)
+    here, gradient, hessian = at or evaluate(start)
+    value, zero = numbers(here), torch.zeros_like(start)
+    gap = gap_at(start, gradient, value)
+    full = numbers(torch.ones_like(here))
+    point = Point(start, gradient, hessian, zero, zero, memory, value, gap, full, gap, 0.0 * full)
     return iterate(step, point, report(point), max_steps)
 
 

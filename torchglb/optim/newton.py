@@ -10,11 +10,14 @@ It costs one more right-hand side and usually saves one evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.optim.ball import Evaluation, Point, descend, minimize_model
+from torchglb.optim.approach import approach
+from torchglb.optim.ball import Evaluation, Point, descend, minimize_model, regular_factor
 from torchglb.optim.numbers import column, dot, norm, numbers, pick, surely
 from torchglb.optim.result import SolveResult
 
@@ -26,6 +29,7 @@ def newton(
     *,
     tol: float,
     max_steps: int = 200,
+    gradient: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[SolveResult, Evaluation]:
     """Minimises a smooth convex function over the ball; fast local convergence, O(d^3) per step.
 
@@ -35,18 +39,19 @@ def newton(
         radius: S, ``(*B)``.
         tol: relative tolerance on the Frank-Wolfe gap.
         max_steps: limit on evaluations.
+        gradient: the gradient alone, where that is much cheaper: a first approach then makes do
+            with it.
 
     Returns:
         The result, and the evaluation at its point.
     """
     S = numbers(radius)
     limits = torch.finfo(start.dtype)
-    flat = 16 * limits.eps**0.5  # pivots this small may be rounding
 
     def model(point: Point) -> Tensor:
         theta, gradient, hessian, s, y, *_ = point
         # most steps end inside the ball, where a Cholesky factor is all that is needed
-        factor, info = torch.linalg.cholesky_ex(hessian)
+        factor, regular = regular_factor(hessian)
         p, q = torch.cholesky_solve(torch.stack([gradient, y], dim=-1), factor).unbind(-1)
         share = dot(p, y) / (dot(s, y) + limits.tiny)
         share = share * share
@@ -55,8 +60,6 @@ def newton(
         if not surely(share == 0.0):
             free = free - column(share, theta) * (s - q)
 
-        low, high = torch.aminmax(torch.diagonal(factor, dim1=-2, dim2=-1), dim=-1)
-        regular = (numbers(info) == 0) & (numbers(low) > flat * numbers(high))
         inside = regular & (norm(free) <= S)
         if surely(inside):
             return free
@@ -70,5 +73,17 @@ def newton(
     def remember(memory: Tensor, s: Tensor, y: Tensor) -> Tensor:
         return memory  # the point itself has all that is needed
 
-    nothing = start.new_zeros((*start.shape[:-1], 0))
-    return descend(evaluate, model, remember, nothing, start, radius, tol, max_steps, patience=3)
+    nothing, at, before = start.new_zeros((*start.shape[:-1], 0)), None, None
+    if gradient is not None and start.device.type == "cpu":
+        with torch.inference_mode(), np.errstate(all="ignore"):
+            at = Evaluation(*evaluate(start))
+            near, before = approach(gradient, start, at, radius, tol=tol, max_steps=max_steps)
+            if bool(before.any()):
+                start, at = near, None
+        max_steps -= int(before.max())
+    result, there = descend(
+        evaluate, model, remember, nothing, start, radius, tol, max_steps, patience=3, at=at
+    )
+    if before is not None:
+        result = replace(result, num_steps=result.num_steps + before)
+    return result, there
