@@ -22,6 +22,7 @@ import statsmodels.api
 import torch
 from benchmarks._timing import race
 from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
 
 import torchglb as glb
 from torchglb.optim import frank_wolfe_gap
@@ -204,13 +205,11 @@ def run(quick: bool) -> None:
     if quick:
         sizes, counts = [(100, 2), (1000, 10)], [1, 40]
     seconds = 1.0 if quick else 6.0
-    print(
-        "times: least CPU time of interleaved repeats; x: how many times faster than SLSQP, than the best;"
-    )
+    print("times: least CPU time of interleaved repeats; x: times faster than SLSQP, than the best")
     print("passes: multiples of one evaluation of loss, gradient and Hessian; gap: over 1 + |loss|")
-    print(f"threads: {torch.get_num_threads()}")
+    torch.set_num_threads(1)
     table: dict[tuple[int, int, int], dict[str, Line]] = {}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")  # peers complain about tolerances they cannot reach
         for n, d in sizes:
             for count in counts:
