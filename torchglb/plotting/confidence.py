@@ -12,8 +12,8 @@ from matplotlib.patches import Circle, Rectangle
 
 from torchglb.plotting.style import Style
 
-#: where a set is less wide than the first share of a panel, a window shows those below the second
-SMALL, SHOWN = 0.25, 0.5
+#: sets less wide than this share of a panel are shown in a window too, if it magnifies them enough
+SMALL, ENOUGH = 0.3, 1.5
 WINDOW = 0.42
 
 
@@ -60,19 +60,23 @@ def set_panel(axis: Axes, sets: Sets) -> None:
     if not sets.outlines:
         return
     _, side = _show(axis, _box(sets, list(sets.outlines)), 0.04)
-    share = {k: np.ptp(outline, axis=0).max() / side for k, outline in sets.outlines.items()}
-    if min(share.values()) < SMALL:
-        small = [label for label in share if share[label] < SHOWN]
-        inset = axis.inset_axes(_emptiest_corner(axis, sets))
-        _draw(inset, sets)
-        low, side = _show(inset, _box(sets, small), 0.12)
-        inset.set_xticks([])
-        inset.set_yticks([])
-        inset.spines[:].set_visible(True)
-        for spine in inset.spines.values():
-            spine.set_color("0.4")
-        frame: dict[str, Any] = {"fill": False, "color": "0.4", "linewidth": 0.7, "zorder": 7}
-        axis.add_patch(Rectangle(tuple(low), side, side, **frame))
+    width = {k: np.ptp(outline, axis=0).max() for k, outline in sets.outlines.items()}
+    small = [label for label in width if width[label] < SMALL * side]
+    if not small:
+        return
+    box, margin = _box(sets, small), 0.12
+    if np.ptp(box, axis=0).max() * (1 + 2 * margin) * ENOUGH > WINDOW * side:
+        return
+    inset = axis.inset_axes(_emptiest_corner(axis, sets))
+    _draw(inset, sets)
+    low, side = _show(inset, box, margin)
+    inset.set_xticks([])
+    inset.set_yticks([])
+    inset.spines[:].set_visible(True)
+    for spine in inset.spines.values():
+        spine.set_color("0.4")
+    frame: dict[str, Any] = {"fill": False, "color": "0.4", "linewidth": 0.7, "zorder": 7}
+    axis.add_patch(Rectangle(tuple(low), side, side, **frame))
 
 
 def _draw(axis: Axes, sets: Sets) -> None:
