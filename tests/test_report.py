@@ -206,6 +206,25 @@ def test_report_without_sets_and_with_one_policy(tmp_path):
     assert "nan" not in re.sub(r"base64,[^\"]*", "", text)
 
 
+def test_without_a_model_nothing_is_promised(tmp_path):
+    directory = fake_record(tmp_path / "run", labels=("ofuglb", "evill"))
+    for label in ("ofuglb", "evill"):
+        arrays = dict(np.load(directory / f"{label}.npz"))
+        del arrays["theta_star"]
+        arrays.pop("missed", None)
+        np.savez(directory / f"{label}.npz", **arrays)
+    record = Record.open(directory)
+    assert summarise(record).bound == {}
+    text = write_report(record, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "no promise" in text
+    assert "With probability" not in text
+    assert "Theorem" not in text
+    assert "missed" not in table(record)
+    assert "With probability" in write_report(
+        Record.open(fake_record(tmp_path / "true", labels=("ofuglb",))), tmp_path / "true.html"
+    ).read_text(encoding="utf-8")
+
+
 def test_report_without_matplotlib_says_so(tmp_path, monkeypatch):
     record = Record.open(fake_record(tmp_path / "run", labels=("ofuglb",)))
     for name in [name for name in sys.modules if name.startswith("torchglb.plotting")]:

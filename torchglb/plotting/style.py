@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: drawn beneath the others, and never among the leading ones
-REFERENCES = ("oracle", "random", "greedy")
+#: no rivals: never counted among the leading ones
+REFERENCES = ("oracle", "random")
 Dashes = Any  # a name or a pattern, as matplotlib takes them
 
 _DASHED: Dashes = (0, (5, 1.6))

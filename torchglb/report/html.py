@@ -26,6 +26,9 @@ thead th { border-bottom: 1.5px solid #333; } tbody tr:nth-child(even) { backgro
 .best { font-weight: 700; } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; }
 """
 
+PROMISE = "With probability 1 - delta the regret is at most this, and nothing unknown enters."
+NO_PROMISE = "These rewards follow no known GLM: it is what the run believed, and no promise."
+
 CAPTIONS = {
     "regret": "Regret, mean and one standard deviation over the replicates; the leading policies"
     " magnified; where d = 2, the confidence sets of the first replicate at the final round.",
@@ -186,9 +189,8 @@ def _certificates(summary: Summary) -> list[str]:
     if any(cell.certificate is not None for cell in summary.cells.values()):
         parts += [
             "<h2>Realised certificate</h2>",
-            '<p class="note">The sum of the widths of the intervals of the arms that were played:'
-            " with probability 1 - delta the regret is at most this, and nothing unknown enters."
-            "</p>",
+            f'<p class="note">The sum of the widths of the intervals of the arms that were played.'
+            f" {PROMISE if summary.model else NO_PROMISE}</p>",
             _by_radius(
                 summary, lambda k, S: number(summary.cells[k, S].certificate), _has("certificate")
             ),

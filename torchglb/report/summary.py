@@ -90,7 +90,8 @@ class Summary:
         reference: the label that the others are compared with.
         cells: by ``(label, S)``.
         timing: by label.
-        bound: of OFUGLB by S, where the family has one.
+        bound: of OFUGLB by S, where the family has one and the model is true.
+        model: whether the rewards follow a GLM with a known theta*.
     """
 
     labels: list[str]
@@ -102,6 +103,7 @@ class Summary:
     cells: dict[tuple[str, float], Cell]
     timing: dict[str, Timing]
     bound: dict[float, Bound]
+    model: bool
 
 
 def summarise(record: Record, reference: str | None = None) -> Summary:
@@ -126,7 +128,7 @@ def summarise(record: Record, reference: str | None = None) -> Summary:
         other = None if label == reference else base["regret"]
         cells |= {(label, s): _cell(arrays, row, other) for row, s in enumerate(S)}
         timing[label] = _timing(arrays)
-    rounds = int(base["rounds"][-1])
+    rounds, model = int(base["rounds"][-1]), "theta_star" in base
     return Summary(
         labels,
         S,
@@ -136,7 +138,8 @@ def summarise(record: Record, reference: str | None = None) -> Summary:
         reference,
         cells,
         timing,
-        _bounds(record, S, rounds),
+        _bounds(record, S, rounds) if model else {},
+        model,
     )
 
 

@@ -24,10 +24,13 @@ def table(record: Record) -> str:
         >>> print(table(Record.open("results/figure1")))  # doctest: +SKIP
     """
     summary = summarise(record)
-    rows = [["policy", *(f"S = {S:g}" for S in summary.S), "ms/round", "missed"]]
+    counted = any(cell.missed is not None for cell in summary.cells.values())
+    heads = ["policy", *(f"S = {S:g}" for S in summary.S), "ms/round"]
+    rows = [[*heads, "missed"] if counted else heads]
     for label in summary.labels:
         regret = [number(summary.cells[label, S].regret) for S in summary.S]
-        rows.append([label, *regret, f"{summary.timing[label].mean:.2f}", _missed(summary, label)])
+        row = [label, *regret, f"{summary.timing[label].mean:.2f}"]
+        rows.append([*row, _missed(summary, label)] if counted else row)
     runs = len(summary.S) * summary.replicates
     lines = [
         f"{title_of(record)}: final regret at t = {summary.rounds},"
@@ -36,9 +39,12 @@ def table(record: Record) -> str:
         *aligned(rows),
         "",
         f"ms/round: one round of the whole batch of {runs} runs",
-        "missed: runs in which theta* was outside the confidence set at any recorded round"
-        f" (promised: at most a share of {record.config['delta']:g})",
     ]
+    if counted:
+        lines.append(
+            "missed: runs in which theta* was outside the confidence set at any recorded round"
+            f" (promised: at most a share of {record.config['delta']:g})"
+        )
     return "\n".join(lines)
 
 
