@@ -129,6 +129,15 @@ class ConfidenceSetContract:
                     # the solver closes its gaps to 3e-8, and stops where a batch lets it stop
                     torch.testing.assert_close(whole, single, rtol=1e-7, atol=1e-7)
 
+    def test_an_index_picks_elements(self):
+        made, points = self.make((2, 3)), 2.0 * unit(2, 3, 5, 2, seed=4)
+        slack, boundary = made.slack(points), made.boundary(16)
+        for index in (0, 1, slice(1, 2), slice(0, 2)):
+            some = made[index]
+            assert some.batch_shape == slack[index].shape[:-1]
+            torch.testing.assert_close(some.slack(points[index]), slack[index])
+            torch.testing.assert_close(some.boundary(16), boundary[index], rtol=1e-7, atol=1e-7)
+
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_center_is_inside(self, dtype):
         made = self.make((3,), dtype)

@@ -114,9 +114,9 @@ def duration(seconds: float) -> str:
         >>> duration(75.0)
         '1 min 15 s'
     """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, seconds = divmod(round(seconds), 60)
+    minutes, left = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{left} s"
     if minutes < 60:
-        return f"{minutes} min {seconds} s"
+        return f"{minutes} min {left} s"
     return f"{minutes // 60} h {minutes % 60} min"
