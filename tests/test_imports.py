@@ -48,7 +48,12 @@ DOORS = {
     "cvxpy": frozenset({"ucb/cones.py", "ucb/layer.py"}),
     "cvxpylayers": frozenset({"ucb/layer.py"}),
     "matplotlib": frozenset(
-        {"plotting/confidence.py", "plotting/experiment.py", "plotting/radii.py"}
+        {
+            "plotting/confidence.py",
+            "plotting/experiment.py",
+            "plotting/neural.py",
+            "plotting/radii.py",
+        }
     ),
     "ray": frozenset({"simulate/ray_executor.py"}),
     "sklearn": frozenset({"environments/datasets.py"}),

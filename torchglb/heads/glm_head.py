@@ -144,15 +144,18 @@ class GLMHead(nn.Module):
         """The confidence sequence of the observations, for the features as they are now.
 
         Args:
-            differentiable: keep the graph from the network's parameters.
+            differentiable: keep the graph from the network's parameters, if one requires grad.
         """
-        if differentiable:
+        if differentiable and self._learns():
             return self._embedded()
         self._notice_changes()
         if self._kept is None:
             with torch.no_grad():
                 self._kept = self._embedded()
         return self._kept
+
+    def _learns(self) -> bool:
+        return any(p.requires_grad for p in self.module.parameters())
 
     def _embedded(self) -> ConfidenceSequence:
         sequence = self._empty_sequence()
@@ -210,8 +213,7 @@ class GLMHead(nn.Module):
     def theta(self) -> Tensor:
         """theta_hat ``(*B, d)``; 0 before the first observation. Differentiable as ``forward``."""
         self._notice_changes()
-        learns = any(p.requires_grad for p in self.module.parameters())
-        if self.training and torch.is_grad_enabled() and learns and len(self):
+        if self.training and torch.is_grad_enabled() and self._learns() and len(self):
             return self._fit()
         if self._theta is None:
             with torch.no_grad():
@@ -243,7 +245,8 @@ class GLMHead(nn.Module):
             contexts: the questions.
             scale: ``"mean"`` for mean rewards, ``"linear"`` for ``<phi(c), theta>``.
             differentiable: with respect to the contexts and to the network's parameters, through
-                the history, the MLE and the bound. The observations must then span the features.
+                the history, the MLE and the bound. The observations must then span the features,
+                unless all parameters are frozen.
         """
         self.observations.check(contexts)
         with torch.set_grad_enabled(differentiable):

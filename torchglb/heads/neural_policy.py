@@ -22,6 +22,7 @@ from torchglb.heads.unit_ball import UnitBall, unit_ball
 from torchglb.policies import Policy, make
 from torchglb.policies.parts import taken
 from torchglb.random_streams import RandomStreams
+from torchglb.sets.base import ConfidenceSet
 
 #: the seeds of the policies that follow one another lie this far apart
 SEED_STEP = 1_000_003
@@ -268,6 +269,16 @@ class NeuralPolicy(Policy):
             with torch.no_grad():  # back into the ball
                 length = torch.linalg.vector_norm(theta, dim=-1, keepdim=True)
                 theta.mul_((radius / length.clamp_min(torch.finfo(theta.dtype).tiny)).clamp_max(1))
+
+    # ---- what it knows -------------------------------------------------------------------
+
+    def confidence_set(self) -> ConfidenceSet | None:
+        """The inner policy's set, for the features as they are now; see above what it is worth."""
+        return self.inner.confidence_set()
+
+    def estimate(self) -> Tensor | None:
+        """The inner policy's estimate of theta, for the features as they are now."""
+        return self.inner.estimate()
 
     # ---- saving --------------------------------------------------------------------------
 
