@@ -62,13 +62,13 @@ def test_unrolled_and_exact_heads_meet(script, monkeypatch):
     bilevel = importlib.import_module("bilevel_features")
     images, classes = bilevel.digits("cpu")
     known, _ = bilevel.sets_of_classes(0, "cpu")
-    batch = bilevel.Tasks(images, classes, known, 0).batch(2, 10)
+    batch = bilevel.Tasks(images, classes, known, 20, 0).batch(2, 10)
     encoder = bilevel.network(0, "cpu")
     monkeypatch.setattr(bilevel, "UNROLLED_STEPS", 4000)
-    slopes = []
+    ridge, slopes = torch.tensor(0.1, dtype=torch.float64, requires_grad=True), []
     for head in (bilevel.exact_head, bilevel.unrolled_head):
-        loss = bilevel.held_out(encoder, head(encoder, batch), batch)
-        slopes.append(torch.autograd.grad(loss, list(encoder.parameters())))
+        loss = bilevel.held_out(encoder, head(encoder, batch, ridge), batch)
+        slopes.append(torch.autograd.grad(loss, [*encoder.parameters(), ridge]))
     for exact, unrolled in zip(*slopes, strict=True):
         torch.testing.assert_close(exact, unrolled, rtol=1e-3, atol=1e-5)
 
