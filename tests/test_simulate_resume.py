@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import json
 import multiprocessing
 import os
 import random
@@ -175,6 +176,31 @@ def test_a_torn_file_is_never_seen(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         runner.write_bytes(path, b"new and longer")
     assert path.read_bytes() == b"old"
+
+
+def test_killed_before_the_configuration_was_written(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "manifest.json").write_text("{}")
+    (out / ".config.json.123.part").write_text("{")
+    assert simulate(["random"], **SETTINGS, out=out).complete
+
+
+def test_killed_before_the_last_lines(tmp_path):
+    """All results are there, and nobody has tidied up."""
+    out = tmp_path / "run"
+    simulate(["random"], **SETTINGS, out=out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    ended = manifest.pop("finished")
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    (out / "unfinished").mkdir()
+    (out / "unfinished" / ".random.0.pt.123.part").write_text("torn")
+    (out / "unfinished" / "random.0.npz").write_text("left over")
+    before = files(out)
+    record = simulate(["random"], **SETTINGS, out=out)
+    assert files(out) == before
+    assert record.manifest["finished"] >= ended
+    assert not (out / "unfinished").exists()
 
 
 def test_other_versions_do_not_continue_a_run(tmp_path):

@@ -24,6 +24,8 @@ import numpy as np
 from torchglb.errors import InputError
 
 UNFINISHED, TIMING = "unfinished", "timing"
+#: the end of the name of a file that is being written
+PART = ".part"
 
 
 class Record:
@@ -93,7 +95,7 @@ class Record:
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file as a whole or not at all, also if the machine stops in between."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     with beside.open("wb") as file:
         file.write(data)
         file.flush()

@@ -22,6 +22,7 @@ from torchglb.errors import InputError
 from torchglb.simulate.config import Configuration, make_family
 from torchglb.simulate.executors import EXECUTORS, Watch
 from torchglb.simulate.record import (
+    PART,
     TIMING,
     UNFINISHED,
     Record,
@@ -139,8 +140,9 @@ def run(
                 finish(task)
             left = [task for task in tasks if task not in done]
             EXECUTORS[executor](left, watch, finish, workers=workers, address=address)
+        manifest = read_json(out / "manifest.json")
+        if "finished" not in manifest:
             shutil.rmtree(out / UNFINISHED, ignore_errors=True)
-            manifest = read_json(out / "manifest.json")
             write_json(out / "manifest.json", manifest | {"finished": _now()})
     return Record.open(out)
 
@@ -166,8 +168,11 @@ def _prepare(config: Configuration, out: Path) -> None:
                 "choose another directory or remove this one. They differ in\n  "
                 + "\n  ".join(found)
             )
+        for torn in out.rglob(f".*{PART}"):  # by a process that was killed
+            torn.unlink(missing_ok=True)
         return
-    if out.exists() and any(p.name != LOCK for p in out.iterdir()):
+    # a run may have been killed before it had written its configuration
+    if any(p.name != "manifest.json" and not p.name.startswith(".") for p in out.iterdir()):
         raise InputError(f"{out}: expected a new or empty directory or that of a run, got another")
     manifest = versions | {
         "seed": config.seed,
