@@ -93,7 +93,7 @@ def test_anchored_round(device_name, family, script):
             which = scripted_which(iter(SCRIPTS[script]))
             with (
                 mock.patch("torchglb.ucb.minimum.which", which),
-                mock.patch("torchglb.ucb.anchored.which", which),
+                mock.patch("torchglb.ucb.contest.which", which),
             ):
                 arms = arms_on(device, batch=(2, 2))
                 choice = program.argmax(arms, radius=2.0, regularization=0.5, max_steps=1)
@@ -116,7 +116,7 @@ def test_weighted_round_with_a_given_level(device_name):
         ones = torch.ones(2, dtype=torch.float64, device=device)
         with (
             mock.patch("torchglb.ucb.minimum.which", which),
-            mock.patch("torchglb.ucb.anchored.which", which),
+            mock.patch("torchglb.ucb.contest.which", which),
         ):
             program.append(0.5 * torch.ones(2, 2, dtype=torch.float64, device=device), ones, ones)
             return program.argmax(arms_on(device, 2), level=30.0 * ones, value_tol=1e-6)

@@ -19,6 +19,7 @@ ROOMS = (
     "errors",
     "checks",
     "random_streams",
+    "arrays",
     "linalg",
     "distributed",
     "families",

@@ -7,19 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
-def idle(mask: Tensor) -> bool:
-    """Whether a masked computation may be skipped because no element needs it.
-
-    Only a CPU is asked: there the answer is free, elsewhere it would be a host synchronisation and
-    computing what nobody needs is cheaper.
-    """
-    return mask.device.type == "cpu" and not bool(mask.any())
+from torchglb.arrays import Array, at_least, idle, length, library, limits
 
 
-def minimize_on_ball(
-    eigenvalues: Tensor, coefficients: Tensor, radius: Tensor
-) -> tuple[Tensor, Tensor]:
+def minimize_on_ball(eigenvalues: Array, coefficients: Array, radius: Array) -> tuple[Array, Array]:
     """The minimiser of ``u' diag(e) u / 2 - b'u`` over ``|u| <= S``, by its secular equation.
 
     With a multiplier ``nu >= 0``, ``u = b / (e + nu)``; either nu = 0 and u is inside, or
@@ -34,45 +25,47 @@ def minimize_on_ball(
     Returns:
         u ``(*B, d)`` and nu ``(*B)``. Directions with e = b = 0 get u = 0.
     """
-    tiny = torch.finfo(eigenvalues.dtype).tiny
-    radius = radius.expand(eigenvalues.shape[:-1])
+    xp = library(eigenvalues)
+    _, tiny = limits(eigenvalues)
+    if radius.shape != eigenvalues.shape[:-1]:
+        radius = xp.broadcast_to(radius, eigenvalues.shape[:-1])
 
-    def solve(nu: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shifted = (eigenvalues + nu[..., None]).clamp_min(tiny)
+    def solve(nu: Array) -> tuple[Array, Array, Array]:
+        shifted = at_least(eigenvalues + nu[..., None], tiny)
         u = coefficients / shifted
-        return u, torch.linalg.vector_norm(u, dim=-1), shifted
+        return u, length(u), shifted
 
-    u, norm, _ = solve(torch.zeros_like(radius))
+    nu = xp.zeros_like(radius)
+    u, norm, _ = solve(nu)
     outside = ~(norm <= radius)
-    nu = torch.zeros_like(radius)
     if idle(outside):
         return u, nu
     # one term alone already reaches the sphere here, so the root lies to the right
-    nearest = (coefficients.abs() / radius[..., None] - eigenvalues).amax(-1).clamp_min(0.0)
-    nu = torch.where(outside, nearest, nu)
+    nearest = xp.amax(abs(coefficients) / radius[..., None] - eigenvalues, -1)
+    nu = xp.where(outside, at_least(nearest, 0.0), nu)
     moving = outside
     for _ in range(30):
         u, norm, shifted = solve(nu)
-        slope = (u * u / shifted).sum(-1)
-        step = (norm * norm / slope.clamp_min(tiny)) * (norm / radius - 1.0)
-        nu = torch.where(moving, nu + step.clamp_min(0.0), nu)
+        slope = at_least((u * u / shifted).sum(-1), tiny)
+        step = (norm * norm / slope) * (norm / radius - 1.0)
+        nu = xp.where(moving, nu + at_least(step, 0.0), nu)
         moving = moving & (step > 1e-15 * nu)
         if idle(moving):
             break
     u, norm, _ = solve(nu)
     # land on the sphere exactly, up to rounding
-    shrink = torch.where(norm > radius, radius / norm.clamp_min(tiny), torch.ones_like(norm))
+    shrink = xp.where(norm > radius, radius / at_least(norm, tiny), 1.0)
     return u * shrink[..., None], nu
 
 
 class Cut(NamedTuple):
     """What a half-space leaves of the ball, seen from x: value and multiplier, batched."""
 
-    value: Tensor
-    multiplier: Tensor
+    value: Array
+    multiplier: Array
 
 
-def cut_ball(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Cut:
+def cut_ball(x: Array, normal: Array, offset: Array, radius: Array) -> Cut:
     """``max <x, theta>`` over ``|theta| <= S`` and ``<normal, theta> <= offset``, in closed form.
 
     By duality it is ``min over alpha >= 0 of alpha offset + S |x - alpha normal|``, so the value is
@@ -80,23 +73,25 @@ def cut_ball(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Cut:
     its derivative in ``offset``. All arguments broadcast; the last axis of ``x`` and ``normal`` is
     d. An empty intersection has the value ``-inf``.
     """
-    tiny = torch.finfo(x.dtype).tiny
-    length = torch.linalg.vector_norm(normal, dim=-1)
-    unit = normal / length.clamp_min(tiny)[..., None]
+    xp = library(x)
+    (_, tiny), inf = limits(x), float("inf")
+    size = length(normal)
+    steep = at_least(size, tiny)
+    unit = normal / steep[..., None]
     # a half-space without a normal holds everything or nothing
-    edge = torch.where(offset >= 0, torch.inf, -torch.inf)
-    reach = torch.where(length > tiny, offset / length.clamp_min(tiny), edge)
+    edge = xp.where(offset >= 0, xp.full_like(offset, inf), -inf)
+    reach = xp.where(size > tiny, offset / steep, edge)
     along = (x * unit).sum(-1)
-    across = torch.linalg.vector_norm(x - along[..., None] * unit, dim=-1)
-    whole = torch.linalg.vector_norm(x, dim=-1)
+    across = length(x - along[..., None] * unit)
+    whole = length(x)
     inactive = (reach >= radius) | (radius * along <= reach * whole)
-    near = torch.minimum(torch.maximum(reach, -radius), radius)
-    chord = ((radius - near) * (radius + near)).sqrt()
-    value = torch.where(inactive, radius * whole, near * along + chord * across)
-    multiplier = (along - near * across / chord.clamp_min(tiny)) / length.clamp_min(tiny)
+    near = xp.minimum(xp.maximum(reach, -radius), radius)
+    chord = xp.sqrt((radius - near) * (radius + near))
+    value = xp.where(inactive, radius * whole, near * along + chord * across)
+    multiplier = (along - near * across / at_least(chord, tiny)) / steep
     return Cut(
-        torch.where(reach < -radius, -torch.inf, value),
-        torch.where(inactive, 0.0, multiplier.clamp_min(0.0)),
+        xp.where(reach < -radius, -inf, value),
+        xp.where(inactive, 0.0, at_least(multiplier, 0.0)),
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.arrays import Array, idle, length, library, limits, matvec
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.loop import Progress, iterate, select
 from torchglb.optim.numbers import Numbers, column, dot, norm, numbers, pick, surely, tensor
@@ -191,18 +192,18 @@ def _descend(
 
 
 def minimize_model(
-    eigenvalues: Tensor, basis: Tensor, theta: Tensor, gradient: Tensor, radius: Tensor
-) -> Tensor:
+    eigenvalues: Array, basis: Array, theta: Array, gradient: Array, radius: Array
+) -> Array:
     """The minimiser over the ball of the model with Hessian ``Q diag(e) Q'`` at ``theta``."""
+    xp = library(theta)
     turned = basis.mT
-    at = (turned @ theta[..., None])[..., 0]
-    force = (turned @ gradient[..., None])[..., 0]
-    b = eigenvalues * at - force
+    b = eigenvalues * matvec(turned, theta) - matvec(turned, gradient)
     # where the curvature is pure rounding and so is the force, stay as short as possible
-    rounding = 8 * theta.shape[-1] * torch.finfo(theta.dtype).eps
-    largest = eigenvalues.amax(-1, keepdim=True)
-    scale = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True) + largest * radius[..., None]
-    flat = (eigenvalues <= rounding * largest) & (b.abs() <= rounding * scale)
-    b = torch.where(flat, torch.zeros_like(b), b)
+    rounding = 8 * theta.shape[-1] * limits(theta)[0]
+    largest = xp.amax(eigenvalues, -1)[..., None]
+    flat = eigenvalues <= rounding * largest
+    if not idle(flat):
+        scale = length(gradient)[..., None] + largest * radius[..., None]
+        b = xp.where(flat & (abs(b) <= rounding * scale), 0.0, b)
     u, _ = minimize_on_ball(eigenvalues, b, radius)
-    return (basis @ u[..., None])[..., 0]
+    return matvec(basis, u)

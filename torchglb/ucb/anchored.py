@@ -15,38 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.arrays import Array, array, library, quiet, tensor
 from torchglb.checks import check_positive, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
-from torchglb.likelihood import Expansion, NegativeLogLikelihood
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
-from torchglb.ucb.bounds import (
-    cut_offset,
-    cut_value,
-    draw_back,
-    pull_of_rows,
-    roundings_of,
-    trace,
-)
-from torchglb.ucb.bundle import (
-    Bundle,
-    Round,
-    at_anchor,
-    carry_forward,
-    empty_bundle,
-    insert,
-    mark_used,
-    scan,
-)
-from torchglb.ucb.minimum import CarriedMinimum, FlatHistory, which
-from torchglb.ucb.native import search_support
+from torchglb.ucb.bounds import pull_of_rows
+from torchglb.ucb.bundle import Bundle, Round, carry_forward, empty_bundle
+from torchglb.ucb.contest import Contest, Verdict
+from torchglb.ucb.minimum import CarriedMinimum, FlatHistory
 from torchglb.ucb.program import SublevelProgram
-from torchglb.ucb.sqp import ball_weight, come_back, propose, stop_at_cut
-from torchglb.ucb.taylor import Bracket, shift_by_ridge
-
-#: up to this dimension the best single cut says as much as several together
-PLANAR = 2
+from torchglb.ucb.taylor import Bracket
 
 
 @dataclass(frozen=True)
@@ -297,123 +278,34 @@ class AnchoredProgram:
         check_shape("arms", arms, (*shape, "K", self.domain.dim))
         if arms.shape[-2] == 0:
             raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
-        before = self.passes
+        before = self._minimum.passes
         ridge = self._ridge(regularization)
         B, hub, bracket = self._level(radius, level, ridge, minimum)
         self._round += 1
         flat = arms.reshape(-1, *arms.shape[-2:])
-        task = Round(flat, B, hub, bracket.high, ridge, self._radius, self._pull)
-        tol = self._tie if tol is None else tol
-        index, upper, lower, decided = self._decide(task, tol, value_tol, max_steps)
-        empty = (bracket.low > B) | (upper == -torch.inf).any(-1)
-        undefined = torch.isnan(bracket.high + B) | (torch.isnan(upper.sum(-1)) & ~empty)
-        status = torch.where(decided, int(Status.CONVERGED), int(Status.INACCURATE))
-        status = torch.where(empty, int(Status.INFEASIBLE), status)
-        status = torch.where(undefined, int(Status.NONFINITE), status)
+        task = Round(
+            *(array(t) for t in (flat, B, hub, bracket.high, ridge, self._radius, self._pull))
+        )
+        contest = Contest(task, self._bundle.arrays(), self._data, self.domain, self._round)
+        with quiet():
+            found = contest.decide(self._tie if tol is None else tol, value_tol, max_steps)
+            status = _status(found, task.level, array(bracket.low), task.hub_loss)
+        passes = tensor(found.passes)
+        self._passes = self._passes + passes
         return Choice(
-            index.reshape(shape),
-            upper.reshape(*shape, -1),
-            lower.reshape(*shape, -1),
-            status.reshape(shape),
-            self.passes - before,
+            tensor(found.winner).reshape(shape),
+            tensor(found.upper).reshape(*shape, -1),
+            tensor(found.lower).reshape(*shape, -1),
+            tensor(status).reshape(shape),
+            (passes + self._minimum.passes - before).reshape(shape),
         )
 
-    def _decide(
-        self, task: Round, tol: float, value_tol: float | None, max_steps: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The winner ``(N)``, bounds on all arms ``(N, K)``, and whether the winner is certain."""
-        # a carried sum is rounded once per observation, and not at random where arms repeat
-        roundings = 4.0 + len(self.history)
-        steps = 1 if self.domain.dim <= PLANAR else 2
-        found = scan(self._bundle, task, steps, roundings)
-        mark_used(self._bundle, found, self._round)
-        upper, cut, base = found.upper, found.cut, found.touch
-        lower = torch.maximum(found.lower, (task.arms @ task.hub[..., None])[..., 0])
 
-        def standing() -> tuple[Tensor, Tensor, Tensor]:
-            """The leader, its strongest rival, and the problems where the contest is open."""
-            best, leader = lower.max(-1)
-            threat, rival = upper.scatter(-1, leader[:, None], -torch.inf).max(-1)
-            contested = threat - best > tol * (1.0 + best.abs())
-            if value_tol is not None:
-                own = upper.gather(-1, leader[:, None])[:, 0]
-                contested = contested | (own - best > value_tol * (1.0 + own.abs()))
-            return leader, rival, which(contested)
-
-        decided = torch.ones_like(task.level, dtype=torch.bool)
-        leader, rival, index = standing()
-        for _ in range(max_steps):
-            if not index.numel():
-                break
-            # work on whichever of leader and rival is known less well
-            pair = torch.stack([leader, rival], dim=-1)[index]
-            unknown = (upper - lower)[index].gather(-1, pair)
-            arm = pair.gather(-1, unknown.argmax(-1, keepdim=True))[:, 0]
-            above, below, slot = self._evaluate(
-                task.pick(index), index, arm, cut[index, arm], base[index, arm]
-            )
-            base = base.index_put((index, arm), slot)
-            cut = cut.index_copy(
-                0, index, torch.where(above < upper[index], slot[:, None], cut[index])
-            )
-            upper = upper.index_copy(0, index, torch.minimum(above, upper[index]))
-            lower = lower.index_copy(0, index, torch.maximum(below, lower[index]))
-            leader, rival, index = standing()
-        if index.numel():
-            above, below = self._solve_all(task.pick(index), index, tol)
-            upper = upper.index_copy(0, index, torch.minimum(above, upper[index]))
-            lower = lower.index_copy(0, index, torch.maximum(below, lower[index]))
-            leader, _, index = standing()
-            decided = decided.index_fill(0, index, False)
-        return leader, upper, lower, decided
-
-    def _evaluate(
-        self, task: Round, index: Tensor, arm: Tensor, cut: Tensor, base: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass at the SQP point of one arm of each picked problem.
-
-        Returns:
-            Bounds on all arms of the picked problems, from above and from below, and the slot of
-            the new anchor.
-        """
-        arms, B, hub, floor, ridge, S, pull = task
-        roundings = roundings_of(len(self.history))
-        x = arms[torch.arange(index.shape[0], device=index.device), arm]
-
-        def offset_at(point: Tensor, at: Expansion) -> Tensor:
-            bend = trace(at.hessian)
-            return cut_offset(point, at.loss, at.gradient, bend, B, S, pull, roundings)
-
-        tangent_point, tight = at_anchor(self._bundle, index, cut, ridge)
-        offset = offset_at(tangent_point, tight)
-        theta, at = at_anchor(self._bundle, index, base, ridge)
-        eigenvalues, basis = torch.linalg.eigh(torch.nan_to_num(at.hessian))
-        guess = ball_weight(x, tight.gradient, offset, S)
-        forth = propose(x, theta, at.gradient, eigenvalues, basis, B - at.loss, S, guess)
-        forth = stop_at_cut(theta, forth, tight.gradient, offset)
-        # an anchor far outside is no base for a quadratic model: come back along the chord first
-        far = at.loss - B > B - floor
-        trial = torch.where(far[:, None], come_back(theta, at, hub, floor, B), forth)
-
-        data = self._data.likelihood(index).expand(trial)
-        self._passes = self._passes.index_add(0, index, torch.ones_like(floor))
-        slot = self._bundle.used[index].argmin(-1)
-        insert(self._bundle, index, slot, trial, data, self._round)
-        there = shift_by_ridge(data, trial, ridge)
-        offset = offset_at(trial, there)
-        above = cut_value(arms, there.gradient[:, None, :], offset[:, None], S[:, None])
-        point = draw_back(trial, there.loss, hub, floor, B)
-        return above, (arms @ point[..., None])[..., 0], slot
-
-    def _solve_all(self, task: Round, index: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-        """All arms of the picked problems to tolerance, where single steps did not decide."""
-        arms, B, hub, _, ridge, S, _ = task
-        likelihood = NegativeLogLikelihood(
-            self.family, *self._data.rows(index), regularization=ridge, shards=self._data.shards
-        )
-        program = SublevelProgram(likelihood, self.domain.resized(S), B)
-        search, _, steps = search_support(
-            program, hub, likelihood.expand(hub), arms, tol=tol / 4, max_steps=100
-        )
-        self._passes = self._passes.index_add(0, index, steps.sum(-1).to(B.dtype) + 1.0)
-        return search.upper, search.lower
+def _status(found: Verdict, level: Array, low: Array, high: Array) -> Array:
+    """How each problem ended; its minimum is enclosed by ``low`` and ``high``."""
+    xp = library(level)
+    empty = (low > level) | (found.upper == -float("inf")).any(-1)
+    undefined = xp.isnan(high + level) | (xp.isnan(found.upper.sum(-1)) & ~empty)
+    status = xp.where(found.certain, int(Status.CONVERGED), int(Status.INACCURATE))
+    status = xp.where(empty, int(Status.INFEASIBLE), status)
+    return xp.where(undefined, int(Status.NONFINITE), status)

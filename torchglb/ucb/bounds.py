@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from torchglb.arrays import Array, at_least, length, library, limits
 from torchglb.families import GLMFamily
 from torchglb.linalg import cut_ball
 
@@ -30,15 +31,15 @@ def pull_of_rows(family: GLMFamily, X: Tensor, r: Tensor, w: Tensor | None) -> T
 
 
 def cut_offset(
-    point: Tensor,
-    loss: Tensor,
-    gradient: Tensor,
-    curvature: Tensor,
-    level: Tensor,
-    radius: Tensor,
-    pull: Tensor,
+    point: Array,
+    loss: Array,
+    gradient: Array,
+    curvature: Array,
+    level: Array,
+    radius: Array,
+    pull: Array,
     roundings: float,
-) -> Tensor:
+) -> Array:
     """``b`` of the cut ``<grad L(point), theta> <= b``; by convexity all of ``{L <= B}`` obeys it.
 
     Rounding is paid for, so that b errs upwards: the terms of the loss add up to at most
@@ -55,13 +56,13 @@ def cut_offset(
         roundings: how many roundings of these sizes the sums behind the loss have seen.
     """
     offset = level - loss + (gradient * point).sum(-1)
-    size = level.abs() + loss.abs() + offset.abs() + radius * (pull + radius * curvature)
-    return torch.add(offset, size, alpha=roundings * torch.finfo(point.dtype).eps)
+    size = abs(level) + abs(loss) + abs(offset) + radius * (pull + radius * curvature)
+    return offset + (roundings * limits(point)[0]) * size
 
 
-def trace(matrix: Tensor) -> Tensor:
+def trace(matrix: Array) -> Array:
     """The sum of the diagonal of ``(*, d, d)``."""
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return library(matrix).einsum("...ii->...", matrix)
 
 
 def roundings_of(count: int) -> float:
@@ -69,16 +70,17 @@ def roundings_of(count: int) -> float:
     return 4.0 + math.sqrt(count)
 
 
-def cut_value(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:
+def cut_value(x: Array, normal: Array, offset: Array, radius: Array) -> Array:
     """:func:`cut_ball`'s value, rounded up."""
-    whole = radius * torch.linalg.vector_norm(x, dim=-1)
-    return cut_ball(x, normal, offset, radius).value + 8 * torch.finfo(x.dtype).eps * whole
+    return cut_ball(x, normal, offset, radius).value + 8 * limits(x)[0] * radius * length(x)
 
 
-def draw_back(point: Tensor, loss: Tensor, hub: Tensor, hub_loss: Tensor, level: Tensor) -> Tensor:
+def draw_back(point: Array, loss: Array, hub: Array, hub_loss: Array, level: Array) -> Array:
     """The point itself if it is feasible, else where its chord to a feasible hub crosses the level.
 
     On the segment the loss is at most linear, so the crossing is feasible too.
     """
-    share = torch.where(loss <= level, 1.0, (level - hub_loss) / (loss - hub_loss)).clamp(0.0, 1.0)
-    return hub + share[..., None] * (point - hub)
+    xp = library(point)
+    share = xp.where(loss <= level, 1.0, (level - hub_loss) / (loss - hub_loss))
+    # both losses may be rounded: a share beyond 1 would leave the segment
+    return hub + xp.where(share < 1.0, at_least(share, 0.0), 1.0)[..., None] * (point - hub)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from torchglb.arrays import Array, array, at_least, counting, length, library, limits, take
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
 from torchglb.ucb.bounds import cut_offset, draw_back, trace
@@ -22,11 +22,15 @@ from torchglb.ucb.taylor import shift_by_ridge
 class Bundle(NamedTuple):
     """A anchors for each of N problems, with the data's loss there (no ridge)."""
 
-    points: Tensor  # (N, A, d)
-    loss: Tensor  # (N, A)
-    gradient: Tensor  # (N, A, d)
-    hessian: Tensor  # (N, A, d, d)
-    used: Tensor  # (N, A): the last round in which the anchor decided something
+    points: Array  # (N, A, d)
+    loss: Array  # (N, A)
+    gradient: Array  # (N, A, d)
+    hessian: Array  # (N, A, d, d)
+    used: Array  # (N, A): the last round in which the anchor decided something
+
+    def arrays(self) -> Bundle:
+        """The same memory as arrays of :mod:`torchglb.arrays`."""
+        return Bundle(*(array(t) for t in self))
 
 
 def empty_bundle(problems: int, anchors: int, dim: int, like: Tensor) -> Bundle:
@@ -51,27 +55,24 @@ def carry_forward(bundle: Bundle, family: GLMFamily, x: Tensor, r: Tensor, w: Te
     bundle.hessian.flatten(-2).baddbmm_(curvature, products)
 
 
-def insert(
-    bundle: Bundle, rows: Tensor, slot: Tensor, point: Tensor, at: Expansion, now: int
-) -> None:
+def insert(bundle: Bundle, rows: Array, slot: Array, point: Array, at: Expansion, now: int) -> None:
     """Puts one new anchor into the given slot of each of the problems ``rows``, in place."""
-    stamp = torch.full_like(at.loss, float(now))
-    for old, new in zip(bundle, (point, *at, stamp), strict=True):
-        old.index_put_((rows, slot), new)
+    for old, new in zip(bundle, (point, *at, float(now)), strict=True):
+        old[rows, slot] = new
 
 
 class Round(NamedTuple):
     """The programs of one round, N at once."""
 
-    arms: Tensor  # (N, K, d)
-    level: Tensor  # B, (N)
-    hub: Tensor  # a feasible centre, (N, d)
-    hub_loss: Tensor  # an upper bound on its loss, (N)
-    ridge: Tensor  # lambda, (N)
-    radius: Tensor  # S, (N)
-    pull: Tensor  # the size of what is rounded, (N); see bounds.pull_of_rows
+    arms: Array  # (N, K, d)
+    level: Array  # B, (N)
+    hub: Array  # a feasible centre, (N, d)
+    hub_loss: Array  # an upper bound on its loss, (N)
+    ridge: Array  # lambda, (N)
+    radius: Array  # S, (N)
+    pull: Array  # the size of what is rounded, (N); see bounds.pull_of_rows
 
-    def pick(self, index: Tensor) -> Round:
+    def pick(self, index: Array) -> Round:
         """The same for some of the problems."""
         return Round(*(t[index] for t in self))
 
@@ -79,10 +80,10 @@ class Round(NamedTuple):
 class Scan(NamedTuple):
     """What the anchors say of every arm."""
 
-    upper: Tensor  # (N, K)
-    cut: Tensor  # (N, K), the anchor behind upper
-    lower: Tensor  # (N, K)
-    touch: Tensor  # (N, K), the anchor behind lower
+    upper: Array  # (N, K)
+    cut: Array  # (N, K), the anchor behind upper
+    lower: Array  # (N, K)
+    touch: Array  # (N, K), the anchor behind lower
 
 
 def scan(bundle: Bundle, task: Round, steps: int, roundings: float) -> Scan:
@@ -95,28 +96,31 @@ def scan(bundle: Bundle, task: Round, steps: int, roundings: float) -> Scan:
         roundings: that the carried sums have seen.
     """
     arms, level, hub, hub_loss, ridge, radius, pull = task
-    B, S, size, lam = (t[..., None] for t in (level, radius, pull, ridge))
+    xp = library(arms)
+    B, S, size, lam = level[:, None], radius[:, None], pull[:, None], ridge[:, None]
     points = bundle.points
-    loss = torch.addcmul(bundle.loss, lam, points.square().sum(-1), value=0.5)
-    gradient = torch.addcmul(bundle.gradient, lam[..., None], points)
+    loss = bundle.loss + 0.5 * lam * (points * points).sum(-1)
+    gradient = bundle.gradient + lam[..., None] * points
     curvature = trace(bundle.hessian) + points.shape[-1] * lam
     offset = cut_offset(points, loss, gradient, curvature, B, S, size, roundings)
-    length = torch.linalg.vector_norm(gradient, dim=-1).clamp_min(torch.finfo(arms.dtype).tiny)
-    units = gradient / length[..., None]
-    upper, cut = combine_cuts(arms, units, offset / length, radius, steps)
-    drawn = draw_back(points, loss, hub[..., None, :], hub_loss[..., None], B)
-    lower, touch = (arms @ drawn.mT).max(-1)
-    return Scan(upper, cut, lower, touch)
+    steep = at_least(length(gradient), limits(arms)[1])
+    units = gradient / steep[..., None]
+    upper, cut = combine_cuts(arms, units, offset / steep, radius, steps)
+    drawn = draw_back(points, loss, hub[:, None, :], hub_loss[:, None], B)
+    reached = arms @ drawn.mT
+    touch = xp.argmax(reached, -1)
+    return Scan(upper, cut, take(reached, touch), touch)
 
 
-def mark_used(bundle: Bundle, found: Scan, now: int) -> None:
+def mark_used(bundle: Bundle, found: Scan, everyone: Array, now: int) -> None:
     """Stamps the anchors that bound some arm: they stay, the others make room."""
-    bundle.used.scatter_(-1, found.cut, float(now)).scatter_(-1, found.touch, float(now))
+    for slots in (found.cut, found.touch):
+        bundle.used[everyone[:, None], slots] = float(now)
 
 
 def combine_cuts(
-    arms: Tensor, units: Tensor, reach: Tensor, radius: Tensor, steps: int
-) -> tuple[Tensor, Tensor]:
+    arms: Array, units: Array, reach: Array, radius: Array, steps: int
+) -> tuple[Array, Array]:
     """Upper bounds from several cuts at once, and the first cut taken for each arm.
 
     For any weights ``alpha >= 0``, ``h(x) <= sum_a alpha_a reach_a + S |x - sum_a alpha_a u_a|``,
@@ -130,40 +134,41 @@ def combine_cuts(
         radius: S, ``(N)``.
         steps: cuts to combine, at least 1.
     """
-    eps = torch.finfo(arms.dtype).eps
-    S = radius[..., None, None]
-    near = torch.minimum(torch.maximum(reach[..., None, :], -S), S)  # (N, 1, A)
-    chord = ((S - near) * (S + near)).sqrt()
-    slack = near / chord.clamp_min(torch.finfo(arms.dtype).tiny)
-    left, paid = arms, torch.zeros_like(arms[..., 0])
+    xp = library(arms)
+    eps, tiny = limits(arms)
+    S = radius[:, None, None]
+    near = xp.minimum(xp.maximum(reach[:, None, :], -S), S)  # (N, 1, A)
+    chord = xp.sqrt((S - near) * (S + near))
+    slack = near / at_least(chord, tiny)
+    left, paid = arms, xp.zeros_like(arms[..., 0])
     weights = paid
+    every = counting(arms.shape[0], arms)[:, None]
     first = None
-    for step in range(steps):
+    for _ in range(steps):
         along = left @ units.mT  # (N, K, A)
-        squared = left.square().sum(-1, keepdim=True)
-        across = (squared - along * along).clamp_min(0.0).sqrt()
-        weight = (along - slack * across).clamp_min(0.0)
-        value = torch.where(weight > 0, near * along + chord * across, S * squared.sqrt())
-        choice = value.argmin(-1, keepdim=True)
-        alpha = weight.gather(-1, choice)
-        at_reach = reach[..., None, :].expand_as(value).gather(-1, choice)
-        normal = units.gather(-2, choice.expand(*choice.shape[:-1], units.shape[-1]))
-        left = left - alpha * normal
+        squared = (left * left).sum(-1)[..., None]
+        across = xp.sqrt(at_least(squared - along * along, 0.0))
+        # where a cut has no weight it leaves the whole ball
+        value = xp.where(
+            along > slack * across, near * along + chord * across, S * xp.sqrt(squared)
+        )
+        choice = xp.argmin(value, -1)
+        first = choice if first is None else first
+        alpha = take(along, choice) - slack[every, 0, choice] * take(across, choice)
+        alpha = at_least(alpha, 0.0)
+        normal, at_reach = units[every, choice], reach[every, choice]
+        left = left - alpha[..., None] * normal
         # a cut without a slope reaches to infinity and has no weight: it pays nothing
-        paid = paid + torch.where(alpha > 0, alpha * at_reach, 0.0)[..., 0]
-        weights = weights + alpha[..., 0]
-        first = choice[..., 0] if step == 0 else first
+        paid = paid + xp.where(alpha > 0, alpha * at_reach, 0.0)
+        weights = weights + alpha
     assert first is not None
     # whatever was chosen, and however it was rounded, the weights certify this value
-    length = torch.linalg.vector_norm(left, dim=-1)
-    sizes = length + weights + torch.linalg.vector_norm(arms, dim=-1)
-    scale = paid.abs() + radius[..., None] * sizes
-    return paid + radius[..., None] * length + 8 * eps * scale, first
+    rest = length(left)
+    scale = abs(paid) + radius[:, None] * (rest + weights + length(arms))
+    return paid + radius[:, None] * rest + 8 * eps * scale, first
 
 
-def at_anchor(
-    bundle: Bundle, rows: Tensor, slot: Tensor, ridge: Tensor
-) -> tuple[Tensor, Expansion]:
+def at_anchor(bundle: Bundle, rows: Array, slot: Array, ridge: Array) -> tuple[Array, Expansion]:
     """The point and expansion of one anchor of each of the problems ``rows``."""
     point, *data = (t[rows, slot] for t in bundle[:4])
     return point, shift_by_ridge(Expansion(*data), point, ridge)

@@ -7,12 +7,13 @@ when it does not, the model is moved to its own minimum by one pass over the his
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchglb.arrays import array, at_least, finite, library, quiet, tensor, which
 from torchglb.distributed import Shards
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -22,16 +23,12 @@ from torchglb.mle import minimize_likelihood
 from torchglb.optim.ball import frank_wolfe_gap, minimize_model
 from torchglb.ucb.taylor import (
     Bracket,
+    add_to_diagonal,
     certify,
     choose_order,
     derivative_sums,
     evaluate_model,
 )
-
-
-def which(mask: Tensor) -> Tensor:
-    """The indices of the problems still open: the stopping test, and the only host sync."""
-    return torch.nonzero(mask)[:, 0]
 
 
 class FlatHistory:
@@ -54,7 +51,8 @@ class FlatHistory:
         w = None if w is None else w.reshape(self.problems, -1)
         if self.is_all(index):
             return Rows(X, r, w)
-        return Rows(X[index], r[index], None if w is None else w[index])
+        # picked as they lie in memory, feature by feature
+        return Rows(X.mT[index].mT, r[index], None if w is None else w[index])
 
     def likelihood(self, index: Tensor, ridge: Tensor | None = None) -> NegativeLogLikelihood:
         """The loss of the problems ``index``, with their ridge."""
@@ -84,11 +82,20 @@ class CarriedMinimum:
         self.domain = domain
         self.tol = tol
         self._radius = radius
-        d, largest = domain.dim, domain.max_radius
-        self.order = choose_order(data.family, d, largest)
-        ratio = data.family.derivative_ratio(self.order + 1, largest)
-        self._ratio = float("inf") if ratio is None else ratio
-        self._concordance = data.family.self_concordance(largest)
+        d, family = domain.dim, data.family
+        self.order = choose_order(family, d, domain.max_radius)
+
+        def ratio(S: float) -> float:
+            known = family.derivative_ratio(self.order + 1, S)
+            return float("inf") if known is None else known
+
+        def per_problem(constant: Callable[[float], float]) -> Tensor:
+            values = domain.constant(constant, radius)
+            return values.expand(data.history.batch_shape).reshape(-1)
+
+        self._ratio = per_problem(ratio)
+        self._concordance = per_problem(family.self_concordance)
+        self._everyone = torch.arange(data.problems, device=radius.device)
         self._sums = [radius.new_zeros((data.problems, d**k)) for k in range(self.order + 1)]
         self._point = radius.new_zeros((data.problems, d))
         self._shift = torch.zeros_like(self._point)
@@ -120,53 +127,67 @@ class CarriedMinimum:
         Args:
             ridge: lambda of every problem, ``(N)``; it may change between calls.
         """
-        everyone = torch.arange(ridge.shape[0], device=ridge.device)
-        theta, bracket = self._step(everyone, ridge)
-        open_ = which(~(bracket.high - bracket.low <= self.tol))
+        theta, bracket = self._step(self._everyone, ridge)
+        open_ = self._open(bracket)
         for _ in range(2):
             if not open_.numel():
                 break
             # move the model to its own minimum: one pass
             self._recenter(open_, theta[open_])
             theta, bracket = self._merge(open_, theta, bracket, *self._step(open_, ridge))
-            open_ = open_[which(~((bracket.high - bracket.low)[open_] <= self.tol))]
+            open_ = self._open(bracket)
         if open_.numel():
             theta, bracket = self._merge(
                 open_, theta, bracket, *self._from_scratch(open_, theta[open_], ridge)
             )
         return theta, bracket
 
+    def _open(self, bracket: Bracket) -> Tensor:
+        """The problems whose minimum is not yet known to the tolerance."""
+        return tensor(which(~(array(bracket.high) - array(bracket.low) <= self.tol)))
+
     def _step(self, index: Tensor, ridge: Tensor) -> tuple[Tensor, Bracket]:
         """One Newton step on the model, and what it certifies."""
-        state = (self._point, self._shift, ridge, self._radius, self._longest, *self._sums)
-        c, p, lam, S, longest, *sums = (
-            state if self.data.is_all(index) else [t[index] for t in state]
-        )
-        d = c.shape[-1]
-        eye = torch.eye(d, dtype=c.dtype, device=c.device)
-        model = evaluate_model(sums, p)
-        gradient = model.gradient + lam[:, None] * (c + p)
-        hessian = model.hessian + lam[:, None, None] * eye
-        curved, turn = torch.linalg.eigh(torch.nan_to_num(hessian))
-        theta = minimize_model(curved.clamp_min(0.0), turn, c + p, gradient, S)
-        p = theta - c
-        model = evaluate_model(sums, p)
-        eigenvalues, basis = torch.linalg.eigh(torch.nan_to_num(sums[2].unflatten(-1, (d, d))))
-        bracket = certify(
-            model,
-            eigenvalues,
-            basis,
-            theta,
-            p,
-            lam,
-            S,
-            longest,
+        everyone = self.data.is_all(index)
+        state = (
+            self._point,
+            self._shift,
+            ridge,
+            self._radius,
+            self._longest,
             self._ratio,
             self._concordance,
-            self.order,
+            *self._sums,
         )
-        self._shift = p if self.data.is_all(index) else self._shift.index_copy(0, index, p)
-        return theta, bracket
+        c, p, lam, S, longest, ratio, concordance, *sums = (
+            array(t if everyone else t[index]) for t in state
+        )
+        xp, d = library(c), c.shape[-1]
+        with quiet():
+            model = evaluate_model(sums, p)
+            gradient = model.gradient + lam[:, None] * (c + p)
+            hessian = add_to_diagonal(model.hessian, lam)
+            curved, turn = xp.linalg.eigh(finite(hessian))
+            theta = minimize_model(at_least(curved, 0.0), turn, c + p, gradient, S)
+            p = theta - c
+            model = evaluate_model(sums, p)
+            eigenvalues, basis = xp.linalg.eigh(finite(sums[2].reshape(-1, d, d)))
+            bracket = certify(
+                model,
+                eigenvalues,
+                basis,
+                theta,
+                p,
+                lam,
+                S,
+                longest,
+                ratio,
+                concordance,
+                self.order,
+            )
+        shift = tensor(p)
+        self._shift = shift if everyone else self._shift.index_copy(0, index, shift)
+        return tensor(theta), Bracket(*(tensor(end) for end in bracket))
 
     def _recenter(self, index: Tensor, theta: Tensor) -> None:
         rows = self.data.rows(index)

@@ -190,7 +190,7 @@ def search_support(
         inner_loss = torch.where(feasible & better, value, search.inner_loss)
 
         # near the boundary: an SQP step from here, drawn back to the best cut if it crosses that
-        forth = sqp_point(trial, at, ball_weight(arms, normal, offset, radius))
+        forth = sqp_point(trial, at, ball_weight(arms, gradient, trial))
         forth = stop_at_cut(trial, forth, normal, offset)
         back = come_back(trial, at, search.inner, search.inner_loss, level)
         far = value - level > level - floor

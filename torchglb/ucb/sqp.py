@@ -8,24 +8,21 @@ maximiser is closed-form in the eigenbasis of H; the right omega puts it on the 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
+from torchglb.arrays import Array, at_least, idle, length, library, limits, matvec
 from torchglb.likelihood import Expansion
-from torchglb.linalg import cut_ball, idle
 
 
 def propose(
-    x: Tensor,
-    theta: Tensor,
-    gradient: Tensor,
-    eigenvalues: Tensor,
-    basis: Tensor,
-    room: Tensor,
-    radius: Tensor,
-    guess: Tensor,
+    x: Array,
+    theta: Array,
+    gradient: Array,
+    eigenvalues: Array,
+    basis: Array,
+    room: Array,
+    radius: Array,
+    guess: Array,
     iterations: int = 40,
-) -> Tensor:
+) -> Array:
     """The maximiser of ``<x, u>`` over ball and model; leading axes are shared by all arguments.
 
     Args:
@@ -39,98 +36,106 @@ def propose(
         guess: a first omega, ``(*)``; 0 where nothing is known.
         iterations: limit of the root search for omega; an inexact one still gives a usable point.
     """
-    eps, tiny = torch.finfo(x.dtype).eps, torch.finfo(x.dtype).tiny ** 0.5
-    turned = torch.stack([x, theta, gradient], dim=-2) @ basis
-    x, theta, gradient = turned.unbind(-2)
+    xp = library(x)
+    eps, tiny = limits(x)
+    tiny = tiny**0.5
+    turned = basis.mT
+    x, theta, gradient = matvec(turned, x), matvec(turned, theta), matvec(turned, gradient)
     # flat directions keep a curvature that still reaches the sphere but drowns in no rounding noise
-    curvature = eigenvalues.clamp_min(0.0)
-    eigenvalues = torch.maximum(curvature, eps**1.5 * curvature[..., -1:] + tiny)
-    inside = (radius * radius - theta.square().sum(-1)).clamp_min(0.0)
+    curvature = at_least(eigenvalues, 0.0)
+    eigenvalues = xp.maximum(curvature, eps**1.5 * curvature[..., -1:] + tiny)
+    inside = at_least(radius * radius - (theta * theta).sum(-1), 0.0)
+    squared = x * x
 
-    def maximiser(omega: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def maximiser(omega: Array) -> tuple[Array, Array, Array, Array, Array]:
         """u, and what its derivative in omega needs."""
-        shifted = eigenvalues + omega[..., None]
-        pull = gradient + omega[..., None] * theta
-        ray = x / shifted
-        size = (pull * pull / shifted).sum(-1) + 2.0 * room + omega * inside
-        spread = (x * ray).sum(-1).clamp_min(tiny)
-        reach = (size.clamp_min(0.0) / spread).sqrt()
-        return theta - pull / shifted + reach[..., None] * ray, ray, reach, spread, shifted
+        weight = omega[..., None]
+        spring = 1.0 / (eigenvalues + weight)
+        pull = gradient + weight * theta
+        size = (pull * pull * spring).sum(-1) + 2.0 * room + omega * inside
+        spread = at_least((squared * spring).sum(-1), tiny)
+        reach = xp.sqrt(at_least(size, 0.0) / spread)
+        centre = theta - pull * spring
+        return centre + reach[..., None] * (x * spring), centre, reach, spread, spring
 
     # the ball alone, where its maximiser satisfies the model
-    length = torch.linalg.vector_norm(x, dim=-1)
-    pole = x * (radius / length.clamp_min(tiny))[..., None]
+    pole = x * (radius / at_least(length(x), tiny))[..., None]
     move = pole - theta
-    model = (gradient * move).sum(-1) + 0.5 * (curvature * move * move).sum(-1)
-    alone = model <= room
+    alone = ((gradient + 0.5 * curvature * move) * move).sum(-1) <= room
 
-    u = maximiser(torch.zeros_like(room))[0]
-    norm = torch.linalg.vector_norm(u, dim=-1)
+    omega = xp.zeros_like(room)
+    u = maximiser(omega)[0]
+    norm = length(u)
     search = (norm > radius) & ~alone
     if not idle(search):
-        low, high = torch.zeros_like(room), torch.full_like(room, torch.inf)
-        omega = torch.where(guess > 0, guess, eigenvalues[..., -1])
-        omega = torch.where(search, omega, 0.0)
+        close = 32 * eps
+        low, high = omega, xp.full_like(room, float("inf"))
+        # a guess far from the curvature is none, and would cost more steps than it saves
+        stiff = eigenvalues[..., -1]
+        sensible = (guess > 1e-6 * stiff) & (guess < 1e6 * stiff)
+        omega = xp.where(sensible, guess, stiff)
+        omega = xp.where(search, omega, 0.0)
         for _ in range(iterations):
-            u, ray, reach, spread, shifted = maximiser(omega)
-            norm = torch.linalg.vector_norm(u, dim=-1)
+            u, centre, reach, spread, spring = maximiser(omega)
+            norm = length(u)
             out = norm > radius
-            low, high = torch.where(out, omega, low), torch.where(out, high, omega)
+            low, high = xp.where(out, omega, low), xp.where(out, high, omega)
             # Newton on 1/|u| = 1/S; d reach / d omega from size' = S^2 - |centre|^2
-            centre = u - reach[..., None] * ray
-            growth = radius * radius - centre.square().sum(-1)
-            growth = growth + (reach * reach) * ray.square().sum(-1)
-            bend = (u * ray).sum(-1) * growth / (2.0 * reach * spread).clamp_min(tiny)
-            slope = bend - (u * u / shifted).sum(-1)
+            ray = u - centre
+            growth = radius * radius + (ray * ray - centre * centre).sum(-1)
+            bend = (u * ray).sum(-1) * growth / at_least(2.0 * reach * reach * spread, tiny)
+            slope = bend - (u * u * spring).sum(-1)
             newton = omega + norm * norm * (1.0 - norm / radius) / slope
-            middle = torch.where(low > 0, (low * high).sqrt(), 0.01 * high)
-            middle = torch.where(high < torch.inf, middle, 10.0 * omega)
-            update = torch.where((newton > low) & (newton < high), newton, middle)
-            done = ((norm / radius - 1.0).abs() < 32 * eps) | (
-                (update - omega).abs() <= eps * omega
-            )
+            middle = xp.where(low > 0, xp.sqrt(low * high), 0.01 * high)
+            middle = xp.where(high < float("inf"), middle, 10.0 * omega)
+            update = xp.where((newton > low) & (newton < high), newton, middle)
+            done = (abs(norm / radius - 1.0) < close) | (abs(update - omega) <= eps * omega)
             search = search & ~done
-            omega = torch.where(search, update, omega)
+            omega = xp.where(search, update, omega)
             if idle(search):
                 break
         u = maximiser(omega)[0]
-        norm = torch.linalg.vector_norm(u, dim=-1)
-    u = torch.where(alone[..., None], pole, u)
-    norm = torch.where(alone, radius, norm)
-    u = u * (radius / torch.maximum(norm, radius))[..., None]
-    return (basis @ u[..., None])[..., 0]
+        norm = length(u)
+    u = xp.where(alone[..., None], pole, u)
+    norm = xp.where(alone, radius, norm)
+    # land on the sphere: from outside, and from just inside where the search was for it
+    onto = (norm > radius) | ((omega > 0) & (norm > (1 - 1e-6) * radius))
+    u = u * xp.where(onto, radius / norm, 1.0)[..., None]
+    return matvec(basis, u)
 
 
-def ball_weight(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:
-    """omega as the cut ``<normal, theta> <= offset`` would have it; 0 where the cut is inactive.
+def ball_weight(x: Array, gradient: Array, theta: Array) -> Array:
+    """omega as a point near the solution has it; 0 where it says nothing.
 
-    There ``x = lambda normal + nu theta`` with ``|theta| = S``, and omega is ``nu / lambda``.
+    At the solution ``x = lambda grad L(theta) + nu theta``, and omega is ``nu / lambda``: here both
+    multipliers are fitted by least squares.
     """
-    multiplier = cut_ball(x, normal, offset, radius).multiplier
-    rest = torch.linalg.vector_norm(x - multiplier[..., None] * normal, dim=-1)
-    return torch.where(multiplier > 0, rest / (radius * multiplier), 0.0)
+    gg, gt, tt = (gradient * gradient).sum(-1), (gradient * theta).sum(-1), (theta * theta).sum(-1)
+    xg, xt = (x * gradient).sum(-1), (x * theta).sum(-1)
+    along, out = xg * tt - xt * gt, xt * gg - xg * gt  # lambda and nu, times the same positive
+    return library(x).where((along > 0) & (out > 0), out / along, 0.0)
 
 
-def stop_at_cut(start: Tensor, end: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
+def stop_at_cut(start: Array, end: Array, normal: Array, offset: Array) -> Array:
     """``end``, or where the segment from ``start`` meets a cut that all of the set obeys."""
     here, there = (normal * start).sum(-1), (normal * end).sum(-1)
     crosses = (there > offset) & (here < offset)
-    share = torch.where(crosses, (offset - here) / (there - here), 1.0)
+    share = library(start).where(crosses, (offset - here) / (there - here), 1.0)
     return start + share[..., None] * (end - start)
 
 
-def come_back(
-    point: Tensor, at: Expansion, inner: Tensor, inner_loss: Tensor, level: Tensor
-) -> Tensor:
+def come_back(point: Array, at: Expansion, inner: Array, inner_loss: Array, level: Array) -> Array:
     """From far outside the set, a point near its boundary on the segment to an inner point.
 
     It lies between the root of the power law through loss and slope at ``point`` (right for steep
     growth) and the root of the tangent there (right for linear growth).
     """
+    xp = library(point)
     rise, budget = at.loss - inner_loss, level - inner_loss
     away = point - inner
     steep = (at.gradient * away).sum(-1)
     power = (budget / rise) ** (rise / steep)
-    tangent = (1.0 - (at.loss - level) / steep).clamp_min(0.0)
-    share = (0.5 * (power + tangent)).nan_to_num(0.5).clamp(0.0, 1.0)
+    tangent = at_least(1.0 - (at.loss - level) / steep, 0.0)
+    share = 0.5 * (power + tangent)
+    share = xp.where(xp.isnan(share), 0.5, xp.clip(share, 0.0, 1.0))
     return inner + share[..., None] * away

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.arrays import Array, array, at_least, length, library, limits, matvec, tensor
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
 
@@ -57,65 +58,69 @@ def derivative_sums(
     terms = family.loss_terms(z, r)
     columns = [terms.loss, terms.slope, terms.curvature]
     columns += [family.derivative(z, k) / family.dispersion for k in range(3, order + 1)]
-    powers = [torch.ones_like(X[..., :1]), X]
+    rows, weights = array(X), None if w is None else array(w)
+    problems = rows.shape[0]
+    powers = [library(rows).ones_like(rows[..., :1]), rows]
     sums = []
-    for k, column in enumerate(columns):
-        if w is not None:
-            column = column * w
+    for k, column in enumerate(array(values) for values in columns):
+        if weights is not None:
+            column = column * weights
         left, right = k // 2, k - k // 2
         while len(powers) <= right:
-            powers.append((powers[-1][..., :, None] * X[..., None, :]).flatten(-2))
+            last = powers[-1]
+            size = last.shape[-1] * rows.shape[-1]
+            products = last[..., :, None] * rows[..., None, :]
+            powers.append(products.reshape(*rows.shape[:-1], size))
         outer = (powers[left] * column[..., None]).mT @ powers[right]  # (N, d^left, d^right)
-        sums.append(outer.flatten(1))
+        sums.append(tensor(outer.reshape(problems, -1)))
     return sums
 
 
 class Model(NamedTuple):
     """The Taylor model and its derivatives: ``(N)``, ``(N, d)``, ``(N, d, d)``."""
 
-    value: Tensor
-    gradient: Tensor
-    hessian: Tensor
+    value: Array
+    gradient: Array
+    hessian: Array
 
 
-def evaluate_model(sums: Sequence[Tensor], p: Tensor) -> Model:
+def evaluate_model(sums: Sequence[Array], p: Array) -> Model:
     """The polynomial ``sum_k T_k[p, ..., p] / k!`` with gradient and Hessian at ``p (N, d)``."""
-    d, problems = p.shape[-1], p.shape[0]
+    problems, d = p.shape
     column = p[..., None]
-    hessian = sums[2].view(problems, d, d)
-    vector = (hessian @ column)[..., 0]
-    gradient, curve = sums[1] + vector, 0.5 * vector
+    hessian = steep = sums[2].reshape(problems, d, d)
+    curve = 0.5 * hessian
     for k in range(3, len(sums)):
-        partial = sums[k]
+        matrix = sums[k]
         for _ in range(k - 2):
-            partial = partial.view(problems, -1, d) @ column
-        matrix = partial.view(problems, d, d)
-        vector = (matrix @ column)[..., 0]
-        hessian = torch.add(hessian, matrix, alpha=1 / math.factorial(k - 2))
-        gradient = torch.add(gradient, vector, alpha=1 / math.factorial(k - 1))
-        curve = torch.add(curve, vector, alpha=1 / math.factorial(k))
-    value = sums[0][..., 0] + ((sums[1] + curve) * p).sum(-1)
+            matrix = matrix.reshape(problems, -1, d) @ column
+        matrix = matrix.reshape(problems, d, d)  # T_k[p, ..., p, ., .]
+        hessian = hessian + matrix * (1 / math.factorial(k - 2))
+        steep = steep + matrix * (1 / math.factorial(k - 1))
+        curve = curve + matrix * (1 / math.factorial(k))
+    gradient = sums[1] + matvec(steep, p)
+    value = sums[0][..., 0] + ((sums[1] + matvec(curve, p)) * p).sum(-1)
     return Model(value, gradient, hessian)
 
 
 class Bracket(NamedTuple):
     """The minimum of the loss lies in ``[low, high]``; ``high`` bounds L(theta) too."""
 
-    low: Tensor
-    high: Tensor
+    low: Array
+    high: Array
 
 
 def certify(
     model: Model,
-    eigenvalues: Tensor,
-    basis: Tensor,
-    theta: Tensor,
-    p: Tensor,
-    ridge: Tensor,
-    radius: Tensor,
-    longest: Tensor,
-    ratio: float,
-    concordance: float,
+    eigenvalues: Array,
+    basis: Array,
+    theta: Array,
+    p: Array,
+    ridge: Array,
+    radius: Array,
+    longest: Array,
+    ratio: Array,
+    concordance: Array,
     order: int,
 ) -> Bracket:
     """Encloses ``min L`` over the ball from the model at ``theta = c + p``; no pass.
@@ -133,46 +138,53 @@ def certify(
         ridge: lambda, ``(N)``.
         radius: S, ``(N)``.
         longest: the largest |x_s| so far, ``(N)``.
-        ratio: C.
-        concordance: R.
+        ratio: C, a number or ``(N)``.
+        concordance: R, a number or ``(N)``.
         order: q.
     """
-    tiny = torch.finfo(p.dtype).tiny
-    reach = longest * torch.linalg.vector_norm(p, dim=-1)  # D
-    eigenvalues = eigenvalues.clamp_min(0.0)
-    local = (eigenvalues * (basis.mT @ p[..., None])[..., 0].square()).sum(-1)  # |p|^2_H
-    growth = ratio * torch.exp(concordance * reach) * reach ** (order - 1)
+    xp = library(p)
+    inf = float("inf")
+    reach = longest * length(p)  # D
+    eigenvalues = at_least(eigenvalues, 0.0)
+    norm_squared = (theta * theta).sum(-1)
+    gradient = model.gradient + ridge[..., None] * theta
+    nu = at_least(-(gradient * theta).sum(-1) / (radius * radius), 0.0)
+    # the multiplier belongs to the sphere: inside it would only loosen the bound
+    nu = xp.where(norm_squared >= (1 - 1e-6) * radius * radius, nu, 0.0)
+    residual = gradient + nu[..., None] * theta
+    along, turned = matvec(basis.mT, p), matvec(basis.mT, residual)
+    local = (eigenvalues * along * along).sum(-1)  # |p|^2_H
+    growth = ratio * xp.exp(concordance * reach) * reach ** (order - 1)
     value_error = growth * local / math.factorial(order + 1)
-    slope_error = growth * torch.exp(0.5 * concordance * reach) * local.sqrt()
+    slope_error = growth * xp.exp(0.5 * concordance * reach) * xp.sqrt(local)
     slope_error = slope_error / math.factorial(order)
 
-    norm_squared = theta.square().sum(-1)
-    gradient = model.gradient + ridge[..., None] * theta
-    nu = (-(gradient * theta).sum(-1) / (radius * radius)).clamp_min(0.0)
-    # the multiplier belongs to the sphere: inside it would only loosen the bound
-    nu = torch.where(norm_squared >= (1 - 1e-6) * radius * radius, nu, 0.0)
-    residual = gradient + nu[..., None] * theta
     # the Hessian at theta is at least e^(-R D) times that at c
-    metric = torch.exp(-concordance * reach)[..., None] * eigenvalues + (nu + ridge)[..., None]
-    metric = metric.clamp_min(tiny)
-    turned = (basis.mT @ residual[..., None])[..., 0]
-    decrement = (turned.square() / metric).sum(-1).sqrt() + slope_error
-    stiffness = concordance * longest / metric[..., 0].sqrt()  # b
-    shrink = (1.0 - stiffness * decrement).clamp_min(0.0)
-    drop = 0.5 * decrement.square() / shrink  # inf where the bound says nothing
-    inside = 0.5 * nu * (radius * radius - norm_squared).clamp_min(0.0)
+    metric = xp.exp(-concordance * reach)[..., None] * eigenvalues + (nu + ridge)[..., None]
+    metric = at_least(metric, limits(p)[1])
+    decrement = xp.sqrt((turned * turned / metric).sum(-1)) + slope_error
+    stiffness = concordance * longest / xp.sqrt(metric[..., 0])  # b
+    shrink = at_least(1.0 - stiffness * decrement, 0.0)
+    drop = 0.5 * decrement * decrement / shrink  # inf where the bound says nothing
+    inside = 0.5 * nu * at_least(radius * radius - norm_squared, 0.0)
 
     value = model.value + 0.5 * ridge * norm_squared
     high = value + value_error
     low = value - value_error - inside - drop
-    return Bracket(torch.where(torch.isfinite(low), low, -torch.inf), high)
+    return Bracket(xp.where(xp.isfinite(low), low, -inf), high)
 
 
-def shift_by_ridge(model: Expansion, theta: Tensor, ridge: Tensor) -> Expansion:
+def shift_by_ridge(model: Expansion, theta: Array, ridge: Array) -> Expansion:
     """Adds ``(lambda/2)|theta|^2`` to the loss at points ``(..., d)``; ``ridge`` broadcasts."""
-    eye = torch.eye(theta.shape[-1], dtype=theta.dtype, device=theta.device)
     return Expansion(
-        model.loss + 0.5 * ridge * theta.square().sum(-1),
+        model.loss + 0.5 * ridge * (theta * theta).sum(-1),
         model.gradient + ridge[..., None] * theta,
-        model.hessian + ridge[..., None, None] * eye,
+        add_to_diagonal(model.hessian, ridge),
     )
+
+
+def add_to_diagonal(matrix: Array, ridge: Array) -> Array:
+    """``M + lambda I`` for matrices ``(*, d, d)`` and numbers ``(*)``."""
+    kind = {"device": matrix.device} if isinstance(matrix, Tensor) else {}
+    eye = library(matrix).eye(matrix.shape[-1], dtype=matrix.dtype, **kind)
+    return matrix + ridge[..., None, None] * eye

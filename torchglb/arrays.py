@@ -1,0 +1,106 @@
+"""Small arrays: NumPy's on a CPU, torch's on a device.
+
+A round of exact optimism is some hundred operations on some hundred numbers each. On a CPU torch
+spends more time on the overhead of such an operation than on its work, and NumPy several times
+less. So the functions of that path are written once, in the operations that both libraries have
+under the same name (operators, ``where``, ``sqrt``, ``amax``, ``linalg.eigh``, ...), and run in
+the library of what they are given. Nothing here is differentiated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: a ``numpy.ndarray`` or a ``torch.Tensor``
+Array = Any
+
+
+def array(values: Tensor) -> Array:
+    """The same memory as a NumPy array if it is on the CPU, else the tensor itself."""
+    return values.detach().numpy() if values.device.type == "cpu" else values.detach()
+
+
+def tensor(values: Array) -> Tensor:
+    """The same memory as a tensor."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
+
+
+def library(values: Array) -> Any:
+    """``numpy`` or ``torch``, whichever the values belong to."""
+    return torch if isinstance(values, Tensor) else np
+
+
+def quiet() -> np.errstate:
+    """Lets NumPy divide by zero as torch does: without a warning, to infinity or NaN."""
+    return np.errstate(all="ignore")
+
+
+def idle(mask: Array) -> bool:
+    """Whether a masked computation may be skipped because no element needs it.
+
+    Only a CPU is asked: there the answer is free, elsewhere it would be a host synchronisation and
+    computing what nobody needs is cheaper.
+    """
+    if isinstance(mask, Tensor) and mask.device.type != "cpu":
+        return False
+    return not bool(mask.any())
+
+
+def limits(values: Array) -> tuple[float, float]:
+    """eps and tiny of the values' dtype."""
+    found = _LIMITS.get(values.dtype)
+    if found is None:
+        info = library(values).finfo(values.dtype)
+        found = _LIMITS[values.dtype] = float(info.eps), float(info.tiny)
+    return found
+
+
+_LIMITS: dict[Any, tuple[float, float]] = {}
+
+
+def at_least(values: Array, floor: float) -> Array:
+    """The larger of each value and a number."""
+    return values.clamp_min(floor) if isinstance(values, Tensor) else np.maximum(values, floor)
+
+
+def finite(values: Array) -> Array:
+    """Zero in the place of NaN and infinity, for solvers that would fail for the whole batch.
+
+    What they return for such an element means nothing; its status must say so.
+    """
+    xp = library(values)
+    return xp.where(xp.isfinite(values), values, 0.0)
+
+
+def length(v: Array) -> Array:
+    """``|v|`` over the last axis."""
+    if isinstance(v, Tensor):
+        return torch.linalg.vector_norm(v, dim=-1)
+    return np.sqrt((v * v).sum(-1))
+
+
+def matvec(matrix: Array, v: Array) -> Array:
+    """``M v`` for ``(*, m, d)`` and ``(*, d)``."""
+    return (matrix @ v[..., None])[..., 0]
+
+
+def take(values: Array, index: Array) -> Array:
+    """One entry of the last axis for each index: ``values (*, A)``, ``index (*)``."""
+    if isinstance(values, Tensor):
+        return values.gather(-1, index[..., None])[..., 0]
+    flat = values.reshape(-1, values.shape[-1])
+    return flat[np.arange(flat.shape[0]), index.reshape(-1)].reshape(index.shape)
+
+
+def counting(count: int, like: Array) -> Array:
+    """``0, 1, ..., count - 1``, where ``like`` lives."""
+    return torch.arange(count, device=like.device) if isinstance(like, Tensor) else np.arange(count)
+
+
+def which(mask: Array) -> Array:
+    """The indices where a mask ``(N)`` holds: the stopping test of a loop, and its host sync."""
+    return torch.nonzero(mask)[:, 0] if isinstance(mask, Tensor) else np.nonzero(mask)[0]
