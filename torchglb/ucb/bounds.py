@@ -78,9 +78,11 @@ def cut_value(x: Array, normal: Array, offset: Array, radius: Array) -> Array:
 def draw_back(point: Array, loss: Array, hub: Array, hub_loss: Array, level: Array) -> Array:
     """The point itself if it is feasible, else where its chord to a feasible hub crosses the level.
 
-    On the segment the loss is at most linear, so the crossing is feasible too.
+    On the segment the loss is at most linear, so the crossing is feasible too. It stops some
+    roundings short of the level, so that the loss is below it however it is summed up.
     """
     xp = library(point)
-    share = xp.where(loss <= level, 1.0, (level - hub_loss) / (loss - hub_loss))
-    # both losses may be rounded: a share beyond 1 would leave the segment
+    target = level - 8 * limits(point)[0] * (abs(level) + abs(loss))
+    share = xp.where(loss <= target, 1.0, (target - hub_loss) / (loss - hub_loss))
+    # a loss no larger than the hub's is not drawn back beyond it
     return hub + xp.where(share < 1.0, at_least(share, 0.0), 1.0)[..., None] * (point - hub)

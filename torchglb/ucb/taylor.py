@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchglb.arrays import Array, array, at_least, length, library, limits, matvec, tensor
