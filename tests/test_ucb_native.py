@@ -206,8 +206,15 @@ def test_permuting_the_batch_permutes_the_answers(generator):
     order = torch.tensor([3, 0, 4, 1, 2])
     before = native_support(program, arms)
     after = native_support(element(program, order), arms[order])
+    # Not bit by bit: torch's vectorised softplus rounds the last elements of an array, which do not fill
+    # a vector register, otherwise than the rest. An ulp of the loss is all that may differ.
+    z = torch.randn(150, generator=generator, dtype=torch.float64)
+    turned = torch.nn.functional.softplus(z.flip(0)).flip(0)
+    torch.testing.assert_close(turned, torch.nn.functional.softplus(z), rtol=1e-15, atol=1e-15)
     for name in FIELDS:
-        assert torch.equal(getattr(before, name)[order], getattr(after, name)), name
+        torch.testing.assert_close(
+            getattr(before, name)[order], getattr(after, name), rtol=1e-12, atol=1e-12
+        )
 
 
 def test_arms_do_not_see_each_other(generator):

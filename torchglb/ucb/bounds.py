@@ -78,11 +78,10 @@ def cut_value(x: Array, normal: Array, offset: Array, radius: Array) -> Array:
 def draw_back(point: Array, loss: Array, hub: Array, hub_loss: Array, level: Array) -> Array:
     """The point itself if it is feasible, else where its chord to a feasible hub crosses the level.
 
-    On the segment the loss is at most linear, so the crossing is feasible too. It stops some
-    roundings short of the level, so that the loss is below it however it is summed up.
+    On the segment the loss is at most linear, so the crossing is feasible too. Feasible means some
+    roundings below the level, so that the loss is not above it in another order of summation.
     """
     xp = library(point)
-    target = level - 8 * limits(point)[0] * (abs(level) + abs(loss))
-    share = xp.where(loss <= target, 1.0, (target - hub_loss) / (loss - hub_loss))
-    # a loss no larger than the hub's is not drawn back beyond it
+    safe = level - 8 * limits(point)[0] * (abs(level) + abs(loss))
+    share = xp.where(loss <= safe, 1.0, (safe - hub_loss) / (loss - hub_loss))
     return hub + xp.where(share < 1.0, at_least(share, 0.0), 1.0)[..., None] * (point - hub)

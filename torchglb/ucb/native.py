@@ -154,6 +154,8 @@ def search_support(
     radius = program.domain.radius_like(arms).expand(shape[:-1])[..., None].expand(shape)
     level = program.level[..., None].expand(shape)
     floor = at_center.loss[..., None].expand(shape)
+    # what draw_back takes for feasible
+    aim = level - 24 * eps * torch.where(torch.isinf(level), 0.0, level.abs() + floor.abs())
     hub = center[..., None, :].expand(arms.shape)
     pull, roundings = _rounding(program.likelihood)
     sound = torch.isfinite(floor) & ~torch.isnan(level)
@@ -161,7 +163,7 @@ def search_support(
     def sqp_point(theta: Tensor, at: Expansion, guess: Tensor) -> Tensor:
         # a NaN would make eigh raise for the whole batch; its element is stopped by its status
         eigenvalues, basis = torch.linalg.eigh(torch.nan_to_num(at.hessian))
-        room = level - at.loss
+        room = aim - at.loss
         return propose(arms, theta, at.gradient, eigenvalues, basis, room, radius, guess)
 
     def report(search: Search) -> Progress:
