@@ -365,6 +365,31 @@ def test_switches_are_rare_after_the_warm_up():
     assert bound <= math.log(T) ** 2
 
 
+@pytest.mark.slow
+def test_switches_grow_no_faster_than_the_square_of_log_T():
+    horizons, B = (500, 2000, 8000), 8
+    switches, warm_up = [], []
+    for T in horizons:
+        policy = make("rs-glincb", scale=0.01, horizon=T, batch_shape=(B,))
+        world = World(Bernoulli(), T, B, 5, 2, 2.0, seed=2)
+        for t in range(T):
+            index = policy.select(world.arms[t])
+            policy.update(*(v[:, 0] for v in rows_of(world, index[None], t)))
+        warm_up.append(policy.warm_up_rounds.double())
+        switches.append(policy.switches.double())
+    count, warm = torch.stack(switches), torch.stack(warm_up)  # (horizons, B)
+    squared_log = torch.tensor(horizons, dtype=DTYPE).log().square()[:, None]
+    # the warm-up ends early, so that nearly all rounds could switch
+    assert bool((warm[-1] < 0.02 * horizons[-1]).all())
+    assert bool((count <= squared_log).all())
+    # 4 T rounds multiply det H by 4^d at most: 2 d further switches, and 1 that was about to come
+    more = count[1:] - count[:-1]
+    assert bool((more >= 1).all())  # it does learn on
+    assert bool((more <= 2 * 2 + 1).all())
+    # nor does the warm-up, which refits as well, grow faster than the square of log T
+    assert bool(((warm / squared_log)[1:] <= (warm / squared_log)[:-1]).all())
+
+
 def test_warm_up_plays_the_least_known_arm_and_lasts_with_theory_constants():
     policy = make("rs-glincb")
     arms = unit_arms(6, 2)

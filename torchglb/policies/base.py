@@ -61,11 +61,13 @@ class Policy(ABC):
 
     Args:
         family: the GLM family of the rewards.
-        domain: the ball that contains theta*.
+        domain: the ball that contains theta*; it may have a radius S for every replicate.
         delta: the failure level.
         horizon: T, where the policy needs it.
         batch_shape: ``*B``, replicates that run together.
-        seed: of the policy's own randomness.
+        seed: of the policy's own randomness. It is a number and not a ``torch.Generator``, whose
+            draws would depend on the size and the order of the batch: each replicate counts
+            through a stream of its own (:class:`torchglb.random_streams.RandomStreams`).
         replicates: names of the replicates, integers of shape ``*B``, by default 0, 1, ...: a
             replicate draws the same numbers in every batch it is part of.
         validate: look at the values of what is passed in.
