@@ -37,7 +37,7 @@ from torchglb.linalg import idle, inverse_forms
 from torchglb.policies.base import Requirements, towards
 from torchglb.policies.design import g_optimal
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.free import FreeMinimum, Near
+from torchglb.policies.free import Near
 from torchglb.policies.parts import taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
@@ -50,7 +50,6 @@ class Perturbed(FittedPolicy):
     about to do; ``select`` then draws those of the next choice.
     """
 
-    _minimum: FreeMinimum
     _a: Tensor  # (*B)
     _lam: Tensor  # (*B)
 
@@ -69,8 +68,8 @@ class Perturbed(FittedPolicy):
         return self._a[..., None] * (factor @ noise[..., None])[..., 0]
 
     def perturbed(self, tilt: Tensor) -> Tensor:
-        """``argmin F(theta) - <tilt, theta>``, of shape ``(*B, d)``, to nine digits."""
-        tol = self._tolerances[0]
+        """``argmin F(theta) - <tilt, theta>``, of shape ``(*B, d)``, to eight digits."""
+        tol = self._tol
 
         def exact(near: Near) -> Tensor:
             return near.length <= tol * (1.0 + torch.linalg.vector_norm(near.theta, dim=-1))
@@ -99,8 +98,8 @@ class Perturbed(FittedPolicy):
         return index
 
     def _winner(self, arms: Tensor) -> Tensor:
-        """The arm with the largest score: certain, or to nine digits where arms tie."""
-        flat, tol = arms.reshape(-1, *arms.shape[-2:]), self._tolerances[0]
+        """The arm with the largest score: certain, or to eight digits where arms tie."""
+        flat, tol = arms.reshape(-1, *arms.shape[-2:]), self._tol
 
         def certain(near: Near) -> Tensor:
             score = (flat @ near.theta[..., None])[..., 0]

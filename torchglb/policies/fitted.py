@@ -1,16 +1,15 @@
 """The base of the policies that refit ``L + (lambda/2)|theta|^2`` after every observation.
 
 The minimiser and the Hessian there come from a Taylor model of the loss that is carried from round
-to round, with a certified error (:mod:`torchglb.policies.free` over R^d,
-:mod:`torchglb.policies.carried` over the ball); a pass over the history is made only for the
-replicates whose model is no longer good enough.
+to round, with a certified error (:mod:`torchglb.policies.free`); a pass over the history is made
+only for the replicates whose model is no longer good enough.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,13 +19,12 @@ from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.policies.base import Policy
-from torchglb.policies.carried import fit
 from torchglb.policies.free import FreeMinimum
-from torchglb.policies.parts import taken
-from torchglb.ucb.minimum import CarriedMinimum, FlatHistory
+from torchglb.policies.parts import minimum_in_ball, taken
+from torchglb.ucb.minimum import FlatHistory, which
 
-#: certified: the distance of the estimate and the error of the Hessian, relatively
-PRECISION, HESSIAN_TOLERANCE = 1e-9, 1e-8
+#: the distance of the estimate is certified to this, relative to 1 + |theta|
+PRECISION = 1e-8
 
 
 class FittedPolicy(Policy):
@@ -43,7 +41,9 @@ class FittedPolicy(Policy):
     """
 
     #: whether the minimiser is sought over the S-ball or over the whole space
-    constrained = False
+    constrained: ClassVar[bool] = False
+    #: the Hessian is certified to this, relatively; infinite where only theta is used
+    hessian_tolerance: ClassVar[float] = 1e-7
 
     def __init__(
         self,
@@ -61,17 +61,13 @@ class FittedPolicy(Policy):
         self._theta = torch.zeros((*batch, d), dtype=self.dtype, device=self.device)
         self._hessian = torch.zeros((*batch, d, d), dtype=self.dtype, device=self.device)
         self._fresh = False
-        data = FlatHistory(family, self.history)
         exact = self.dtype == torch.float64
-        self._tolerances = (PRECISION, HESSIAN_TOLERANCE) if exact else (1e-4, 1e-4)
-        if self.constrained:
-            S = self._constant(float).reshape(-1)
-            self._minimum = CarriedMinimum(data, domain, S, 0.1 * self._tolerances[0])
-        else:
-            # the constants of the family are taken on a ball that holds all but odd estimates
-            reach = self._constant(lambda radius: 2.0 * radius + 5.0)
-            tolerance = self._tolerances[0]
-            self._minimum = FreeMinimum(data, Ball(d, reach), reach.reshape(-1), tolerance)
+        self._tol = PRECISION if exact else 1e-4
+        self._hessian_tol = self.hessian_tolerance if exact else max(1e-4, self.hessian_tolerance)
+        # the constants of the family are taken on a ball that holds all but odd estimates
+        reach = self._constant(lambda radius: 2.0 * radius + 5.0)
+        data = FlatHistory(family, self.history)
+        self._minimum = FreeMinimum(data, Ball(d, reach), reach.reshape(-1), self._tol)
 
     @abstractmethod
     def ridge(self) -> Tensor:
@@ -88,11 +84,18 @@ class FittedPolicy(Policy):
 
     @torch.no_grad()
     def _fit(self, ridge: Tensor) -> tuple[Tensor, Tensor]:
-        if isinstance(self._minimum, FreeMinimum):
-            return self._minimum.settle(ridge, *self._tolerances)
-        found = fit(self._minimum, ridge, self._tolerances[1])
-        eye = torch.eye(self.domain.dim, dtype=self.dtype, device=self.device)
-        return found.theta, found.hessian + ridge[:, None, None] * eye
+        theta, hessian = self._minimum.settle(ridge, self._tol, self._hessian_tol)
+        if not self.constrained:
+            return theta, hessian
+        S = self.domain.radius_like(theta).expand(self.batch_shape).reshape(-1)
+        outside = which(torch.linalg.vector_norm(theta, dim=-1) > S)
+        if outside.numel():  # few, with a ridge: from the rows
+            loss = self._minimum.data.likelihood(outside, ridge)
+            ball = self.domain.resized(S[outside])
+            found = minimum_in_ball(loss, ball, ball.project(theta[outside]))
+            theta = theta.index_copy(0, outside, found.theta)
+            hessian = hessian.index_copy(0, outside, found.hessian)
+        return theta, hessian
 
     def estimate(self) -> Tensor:  # noqa: D102
         return self.fit()[0]

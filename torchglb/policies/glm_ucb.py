@@ -42,6 +42,7 @@ class GLMUCB(FittedPolicy):
     name = "glm-ucb"
     requires = Requirements(bounded_rewards=True)
     constrained = True
+    hessian_tolerance = math.inf
 
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)

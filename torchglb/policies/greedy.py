@@ -5,6 +5,7 @@ theta_hat is the minimiser over R^d of ``L(theta) + (lambda/2)|theta|^2``. A san
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -30,6 +31,7 @@ class Greedy(FittedPolicy):
     """
 
     name = "greedy"
+    hessian_tolerance = math.inf
 
     def __init__(
         self,
