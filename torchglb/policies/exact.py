@@ -36,6 +36,8 @@ from torchglb.ucb import (
 SOLVERS = ("native", "conic")
 #: the paper's radius: Theorem 3.1 as printed, with Table 1
 PAPER = Lipschitz(constant="table1", inf="closed_form")
+#: rows carried into all anchors at once: bounds the memory
+TOGETHER = 512
 #: the minimum of the loss is certified to this: the level is so much above its value at most
 LEVEL_TOLERANCE = 1e-8
 #: bounds on an arm are closed to this, relative to 1 + their size
@@ -184,7 +186,10 @@ class ExactPolicy(Policy):
     # ---- learning and saving -------------------------------------------------------------
 
     def _append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
-        self._program.append(x, r, weight)
+        for start in range(0, x.shape[-2], TOGETHER):
+            part = slice(start, start + TOGETHER)
+            w = None if weight is None else weight[..., part]
+            self._program.append(x[..., part, :], r[..., part], w)
         self._target = self._winner = None
 
     def _state(self) -> dict[str, Any]:
