@@ -72,7 +72,7 @@ def differentiable(program: SublevelProgram, arms: Tensor, result: SupportResult
         return keep[..., None] * residual, keep_matrix * jacobian + (1 - keep_matrix) * whole
 
     with torch.no_grad():
-        start = newton_polish(system, start, 3, "theta")
+        start = newton_polish(system, start, 2, "theta")
     y = newton_polish(system, start, 2, "theta")
     theta, lam, nu = y[..., :d], y[..., d], y[..., d + 1]
     value = (arms * theta).sum(-1) - lam * (loss.value(theta) - level)
