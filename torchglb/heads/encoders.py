@@ -46,7 +46,9 @@ class EncoderStack:
         """
         draws = streams.uniform(1, dtype=torch.float64)[..., 0].reshape(-1)
         if isinstance(encoder, nn.Module):
-            base = copy.deepcopy(encoder)
+            # its tensors are stacked below, not used: only the structure is copied
+            tensors = {id(t): t for t in (*encoder.parameters(), *encoder.buffers())}
+            base = copy.deepcopy(encoder, tensors)
             modules = [base] * len(draws)
         elif callable(encoder):
             modules = [_built(encoder, int(draw * 2**53)) for draw in draws.tolist()]

@@ -219,8 +219,8 @@ class NeuralPolicy(Policy):
             raise refuse("train", "at least one observation", "none")
         encoders, theta = self.encoders.clone(), self._theta.detach().clone().requires_grad_()
         optimizer = self._new_optimizer(encoders, theta)
-        optimizer.load_state_dict(copy.deepcopy(self._optimizer.state_dict()))
-        random = copy.deepcopy(self.random)
+        optimizer.load_state_dict(_copied(self._optimizer.state_dict()))
+        random = copy.copy(self.random)  # it counts; its tensors never change
         self._descend(encoders, theta, optimizer, random)
         contexts, rewards = self.observations.rows()
         inner = self._new_inner(self.trainings + 1)
@@ -286,7 +286,7 @@ class NeuralPolicy(Policy):
         return {
             "encoders": self.encoders.state_dict(),
             "theta": self._theta.detach().clone(),
-            "optimizer": copy.deepcopy(self._optimizer.state_dict()),
+            "optimizer": _copied(self._optimizer.state_dict()),
             "observations": self.observations.saved(),
             "trainings": self.trainings,
             "due": self._due,
@@ -298,7 +298,7 @@ class NeuralPolicy(Policy):
         theta = taken(state, "theta", self._theta).requires_grad_()
         optimizer = self._new_optimizer(encoders, theta)
         try:
-            optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+            optimizer.load_state_dict(_copied(state["optimizer"]))
         except ValueError as error:
             raise refuse("state['optimizer']", "that of the same optimizer", error) from None
         observations = self.observations.restored(state["observations"])
@@ -308,3 +308,14 @@ class NeuralPolicy(Policy):
         self.encoders, self._theta, self._optimizer = encoders, theta, optimizer
         self.observations, self.inner = observations, inner
         self.trainings, self._due = trainings, due
+
+
+def _copied(state: Any) -> Any:
+    """A nested state with tensors of its own."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, Mapping):
+        return {name: _copied(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(map(_copied, state))
+    return state
