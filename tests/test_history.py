@@ -80,6 +80,15 @@ def test_numbers_and_lists_are_converted():
     assert history.w.tolist() == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_one_weight_for_all_rows(batch, aggregate):
+    history = glb.History(2, batch, aggregate)
+    history.append(torch.eye(2).double().expand(*batch, 2, 2), torch.ones(*batch, 2).double(), 0.25)
+    history.append(torch.ones(*batch, 2).double() / 2, torch.zeros(batch).double(), 0.5)
+    assert history.w.tolist() == torch.tensor([0.25, 0.25, 0.5]).expand(*batch, 3).tolist()
+
+
 def test_weight_zero_keeps_a_problem_out(generator):
     family = glb.Bernoulli()
     both, alone = glb.History(2, (2,)), glb.History(2)

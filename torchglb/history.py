@@ -179,7 +179,7 @@ class History:
         Args:
             x: features.
             r: rewards.
-            weight: non-negative weights, shaped like ``r``; 1 if left out.
+            weight: non-negative weights, shaped like ``r``, or one number for all; 1 if left out.
 
         Raises:
             InputError: on any argument that does not fit; the history is then unchanged.
@@ -200,8 +200,8 @@ class History:
             w = torch.ones_like(r, requires_grad=False)
         else:
             w = as_tensor("weight", weight, dtype=self.dtype, device=self.device)
-            if w.ndim == 0 and batch:
-                w = w.expand(batch) if one else w.expand((*batch, x.shape[-2]))
+            if w.ndim == 0:
+                w = w.expand(batch if one else (*batch, x.shape[-2]))
             check_shape("weight", w, batch if one else (*batch, x.shape[-2]))
             w = w[..., None] if one else w
         if self.validate:
