@@ -1,5 +1,6 @@
 """The radius objects: order, protocol, batches, weights, precision, and what they cost."""
 
+import dataclasses
 import io
 import itertools
 import math
@@ -22,6 +23,7 @@ from torchglb.families import CustomFamily, QuasiBounded
 from torchglb.history import History
 from torchglb.mle import minimize_likelihood
 from torchglb.plotting import radii_plot
+from torchglb.radii.laws import BallLaw, series_terms
 
 ALL = {
     "lipschitz-table1": radii.Lipschitz(),
@@ -389,13 +391,73 @@ def test_the_answer_of_one_problem_ignores_its_companions(generator):
         torch.testing.assert_close(whole.level[:2], pair.level, rtol=1e-12, atol=1e-12)
 
 
-def test_rows_that_require_grad_leave_no_graph(generator):
-    X, r = draw(Bernoulli(), 10, 2, 1.0, generator)
-    X.requires_grad_()
-    for radius in ALL.values():
-        result = evaluate(radius, Bernoulli(), Ball(2, 1.0), X, r)
-        assert not result.level.requires_grad
-        assert not any(value.requires_grad for value in result.state.values())
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        (Bernoulli(), (0.5, 4.0, 6.0, 10.0, 60.0)),
+        (Gaussian(0.5), (0.5, 4.0, 10.0, 60.0)),
+        (Poisson(), (0.3, 1.0, 3.0, 5.0)),
+        (QuasiBounded("probit"), (0.5, 1.0, 3.0)),
+        (QuasiBounded("cloglog"), (0.5, 1.0, 3.0)),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, torch.nn.Module) else "",
+)
+def test_mixed_radii_equal_the_loop(family, sizes, generator):
+    """Rules and series of the largest ball change a smaller one by less than 1e-10, relatively."""
+    S = torch.tensor(sizes, dtype=torch.float64)
+    X, r = draw(family, 50, 2, 0.5, generator, batch=S.shape)
+    for name, radius in ALL.items():
+        if name == "mixture" and isinstance(family, QuasiBounded):
+            continue
+        together = evaluate(radius, family, Ball(2, S), X, r)
+        for i in range(len(sizes)):
+            alone = evaluate(radius, family, Ball(2, sizes[i]), X[i], r[i])
+            torch.testing.assert_close(together.level[i], alone.level, rtol=1e-10, atol=1e-10)
+
+
+def test_series_of_the_largest_ball_serve_all():
+    """More terms lower the bound of a smaller ball, by less than 1e-12 of it."""
+    for S in (0.5, 4.0, 20.0):
+        few, many = series_terms(S), series_terms(70.0)
+        for nu in (0.5, 1.0, 10.0):
+            arguments = S * torch.linspace(0.01, 1.0, 30, dtype=torch.float64)
+            for bound in ("hyperbolic", "exponential"):
+                short, long = (
+                    getattr(BallLaw(torch.tensor(nu, dtype=torch.float64), terms), bound)(
+                        arguments.square() if bound == "hyperbolic" else arguments
+                    )
+                    for terms in (few, many)
+                )
+                torch.testing.assert_close(short, long, rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize(("name", "S"), [("pac-bayes", 10.0), ("gaussian-prior", 4.0)])
+def test_a_held_posterior_stays_close_to_the_best(name, S, generator):
+    """Few passes, at a radius 1% above the one with exact centres and all sums in every round."""
+    n, d, batch = 200, 2, (4,)
+    X, r = draw(Bernoulli(), n, d, S, generator, batch)
+    ball = Ball(d, S)
+    problem = radii.Problem(Bernoulli(), ball, 0.05, batch)
+    thrifty = ALL[name]
+    lavish = dataclasses.replace(thrifty, increments="rows", tolerance=1e-6)
+    states, passes, excess = [thrifty.init(problem), lavish.init(problem)], [], []
+    for t in range(n):
+        x, y = X[:, t : t + 1], r[:, t : t + 1]
+        states[0] = thrifty.update(problem, states[0], x, y)
+        states[1] = lavish.update(problem, states[1], x, y)
+        if t < 60 and t % 10:
+            continue
+        loss, mle = fit(Bernoulli(), ball, X[:, : t + 1], r[:, : t + 1])
+        found, best = (
+            radius.evaluate(problem, state, loss, mle.theta, mle.loss)
+            for radius, state in zip((thrifty, lavish), states, strict=True)
+        )
+        states = [found.state, best.state]
+        passes.append(found.passes)
+        excess.append(found.radius / best.radius - 1.0)
+    assert float(torch.stack(excess).mean()) < 0.01
+    assert float(torch.stack(excess).max()) < 0.05
+    assert sum(passes[-100:]) / 100 < 0.3
 
 
 def test_custom_family_needs_only_its_log_partition(generator):

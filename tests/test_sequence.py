@@ -323,33 +323,37 @@ def test_states_of_other_sequences_are_refused():
     assert len(made) == 5
 
 
-# ---- gradients -----------------------------------------------------------------------------------
+# ---- balls of several sizes in one batch -----------------------------------------------------
 
 
-@pytest.mark.parametrize("ellipsoidal", [False, True])
-def test_intervals_are_differentiable_in_the_features(ellipsoidal):
-    """With Table 1 the radius does not depend on the features, so the gradient is exact."""
-    X, r = rows(12, seed=5)
-    X = (0.8 * X).requires_grad_()
-    x = torch.tensor([0.3, 0.4]).double().requires_grad_()
+@pytest.mark.parametrize("radius", ["pac-bayes", "gaussian-prior", "mixture", "mean-loss"])
+@pytest.mark.parametrize("kind", [None, "fixed_point", "theorem"])
+def test_mixed_radii_equal_the_loop(radius, kind):
+    """Figure 1 runs S = 4, 6, 8, 10 as one batch: nothing may come from the largest of them."""
+    if kind and not radii.by_name(radius).confined:
+        return
+    S = torch.tensor([4.0, 6.0, 8.0, 10.0]).double()
+    X, r = rows(40, 4, seed=3)
+    options = {"ellipsoidal": kind is not None, "ellipsoid": kind or "fixed_point"}
+    x = torch.tensor([0.6, -0.7]).double()
 
-    def upper(X: Tensor, x: Tensor) -> Tensor:
-        # theorem: the fixed point takes maxima over rows, which have kinks
-        made = sequence("lipschitz", ellipsoidal=ellipsoidal, ellipsoid="theorem")
-        made.update(X, r)
-        interval = made.current().interval(x, scale="mean")
-        return torch.stack([interval.lower, interval.upper])
+    def intervals(S: Tensor | float, X: Tensor, r: Tensor, x: Tensor) -> Tensor:
+        batch = tuple(X.shape[:-2])
+        ball = glb.Ball(2, S)
+        made = glb.ConfidenceSequence(
+            glb.Bernoulli(), ball, 0.05, radius, batch_shape=batch, **options
+        )
+        found = []
+        for end in (3, 11, 40):
+            made.update(X[..., len(made) : end, :], r[..., len(made) : end])
+            current = made.current()
+            found += [*current.interval(x), current.radius, made.evaluation().level]
+            if not kind and made.radius.confined:
+                inner = current.ellipsoid(with_ball=True)
+                found += [inner.radius, *inner.interval(x)]
+        return torch.stack(found, dim=-1)
 
-    assert bool((upper(X, x)[0] > 1e-3) | ellipsoidal)
-    assert torch.autograd.gradcheck(upper, (X, x), eps=1e-6, atol=1e-4, rtol=1e-3)
-
-
-def test_the_radius_is_a_constant_of_the_features():
-    X, r = rows(12, seed=5)
-    X = (0.8 * X).requires_grad_()
-    made = sequence()
-    made.update(X, r)
-    assert not made.evaluation().radius.requires_grad
-    (gradient,) = torch.autograd.grad(made.current().interval([1.0, 0.0]).lower, X)
-    assert bool(torch.isfinite(gradient).all())
-    assert float(gradient.abs().max()) > 1e-3
+    together = intervals(S, X, r, x.expand(4, 2))
+    for i in range(4):
+        alone = intervals(float(S[i]), X[i], r[i], x)
+        torch.testing.assert_close(together[i], alone, rtol=1e-8, atol=1e-8)

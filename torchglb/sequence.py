@@ -29,7 +29,6 @@ from torchglb.radii import (
     by_name,
     regularization_for,
     require_weights,
-    self_concordance_of,
     theorem32,
 )
 from torchglb.sets import EllipsoidSet, LikelihoodRatioSet
@@ -45,8 +44,9 @@ class ConfidenceSequence:
     Features may be chosen in any way from the past (bandits, active learning, peeking), and rows
     may come in any order and with any delay. The guarantee holds at every time you look.
 
-    Features and rewards that require grad keep their graph: intervals are then differentiable, with
-    the radius beta^2 as a constant.
+    Features and rewards that require grad keep their graph: through the history, the estimate, the
+    radius and the bound, intervals are then differentiable functions of them. (The radii that rest
+    on a posterior centre it exactly in that case, with a few passes in every evaluation.)
 
     Args:
         family: the GLM family.
@@ -94,7 +94,7 @@ class ConfidenceSequence:
         self.ellipsoidal = bool(ellipsoidal)
         self.ellipsoid = check_choice("ellipsoid", ellipsoid, ("fixed_point", "theorem"))
         if self.ellipsoidal:
-            self._concordance = self_concordance_of(family, domain.max_radius)
+            _ = self.problem.self_concordance  # refuses a family that has none
             if not self.radius.confined:
                 raise refuse("radius", "one that keeps to the ball, for ellipsoids", self.radius)
         self.history = History(
@@ -164,17 +164,15 @@ class ConfidenceSequence:
             self.problem,
             self._state,
             likelihood,
-            fit.theta.detach(),
-            fit.loss.detach(),
-            fit.gradient.detach(),
-            fit.hessian.detach(),
+            fit.theta,
+            fit.loss,
+            fit.gradient,
+            fit.hessian,
         )
         self._start, self._state = fit.theta.detach(), found.state
-        # the level follows the data through the loss; the radius counts as a constant of them
-        level = found.level + (fit.loss - fit.loss.detach())
         confined = self.radius.confined
-        center = fit.theta if confined else self._inside(likelihood, fit, level)
-        outer = LikelihoodRatioSet(likelihood, self.domain, level, center, confined)
+        center = fit.theta if confined else self._inside(likelihood, fit, found.level)
+        outer = LikelihoodRatioSet(likelihood, self.domain, found.level, center, confined)
         current = self._as_ellipsoid(outer, fit, found.radius) if self.ellipsoidal else outer
         self._fresh = current, found
         return self._fresh
@@ -195,9 +193,10 @@ class ConfidenceSequence:
         if self.ellipsoid == "fixed_point":
             return outer.ellipsoid()
         S = self.domain.radius_like(radius).expand(radius.shape)
-        lam = torch.as_tensor(regularization_for(S, self._concordance))
+        concordance = self.problem.self_concordance.to(radius.dtype)
+        lam = torch.as_tensor(regularization_for(S, concordance))
         gap = frank_wolfe_gap(fit.theta, fit.gradient, S)
-        gamma = theorem32(radius, S, self._concordance, lam, gap)
+        gamma = theorem32(radius, S, concordance, lam, gap)
         eye = torch.eye(self.domain.dim, dtype=radius.dtype, device=radius.device)
         shape = fit.hessian + lam[..., None, None] * eye
         return EllipsoidSet(self.family, self.domain, fit.theta, shape, gamma)
@@ -208,7 +207,7 @@ class ConfidenceSequence:
         """Everything needed to continue, as plain tensors, numbers and words."""
         return {
             "history": self.history.state_dict(),
-            "radius": {name: t.clone() for name, t in self._state.items()},
+            "radius": {name: t.detach().clone() for name, t in self._state.items()},
             "start": None if self._start is None else self._start.clone(),
             "settings": self._settings(),
         }

@@ -21,20 +21,26 @@ class BallRule(NamedTuple):
     """Nodes and weights for ``E m(s U)``, certified from above for ``0 <= s <= longest``.
 
     Attributes:
-        nodes: ``(N,)`` in [0, 1].
-        weights: ``(N,)``, positive, of sum 1.
-        error: a bound on what the rule may lack, for every s up to ``longest``.
+        nodes: ``(*B, N)`` in [0, 1].
+        weights: ``(*B, N)``, not negative, of sum 1.
+        error: a bound on what the rule may lack, for every s up to ``longest``, ``(*B)``.
     """
 
     nodes: Tensor
     weights: Tensor
-    error: float
+    error: Tensor
 
     def __call__(self, family: GLMFamily, s: Tensor) -> Tensor:
-        """At least ``E m(s U)``, elementwise in ``s``; O(N) per entry."""
-        z = s[..., None] * self.nodes
+        """At least ``E m(s U)``, elementwise in ``s (*B, k)``; O(N) per entry."""
+        z = s[..., None] * self.nodes[..., None, :]
         even = 0.5 * (family.log_partition(z) + family.log_partition(-z))
-        return (even * self.weights).sum(-1) + self.error
+        return (even * self.weights[..., None, :]).sum(-1) + self.error[..., None]
+
+    def padded(self, number: int) -> BallRule:
+        """The same rule with ``number`` nodes, the new ones at 0 with no weight."""
+        extra = (0, number - self.nodes.shape[-1])
+        pad = torch.nn.functional.pad
+        return BallRule(pad(self.nodes, extra), pad(self.weights, extra), self.error)
 
 
 def ball_rule(family: GLMFamily, dim: int, longest: float) -> BallRule:
@@ -55,7 +61,7 @@ def ball_rule(family: GLMFamily, dim: int, longest: float) -> BallRule:
         if error <= 1e-12 * (1.0 + longest):
             nodes, weights = special.roots_gegenbauer(2 * pairs, 0.5 * dim)
             half = weights[pairs:] / weights[pairs:].sum()
-            return BallRule(torch.as_tensor(nodes[pairs:]), torch.as_tensor(half), error)
+            return _rule(nodes[pairs:], half, error)
     return _chord_rule(dim)
 
 
@@ -109,4 +115,10 @@ def _chord_rule(dim: int, cells: int = 128) -> BallRule:
     weights = np.zeros(cells + 1)
     weights[1:] += right
     weights[:-1] += mass - right
-    return BallRule(torch.as_tensor(u), torch.as_tensor(weights / weights.sum()), 0.0)
+    return _rule(u, weights / weights.sum(), 0.0)
+
+
+def _rule(nodes: np.ndarray, weights: np.ndarray, error: float) -> BallRule:
+    return BallRule(
+        *(torch.as_tensor(part, dtype=torch.float64) for part in (nodes, weights, error))
+    )

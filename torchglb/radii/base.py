@@ -100,7 +100,6 @@ class StatisticsRadius(Radius):
     def init(self, problem: Problem) -> State:  # noqa: D102
         return dict(empty_statistics(problem)._asdict())
 
-    @torch.no_grad()
     def update(  # noqa: D102
         self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
     ) -> State:
@@ -177,5 +176,7 @@ def conclude(
 
 def _round_up(value: Tensor, dtype: torch.dtype) -> Tensor:
     nearest = value.to(dtype)
-    above = torch.nextafter(nearest, torch.full_like(nearest, torch.inf))
-    return torch.where(nearest.double() < value, above, nearest)
+    with torch.no_grad():
+        above = torch.nextafter(nearest, torch.full_like(nearest, torch.inf))
+        short = torch.where(nearest.double() < value, above - nearest, torch.zeros_like(nearest))
+    return nearest + short

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchglb.families import GLMFamily
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.optim.implicit import newton_polish
 
 MAX_STEPS = 40
 
@@ -66,7 +67,7 @@ class Anchor(NamedTuple):
     def reshape(self, batch_shape: Sequence[int]) -> Anchor:
         """The same with another batch shape of as many problems."""
         dims = self.loss.ndim - 1
-        return Anchor(*(t.reshape(*batch_shape, *t.shape[dims:]) for t in self))
+        return Anchor(*(t.reshape((*batch_shape, *t.shape[dims:])) for t in self))
 
 
 def add_rows(family: GLMFamily, anchor: Anchor, x: Tensor, r: Tensor, w: Tensor | None) -> Anchor:
@@ -258,6 +259,19 @@ def recentre(
         # a centre whose steps have become too short to matter stays where it is
         behind = torch.where(damping > 1e-6, decrement, torch.zeros_like(decrement))
     return anchor, passes
+
+
+def minimisers(penalty: Penalty, likelihood: NegativeLogLikelihood, point: Tensor) -> Tensor:
+    """Exact centres ``(N, P, d)`` as differentiable functions of the rows, for a start near them.
+
+    Newton steps on ``grad L + grad penalty = 0``, see :func:`newton_polish`.
+    """
+
+    def system(y: Tensor) -> tuple[Tensor, Tensor]:
+        at, terms = expand_at(likelihood, y), penalty(y)
+        return at.gradient + terms.gradient, at.hessian + terms.hessian
+
+    return newton_polish(system, point, 2, "the centre of the posterior")
 
 
 def _newton(anchor: Anchor, terms: PenaltyTerms) -> tuple[Tensor, Tensor]:

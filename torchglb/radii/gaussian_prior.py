@@ -13,8 +13,10 @@ from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBound
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import check_likelihood, reward_length, rounding
 from torchglb.radii.centre import Anchor, expand_at
-from torchglb.radii.increments import growth, increment
+from torchglb.radii.increments import growth, row_increments
 from torchglb.radii.laws import NormalLaw
+
+LINEAR_ALGEBRA = 1e-10  # above the rounding errors of log det W and tr(W^-1)
 
 
 def check_whole_line(family: GLMFamily) -> None:
@@ -61,21 +63,46 @@ def aggregated_normal_increment(
 
 
 def normal_row_increments(
-    likelihood: NegativeLogLikelihood, point: Tensor, basis: Tensor, scale: Tensor
+    likelihood: NegativeLogLikelihood, point: Tensor, cover: Tensor
 ) -> Tensor:
-    """The same sum row by row, for ``W = Q diag(scale) Q'``: one pass, O(n d^2). ``(*B)``."""
-    X, family = likelihood.X, likelihood.family
-    rotated = (X @ basis.to(X.dtype)).square()
-    s2 = (rotated @ (1.0 / scale).to(X.dtype)[..., None])[..., 0]
-    z = (X @ point.to(X.dtype)[..., None])[..., 0]
+    """The same sum row by row, for ``W^-1 = cover``: one pass, O(n d^2). ``(*B)``."""
+    family = likelihood.family
     # m'' of these families is largest on the whole line at a place that the radius 1 shows
     bounded = not isinstance(family, Poisson)
-    largest = X.new_full((), family.max_variance(1.0)) if bounded else None
-    each = increment(family, NormalLaw(), z, s2, None, largest)
-    (total,) = likelihood.shards.sum(
-        (each if likelihood.w is None else each * likelihood.w).sum(-1)
-    )
-    return total.double() / family.dispersion
+    largest = torch.full_like(point[..., 0], family.max_variance(1.0)) if bounded else None
+    return row_increments(likelihood, point, cover, NormalLaw(), None, largest)
+
+
+def normal_at(
+    point: Tensor, hessian: Tensor, variance: Tensor, temper: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Divergence ``(*B)`` and ``W^-1 (*B, d, d)`` of one posterior each, differentiable: O(d^3)."""
+    eye = torch.eye(point.shape[-1], dtype=point.dtype, device=point.device)
+    relative = (variance / temper)[..., None, None] * hessian + eye  # W in units of the prior's
+    factor, _ = torch.linalg.cholesky_ex(relative)
+    log_det = 2.0 * torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
+    inverse = torch.cholesky_inverse(factor)
+    trace = torch.diagonal(inverse, dim1=-2, dim2=-1).sum(-1)
+    square = point.square().sum(-1) / variance
+    divergence = 0.5 * (trace - point.shape[-1] + log_det + square)
+    return divergence + LINEAR_ALGEBRA, variance[..., None, None] * inverse
+
+
+def normal_level(
+    likelihood: NegativeLogLikelihood,
+    delta: float,
+    centre: Tensor,
+    variance: Tensor,
+    temper: Tensor,
+) -> Tensor:
+    """:func:`gaussian_prior_level` with a variance and a temper for every problem, ``(*B)``."""
+    anchor = expand_at(likelihood, centre[..., None, :])
+    point, loss = anchor.point[..., 0, :], anchor.loss[..., 0]
+    divergence, cover = normal_at(point, anchor.hessian[..., 0, :, :], variance, temper)
+    added = normal_row_increments(likelihood, point, cover)
+    norm = torch.linalg.vector_norm(point, dim=-1)
+    slack = rounding(likelihood.X.dtype, loss.abs() + added, reward_length(likelihood), norm)
+    return divergence + loss + added + slack - math.log(delta)
 
 
 def gaussian_prior_level(
@@ -92,6 +119,7 @@ def gaussian_prior_level(
     (``s0^2 = S^2/d`` is a good one). This answers the question that the paper leaves open. The
     average loss is ``L(c) + sum_s E m(z_s + s_s U) - m(z_s)`` with normal U and ``s_s = |x_s| in
     W^-1``. Two passes. Weights in [0, 1], each chosen before its reward, keep the statement.
+    Differentiable in rows and centre.
 
     Args:
         likelihood: L, without ridge or tilt; of a family whose constants hold on the whole line.
@@ -111,23 +139,11 @@ def gaussian_prior_level(
     check_whole_line(likelihood.family)
     if not 0.0 < temper < math.inf:
         raise refuse("temper", "a positive number", temper)
-    X = likelihood.X
-    anchor = expand_at(likelihood, centre[..., None, :])
-    values, basis = spectrum(anchor)
-    prior = torch.as_tensor(variance, dtype=torch.float64, device=X.device)
+    prior = torch.as_tensor(variance, dtype=torch.float64, device=likelihood.X.device)
     prior = prior.expand(likelihood.batch_shape)
-    tempers = torch.full((1,), temper, dtype=torch.float64, device=X.device)
-    point = anchor.point[..., 0, :]
-    divergence, scale = gaussian_divergence(values, point, prior, tempers)
-    added = normal_row_increments(likelihood, point, basis, scale[..., 0, :])
-    loss = anchor.loss[..., 0]
-    rewards = reward_length(likelihood)
-    norm = torch.linalg.vector_norm(point, dim=-1)
-    slack = rounding(X.dtype, loss.abs() + added, rewards, norm)
-    return divergence[..., 0] + loss + added + slack - math.log(delta)
+    return normal_level(likelihood, delta, centre, prior, torch.full_like(prior, temper))
 
 
-def spectrum(anchor: Anchor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (not negative) and eigenvectors of the Hessian at the first centre."""
-    values, basis = torch.linalg.eigh(anchor.hessian[..., 0, :, :])
-    return values.clamp_min(0.0), basis
+def spectrum(anchor: Anchor) -> Tensor:
+    """Eigenvalues (not negative) of the Hessian at the first centre, ``(*B, d)``."""
+    return torch.linalg.eigvalsh(anchor.hessian[..., 0, :, :]).clamp_min(0.0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.laws import BallLaw, Law, NormalLaw
 
 
@@ -34,7 +35,7 @@ def growth(family: GLMFamily, law: Law, s2: Tensor, self_concordance: Tensor | N
     if self_concordance is None:
         return torch.full_like(s2, math.inf)
     rate = self_concordance.clamp_min(1e-6).to(s2.dtype)  # a larger R is valid too
-    return law.exponential(rate * s2.sqrt()) / rate.square()
+    return law.exponential(rate * _root(s2)) / rate.square()
 
 
 def increment(
@@ -80,12 +81,50 @@ def increment(
         best = family.variance(z) * growth(family, law, s2, self_concordance)
         best = torch.nan_to_num(best, nan=math.inf)
     if isinstance(family, QuasiBounded) and isinstance(law, BallLaw):
-        nearest = torch.sign(z) * (z.abs() - s2.sqrt()).clamp_min(0.0)
+        nearest = torch.sign(z) * (z.abs() - _root(s2)).clamp_min(0.0)
         local = 0.5 * family.variance(nearest) * s2 * law.second_moment()
         best = torch.minimum(best, local)
     if max_variance is not None:
         best = torch.minimum(best, 0.5 * max_variance * s2 * law.second_moment())
     low, high = family.reward_range
     if high - low < math.inf:
-        best = torch.minimum(best, 0.5 * (high - low) * s2.sqrt() * law.mean_absolute())
+        best = torch.minimum(best, 0.5 * (high - low) * _root(s2) * law.mean_absolute())
     return best
+
+
+def row_increments(
+    likelihood: NegativeLogLikelihood,
+    point: Tensor,
+    cover: Tensor,
+    law: Law,
+    self_concordance: Tensor | None,
+    max_variance: Tensor | None,
+) -> Tensor:
+    """``sum_s E m(z_s + s_s U) - m(z_s)`` over g, ``s_s^2 = x_s' cover x_s``: one pass. ``(*B)``.
+
+    Args:
+        likelihood: the rows.
+        point: the centre c, ``(*B, d)``.
+        cover: ``W^-1``, ``(*B, d, d)``.
+        law: of U; nu, if it has one, is ``(*B)``.
+        self_concordance: R_s on the support of the posterior, ``(*B)``, or None.
+        max_variance: of m'' there, ``(*B)``, or None.
+    """
+    X, family = likelihood.X, likelihood.family
+
+    def column(values: Tensor | None) -> Tensor | None:  # (*B) -> (*B, 1), as the rows
+        return None if values is None else values.to(X.dtype)[..., None]
+
+    s2 = ((X @ cover.to(X.dtype)) * X).sum(-1).clamp_min(0.0)
+    z = (X @ point.to(X.dtype)[..., None])[..., 0]
+    if isinstance(law, BallLaw):
+        law = law._replace(nu=law.nu.to(X.dtype)[..., None])
+    each = increment(family, law, z, s2, column(self_concordance), column(max_variance))
+    weighted = each if likelihood.w is None else each * likelihood.w
+    (total,) = likelihood.shards.sum(weighted.sum(-1))
+    return total.double() / family.dispersion
+
+
+def _root(s2: Tensor) -> Tensor:
+    """``s``, with a derivative also at 0."""
+    return s2.clamp_min(torch.finfo(s2.dtype).tiny).sqrt()

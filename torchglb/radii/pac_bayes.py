@@ -24,7 +24,7 @@ from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import check_likelihood, reward_length, rounding
 from torchglb.radii.centre import Anchor, expand_at, flatten_batch
-from torchglb.radii.increments import growth, increment
+from torchglb.radii.increments import growth, row_increments
 from torchglb.radii.laws import BallLaw, series_terms
 from torchglb.radii.problem import Problem
 
@@ -61,47 +61,29 @@ def shape_entropy(dim: int, shape: Tensor) -> Tensor:
 class Ellipsoids(NamedTuple):
     """The posteriors around P centres, J for each, as far as no row is needed.
 
-    W is diagonal plus rank one in the eigenvectors of the Hessian, so that one decomposition of
-    H(c) serves all J of them in O(d) each: ``W = diag(scale) + alpha c c'`` there.
-
     Attributes:
-        basis: eigenvectors Q of H(c), ``(*B, P, d, d)``.
-        centre: ``Q'c``, ``(*B, P, d)``.
-        scale: ``lambda/rho^2 + 1/(kappa q)``, ``(*B, P, J, d)``.
-        tilt: ``alpha/(1 + alpha c' diag(scale)^-1 c)``, ``(*B, P, J)``.
         divergence: ``KL(P || Q)``, ``(*B, P, J)``.
         trace: ``tr(W^-1 H)``, ``(*B, P, J)``.
         longest: ``max |x|^2 in W^-1`` over rows of norm at most ``reach``, ``(*B, P, J)``.
     """
 
-    basis: Tensor
-    centre: Tensor
-    scale: Tensor
-    tilt: Tensor
     divergence: Tensor
     trace: Tensor
     longest: Tensor
-
-    def take(self, problem: Tensor, centre: Tensor, kind: Tensor) -> Ellipsoids:
-        """One posterior for each of some problems, by its three indices ``(N',)``; P and J go."""
-        rest = (self.scale, self.tilt, self.divergence, self.trace, self.longest)
-        return Ellipsoids(
-            self.basis[problem, centre],
-            self.centre[problem, centre],
-            *(values[problem, centre, kind] for values in rest),
-        )
 
 
 def ellipsoids(
     problem: Problem, anchor: Anchor, candidates: Candidates, reach: Tensor
 ) -> Ellipsoids:
-    """Divergence, trace and longest row of every candidate: O(P (d^3 + J d)), no pass."""
+    """All candidates at once: O(P (d^3 + J d)), no pass.
+
+    W is diagonal plus rank one in the eigenvectors of the Hessian, so that one decomposition of
+    H(c) serves all J of them in O(d) each: ``W = diag(scale) + alpha c c'`` there.
+    """
     values, basis = torch.linalg.eigh(anchor.hessian)
     values = values.clamp_min(0.0)
     centre = (basis.mT @ anchor.point[..., None])[..., 0]
-    # a little less room than there is: the containment then survives rounding
-    room = problem.S[..., None].square() * (1 - 1e-12) - anchor.point.square().sum(-1)
-    room = room.clamp_min(torch.finfo(room.dtype).tiny)[..., None]  # (*B, P, 1)
+    room = room_around(problem.S[..., None], anchor.point)[..., None]  # (*B, P, 1)
     kappa, rho2, shape = candidates
     scale = values[..., None, :] / rho2[:, None] + (1.0 / (kappa * room))[..., None]
     alpha = 1.0 / (kappa * (1.0 - kappa) * room.square())
@@ -113,58 +95,82 @@ def ellipsoids(
     divergence = divergence + shape_entropy(problem.dim, shape) + LINEAR_ALGEBRA
     trace = (eigen / scale).sum(-1) - tilt * (eigen * square / scale.square()).sum(-1)
     longest = reach.square()[..., None, None] / scale.amin(-1)
-    return Ellipsoids(basis, centre, scale, tilt, divergence, trace, longest)
+    return Ellipsoids(divergence, trace, longest)
+
+
+def room_around(S: Tensor, point: Tensor) -> Tensor:
+    """``S^2 - |c|^2``, a little less than there is: the containment then survives rounding."""
+    room = S.square() * (1 - 1e-12) - point.square().sum(-1)
+    return room.clamp_min(torch.finfo(room.dtype).tiny)
+
+
+def ellipsoid_at(
+    problem: Problem, point: Tensor, hessian: Tensor, candidate: Candidates
+) -> tuple[Tensor, Tensor]:
+    """Divergence ``(*B)`` and ``W^-1 (*B, d, d)`` of one posterior each, differentiable: O(d^3)."""
+    kappa, rho2, shape = candidate
+    room = (kappa * room_around(problem.S, point))[..., None, None]
+    eye = torch.eye(problem.dim, dtype=point.dtype, device=point.device)
+    outer = point[..., :, None] * point[..., None, :]
+    tilt = (kappa / (1.0 - kappa))[..., None, None] * outer / room
+    factor, _ = torch.linalg.cholesky_ex(hessian / rho2[..., None, None] + (eye + tilt) / room)
+    half_log_det = torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
+    divergence = problem.log_volume + half_log_det + shape_entropy(problem.dim, shape)
+    return divergence + LINEAR_ALGEBRA, torch.cholesky_inverse(factor)
 
 
 def aggregated_increment(
-    problem: Problem, posteriors: Ellipsoids, candidates: Candidates
+    problem: Problem, trace: Tensor, longest: Tensor, shape: Tensor, self_concordance: Tensor
 ) -> Tensor:
-    """``sum_s E m(z_s + s_s U) - m(z_s)`` over g, from the trace alone: no pass. ``(*B, P, J)``.
+    """``sum_s E m(z_s + s_s U) - m(z_s)`` over g, from the trace alone: no pass.
 
     ``m''(z) G(s) <= m''(z) s^2 G(s_max)/s_max^2`` since G(s)/s^2 increases, and the sum of
     ``m''(z_s) s_s^2/g`` is ``tr(W^-1 H)``.
-    """
-    law = BallLaw(0.5 * problem.dim + candidates.shape, series_terms(problem.max_radius))
-    longest = posteriors.longest.clamp_min(1e-12)
-    concordance = problem.self_concordance[..., None, None]
-    ratio = growth(problem.family, law, longest, concordance) / longest
-    # no rows, no increment, even where the ratio has overflowed
-    return torch.where(posteriors.trace > 0, posteriors.trace * ratio, torch.zeros_like(ratio))
-
-
-def row_increments(
-    likelihood: NegativeLogLikelihood,
-    point: Tensor,
-    posterior: Ellipsoids,
-    law: BallLaw,
-    self_concordance: Tensor,
-    max_variance: Tensor,
-) -> Tensor:
-    """The same sum, row by row: one pass, O(n d^2). ``(*B)``.
 
     Args:
-        likelihood: the rows.
-        point: the centre c, ``(*B, d)``.
-        posterior: one per problem (no axes P and J).
-        law: of U, with nu ``(*B)``.
-        self_concordance: R_s on the ball, ``(*B)``.
-        max_variance: of m'' on the ball, ``(*B)``.
+        problem: the family, and the law of U.
+        trace: ``tr(W^-1 H)``.
+        longest: ``s_max^2``, of the shape of the trace.
+        shape: k; this and R_s broadcast with the trace.
+        self_concordance: R_s.
     """
-    X, w = likelihood.X, likelihood.w
+    longest = longest.clamp_min(1e-12)
+    ratio = growth(problem.family, ball_law(problem, shape), longest, self_concordance) / longest
+    # no rows, no increment, even where the ratio has overflowed
+    return torch.where(trace > 0, trace * ratio, torch.zeros_like(ratio))
 
-    def column(values: Tensor) -> Tensor:  # (*B) -> (*B, 1), in the dtype of the rows
-        return values.to(X.dtype)[..., None]
 
-    rotated = X @ posterior.basis.to(X.dtype)  # (*B, n, d)
-    s2 = (rotated.square() @ column(1.0 / posterior.scale))[..., 0]
-    along = (rotated @ column(posterior.centre / posterior.scale))[..., 0]
-    s2 = (s2 - column(posterior.tilt) * along.square()).clamp_min(0.0)
-    z = (X @ column(point))[..., 0]
-    law = law._replace(nu=column(law.nu))
-    family = likelihood.family
-    each = increment(family, law, z, s2, column(self_concordance), column(max_variance))
-    (total,) = likelihood.shards.sum((each if w is None else each * w).sum(-1))
-    return total.double() / family.dispersion
+def ball_law(problem: Problem, shape: Tensor) -> BallLaw:
+    """The law of a coordinate of a posterior of shape k."""
+    return BallLaw(0.5 * problem.dim + shape, series_terms(problem.max_radius))
+
+
+def ellipsoid_level(
+    problem: Problem,
+    likelihood: NegativeLogLikelihood,
+    centre: Tensor,
+    candidate: Candidates,
+    increments: str = "rows",
+) -> Tensor:
+    """:func:`pac_bayes_level` for N problems, each with a candidate of its own, ``(N,)`` each."""
+    X, dtype = likelihood.X, likelihood.X.dtype
+    anchor = expand_at(likelihood, centre[:, None, :])
+    point, loss, hessian = anchor.point[:, 0], anchor.loss[:, 0], anchor.hessian[:, 0]
+    divergence, cover = ellipsoid_at(problem, point, hessian, candidate)
+    law = ball_law(problem, candidate.shape)
+    if increments == "rows":
+        constants = (problem.self_concordance, problem.max_variance)
+        added = row_increments(likelihood, point, cover, law, *constants)
+    else:
+        lengths = torch.linalg.vector_norm(X, dim=-1).double()
+        reach = torch.cat([lengths, lengths.new_zeros(len(lengths), 1)], dim=-1).amax(-1)
+        longest = likelihood.shards.maximum(reach).square() * torch.linalg.eigvalsh(cover)[..., -1]
+        trace = (cover * hessian).sum((-2, -1))
+        concordance = problem.self_concordance
+        added = aggregated_increment(problem, trace, longest, candidate.shape, concordance)
+    norm = torch.linalg.vector_norm(point, dim=-1)
+    slack = rounding(dtype, loss.abs() + added, reward_length(likelihood), norm)
+    return problem.log_failure + divergence + loss + added + slack
 
 
 def pac_bayes_level(
@@ -185,7 +191,7 @@ def pac_bayes_level(
     module's formula. ``KL = log vol B(S) + log det(W)/2 + E log p(U)``. The average loss is
     ``L(c) + sum_s E m(z_s + s_s U) - m(z_s)``, ``s_s = |x_s| in W^-1``, bounded row by row (one
     pass) or through ``tr(W^-1 H)`` (none). Two passes in all, or one. Row weights in [0, 1], each
-    chosen before its reward, keep the statement (by Jensen).
+    chosen before its reward, keep the statement (by Jensen). Differentiable in rows and centre.
 
     Args:
         likelihood: L, without ridge or tilt.
@@ -222,26 +228,7 @@ def pac_bayes_level(
     if not bool((norm < (1 - 1e-6) * domain.radius_like(X)).all()):
         raise refuse("centre", "a point strictly inside the ball", centre.tolist())
     problem = Problem(likelihood.family, domain, delta, tuple(batch), X.dtype, X.device).flat
-    rows = flatten_batch(likelihood)
     numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64, device=X.device)
-    candidates = Candidates(*numbers[:, None])
-    anchor = expand_at(rows, centre.reshape(-1, 1, domain.dim))
-    point, loss = anchor.point[:, 0], anchor.loss[:, 0]
-    lengths = torch.linalg.vector_norm(rows.X, dim=-1).double()
-    farthest = torch.cat([lengths, lengths.new_zeros(len(lengths), 1)], dim=-1).amax(-1)
-    farthest = rows.shards.maximum(farthest)
-    posteriors = ellipsoids(problem, anchor, candidates, farthest)
-    if increments == "rows":
-        every = torch.arange(len(loss), device=X.device)
-        one = posteriors.take(every, torch.zeros_like(every), torch.zeros_like(every))
-        nu = torch.full_like(problem.S, 0.5 * problem.dim + shape)
-        law = BallLaw(nu, series_terms(problem.max_radius))
-        constants = (problem.self_concordance, problem.max_variance)
-        added = row_increments(rows, point, one, law, *constants)
-    else:
-        added = aggregated_increment(problem, posteriors, candidates)[:, 0, 0]
-    slack = rounding(
-        X.dtype, loss.abs() + added, reward_length(rows), torch.linalg.vector_norm(point, dim=-1)
-    )
-    level = problem.log_failure + posteriors.divergence[:, 0, 0] + loss + added + slack
-    return level.reshape(batch)
+    candidate = Candidates(*numbers[:, None].expand(-1, len(problem.S)))
+    rows, points = flatten_batch(likelihood), centre.reshape(-1, domain.dim)
+    return ellipsoid_level(problem, rows, points, candidate, increments).reshape(batch)

@@ -12,81 +12,51 @@ from torch import Tensor
 from torchglb.checks import check_choice, check_positive, refuse
 from torchglb.families import QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.optim.implicit import wants_gradient
 from torchglb.radii.base import (
     Evaluation,
+    Radius,
     State,
-    StatisticsRadius,
     conclude,
     loss_at,
     rounding,
     statistics_of,
 )
-from torchglb.radii.centre import (
-    Anchor,
-    Barrier,
-    Ridge,
-    add_rows,
-    flatten_batch,
-    recentre,
-    select,
-)
+from torchglb.radii.carried import PASSES, Posterior, PosteriorRadius, Screening
+from torchglb.radii.centre import Anchor, Barrier, Ridge, expand_at, flatten_batch, minimisers
 from torchglb.radii.gaussian_prior import (
     aggregated_normal_increment,
     check_whole_line,
     gaussian_divergence,
+    normal_at,
+    normal_level,
     normal_row_increments,
     spectrum,
 )
-from torchglb.radii.laws import BallLaw, series_terms
+from torchglb.radii.increments import row_increments
 from torchglb.radii.mixture import check_mixture_dim, cubature_level
-from torchglb.radii.pac_bayes import Candidates, aggregated_increment, ellipsoids, row_increments
+from torchglb.radii.pac_bayes import (
+    Candidates,
+    aggregated_increment,
+    ball_law,
+    ellipsoid_at,
+    ellipsoid_level,
+    ellipsoids,
+)
 from torchglb.radii.problem import Problem
 from torchglb.radii.simple_radii import mean_loss_level
 
-PASSES = ("auto", "rows", "aggregated")
-
-
-class CentredRadius(StatisticsRadius):
-    """A radius whose state also carries P centres with the loss expanded there."""
-
-    def centres(self, problem: Problem) -> int:
-        """P."""
-        return 1
-
-    def init(self, problem: Problem) -> State:  # noqa: D102
-        P, d = self.centres(problem), problem.dim
-        anchor = Anchor(*(problem.zeros(P, *shape) for shape in ((d,), (), (d,), (d, d))))
-        return super().init(problem) | anchor.entries()
-
-    @torch.no_grad()
-    def update(  # noqa: D102
-        self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
-    ) -> State:
-        anchor = add_rows(problem.family, Anchor.of(state), x, r, w)
-        return super().update(problem, state, x, r, w) | anchor.entries()
-
-
-def worthwhile(increments: str, gain: Tensor, tolerance: float) -> Tensor:
-    """The problems whose increments are to be summed row by row, as an index ``(N',)``.
-
-    ``"auto"`` looks at the gain that can be hoped for: one host synchronisation.
-    """
-    if increments == "auto":
-        return (gain > tolerance).nonzero()[:, 0]
-    number = len(gain) if increments == "rows" else 0
-    return torch.arange(number, device=gain.device)
-
 
 @dataclass(frozen=True)
-class PACBayes(CentredRadius):
+class PACBayes(PosteriorRadius):
     """Posteriors on ellipsoids inside the ball, the best of many; never above :class:`MeanLoss`.
 
     The ellipsoids of :func:`torchglb.radii.pac_bayes_level` around the minimisers of
-    ``L(theta) - eta log(S^2 - |theta|^2)``. O(d^3) to evaluate. Passes are made only for the
-    problems that need one: to move a centre whose penalised loss is more than ``tolerance`` above
-    the minimum (one pass per Newton step; ever rarer, about 0.03 per round at n = 1000, d = 2),
-    and to sum the increments row by row while that may gain more than ``tolerance``, until n is
-    large.
+    ``L(theta) - eta log(S^2 - |theta|^2)``. O(d^2) per row to carry a posterior, O(d^3) to
+    evaluate. Passes are made only for the problems that need one: to move a centre whose penalised
+    loss is more than ``tolerance`` above the minimum (one pass per Newton step), and to sum the
+    increments of a new posterior row by row where that promises a gain of more than
+    ``tolerance`` (two). Both become ever rarer: about 0.03 per round at n = 1000, d = 2.
 
     Args:
         posterior: ``"pearson"`` (densities ``(1 - v'Wv)^k``) or ``"uniform"`` (k = 0).
@@ -132,34 +102,74 @@ class PACBayes(CentredRadius):
         _ = problem.self_concordance, problem.max_variance  # refuses a family without R_s
         return super().init(problem)
 
-    @torch.no_grad()
-    def evaluate(  # noqa: D102
+    def prior(self, problem: Problem) -> Posterior:  # noqa: D102
+        # uniform on the ball itself
+        zero, d = problem.zeros(), problem.dim
+        eye = torch.eye(d, dtype=zero.dtype, device=zero.device)
+        cover = problem.S.square()[..., None, None] * eye
+        return Posterior(problem.zeros(d), cover, zero, zero, zero, zero, zero)
+
+    def penalty(self, problem: Problem) -> Barrier:  # noqa: D102
+        eta = torch.tensor(self._etas(problem), dtype=torch.float64, device=problem.S.device)
+        return Barrier(problem.S[:, None], eta)
+
+    def fallback(  # noqa: D102
+        self, problem: Problem, state: State, theta_hat: Tensor, loss: Tensor
+    ) -> Tensor:
+        return mean_loss_level(problem, statistics_of(state), theta_hat, loss)
+
+    def screen(self, problem: Problem, anchor: Anchor, state: State) -> Screening:  # noqa: D102
+        candidates = self._candidates(problem)
+        found = ellipsoids(problem, anchor, candidates, state["longest"].reshape(-1))
+        rewards = state["reward_length"].reshape(-1, 1) / problem.family.dispersion
+        norm = torch.linalg.vector_norm(anchor.point, dim=-1)
+        number = state["number"].reshape(-1, 1)
+        slack = 2.0 * rounding(problem.dtype, anchor.loss, rewards, norm, number)
+        start = problem.log_failure + (anchor.loss + slack)[..., None] + found.divergence
+        concordance = problem.self_concordance[..., None, None]
+        increment = aggregated_increment(
+            problem, found.trace, found.longest, candidates.shape, concordance
+        )
+        hoped = 0.5 * found.trace / (2.0 * candidates.shape + problem.dim + 2.0)
+        return Screening((start + increment).flatten(1), (start + hoped).flatten(1))
+
+    def posterior_of(self, problem: Problem, anchor: Anchor, chosen: Tensor) -> Posterior:  # noqa: D102
+        which, candidate = self._chosen(problem, chosen)
+        every = torch.arange(len(chosen), device=chosen.device)
+        point, loss, _, hessian = (t[every, which] for t in anchor)
+        divergence, cover = ellipsoid_at(problem, point, hessian, candidate)
+        zero = torch.zeros_like(loss)
+        return Posterior(point, cover, candidate.shape, loss, divergence, zero, zero)
+
+    def added(  # noqa: D102
         self,
         problem: Problem,
-        state: State,
         likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
-    ) -> Evaluation:
-        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
-        fallback = mean_loss_level(problem, statistics_of(state), theta_hat, loss)
-        flat, rows = problem.flat, flatten_batch(likelihood)
-        anchor = Anchor.of(state).reshape(flat.batch_shape)
-        offer = None
-        if gradient_hat is not None and hessian_hat is not None:
-            known = (theta_hat, loss, gradient_hat, hessian_hat)
-            offer = Anchor(*(t.double() for t in known)).broadcast(problem.batch_shape, anchor)
-        eta = torch.tensor(self._etas(problem), dtype=torch.float64, device=loss.device)
-        barrier = Barrier(flat.S[:, None], eta)
-        anchor, moves = recentre(barrier, rows, anchor, self.tolerance, offer)
-        level, more = self._level(flat, rows, anchor, state, fallback.reshape(-1))
-        # fmin: a posterior whose arithmetic overflowed leaves the mean loss, which is valid
-        best = torch.fmin(level.reshape(fallback.shape), fallback)
-        state = state | anchor.reshape(problem.batch_shape).entries()
-        deltas = (problem.delta, 0.0)
-        return conclude(best, loss, problem.dtype, deltas, passes + moves + more, state)
+        posterior: Posterior,
+        index: Tensor | None = None,
+    ) -> Tensor:
+        constants = (problem.self_concordance, problem.max_variance)
+        if index is not None:
+            constants = (constants[0][index], constants[1][index])
+        law = ball_law(problem, posterior.shape)
+        return row_increments(likelihood, posterior.point, posterior.cover, law, *constants)
+
+    def smooth_level(  # noqa: D102
+        self,
+        problem: Problem,
+        likelihood: NegativeLogLikelihood,
+        points: Tensor,
+        chosen: Tensor,
+    ) -> Tensor:
+        which, candidate = self._chosen(problem, chosen)
+        every = torch.arange(len(chosen), device=chosen.device)
+        return ellipsoid_level(problem, likelihood, points[every, which], candidate)
+
+    def _chosen(self, problem: Problem, chosen: Tensor) -> tuple[Tensor, Candidates]:
+        """The centre ``(N,)`` and the kind of posterior, ``(N,)`` each, of an index into all."""
+        candidates = self._candidates(problem)
+        kinds = len(candidates.shape)
+        return chosen // kinds, Candidates(*(t[chosen % kinds] for t in candidates))
 
     def _etas(self, problem: Problem) -> tuple[float, ...]:
         if self.etas is not None:
@@ -174,48 +184,9 @@ class PACBayes(CentredRadius):
         ]
         return Candidates(*torch.tensor(grid, dtype=torch.float64, device=problem.S.device).mT)
 
-    def _level(
-        self,
-        problem: Problem,
-        likelihood: NegativeLogLikelihood,
-        anchor: Anchor,
-        state: State,
-        fallback: Tensor,
-    ) -> tuple[Tensor, float]:
-        """The least level over all posteriors, ``(N,)``, and the passes per problem."""
-        candidates = self._candidates(problem)
-        kinds = len(candidates.shape)
-        longest = state["longest"].reshape(-1)
-        posteriors = ellipsoids(problem, anchor, candidates, longest)
-        rewards = state["reward_length"].reshape(-1, 1) / problem.family.dispersion
-        norm = torch.linalg.vector_norm(anchor.point, dim=-1)
-        number = state["number"].reshape(-1, 1)
-        slack = 2.0 * rounding(problem.dtype, anchor.loss, rewards, norm, number)
-        start = problem.log_failure + (anchor.loss + slack)[..., None] + posteriors.divergence
-        certain = start + aggregated_increment(problem, posteriors, candidates)
-        level, safest = torch.nan_to_num(certain, nan=torch.inf).flatten(1).min(-1)
-        # to second order in the width of the posterior: what the rows can be hoped to give
-        hoped = start + 0.5 * posteriors.trace / (2.0 * candidates.shape + problem.dim + 2.0)
-        least, boldest = hoped.flatten(1).min(-1)
-        gain = torch.fmin(level, fallback) - least
-        index = worthwhile(self.increments, gain, self.tolerance)
-        if index.shape[0] == 0:
-            return level, 0.0
-        part = select(likelihood, index)
-        constants = (problem.self_concordance[index], problem.max_variance[index])
-        best = level[index]
-        for chosen in (boldest[index], safest[index]):
-            centre, kind = chosen // kinds, chosen % kinds
-            nu = 0.5 * problem.dim + candidates.shape[kind]
-            law = BallLaw(nu, series_terms(problem.max_radius))
-            posterior = posteriors.take(index, centre, kind)
-            added = row_increments(part, anchor.point[index, centre], posterior, law, *constants)
-            best = torch.fmin(best, start[index, centre, kind] + added)
-        return level.index_copy(0, index, best), index.shape[0] / level.shape[0]
-
 
 @dataclass(frozen=True)
-class GaussianPrior(CentredRadius):
+class GaussianPrior(PosteriorRadius):
     """A Gaussian prior: valid wherever theta* lies, so the set is not intersected with the ball.
 
     The level of :func:`torchglb.radii.gaussian_prior_level` around the ridge estimate, the least
@@ -249,51 +220,65 @@ class GaussianPrior(CentredRadius):
             raise refuse("increments", expected, repr(self.increments))
         return super().init(problem)
 
-    @torch.no_grad()
-    def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
-    ) -> Evaluation:
-        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
-        flat, rows = problem.flat, flatten_batch(likelihood)
-        variance = (self.scale * flat.S).square() / problem.dim
-        anchor = Anchor.of(state).reshape(flat.batch_shape)
-        anchor, moves = recentre(Ridge(variance[:, None]), rows, anchor, self.tolerance)
-        values, basis = spectrum(anchor)
-        point, centre_loss = anchor.point[:, 0], anchor.loss[:, 0]
-        tempers = torch.tensor(self.tempers, dtype=torch.float64, device=loss.device)
-        divergence, scale = gaussian_divergence(values, point, variance, tempers)
+    def prior(self, problem: Problem) -> Posterior:  # noqa: D102
+        zero, d = problem.zeros(), problem.dim
+        eye = torch.eye(d, dtype=zero.dtype, device=zero.device)
+        cover = self._variance(problem)[..., None, None] * eye
+        return Posterior(problem.zeros(d), cover, zero, zero, zero, zero, zero)
+
+    def penalty(self, problem: Problem) -> Ridge:  # noqa: D102
+        return Ridge(self._variance(problem)[:, None])
+
+    def screen(self, problem: Problem, anchor: Anchor, state: State) -> Screening:  # noqa: D102
+        values, point = spectrum(anchor), anchor.point[:, 0]
+        tempers = self._tempers(problem)
+        divergence, scale = gaussian_divergence(values, point, self._variance(problem), tempers)
         rewards = state["reward_length"].reshape(-1) / problem.family.dispersion
         norm = torch.linalg.vector_norm(point, dim=-1)
-        number = state["number"].reshape(-1)
-        slack = 2.0 * rounding(problem.dtype, centre_loss, rewards, norm, number)
-        start = problem.log_failure + (centre_loss + slack)[:, None] + divergence  # (N, J)
+        number, loss = state["number"].reshape(-1), anchor.loss[:, 0]
+        slack = 2.0 * rounding(problem.dtype, loss, rewards, norm, number)
+        start = problem.log_failure + (loss + slack)[:, None] + divergence
         longest = state["longest"].reshape(-1)
-        added = aggregated_normal_increment(problem.family, values, scale, longest)
-        level, safest = torch.nan_to_num(start + added, nan=torch.inf).min(-1)
-        least, boldest = (start + 0.5 * (values[:, None] / scale).sum(-1)).min(-1)
-        index = worthwhile(self.increments, level - least, self.tolerance)
-        if index.shape[0] > 0:
-            part, best = select(rows, index), level[index]
-            for kind in (boldest[index], safest[index]):
-                chosen = scale[index, kind]
-                more = normal_row_increments(part, point[index], basis[index], chosen)
-                best = torch.fmin(best, start[index, kind] + more)
-            level = level.index_copy(0, index, best)
-            passes += index.shape[0] / level.shape[0]
-        state = state | anchor.reshape(problem.batch_shape).entries()
-        level = level.reshape(loss.shape)
-        return conclude(level, loss, problem.dtype, (problem.delta, 0.0), passes + moves, state)
+        increment = aggregated_normal_increment(problem.family, values, scale, longest)
+        return Screening(start + increment, start + 0.5 * (values[:, None] / scale).sum(-1))
+
+    def posterior_of(self, problem: Problem, anchor: Anchor, chosen: Tensor) -> Posterior:  # noqa: D102
+        point, loss, hessian = anchor.point[:, 0], anchor.loss[:, 0], anchor.hessian[:, 0]
+        tempers = self._tempers(problem)[chosen]
+        divergence, cover = normal_at(point, hessian, self._variance(problem), tempers)
+        zero = torch.zeros_like(loss)
+        return Posterior(point, cover, zero, loss, divergence, zero, zero)
+
+    def added(  # noqa: D102
+        self,
+        problem: Problem,
+        likelihood: NegativeLogLikelihood,
+        posterior: Posterior,
+        index: Tensor | None = None,
+    ) -> Tensor:
+        return normal_row_increments(likelihood, posterior.point, posterior.cover)
+
+    def smooth_level(  # noqa: D102
+        self,
+        problem: Problem,
+        likelihood: NegativeLogLikelihood,
+        points: Tensor,
+        chosen: Tensor,
+    ) -> Tensor:
+        tempers = self._tempers(problem)[chosen]
+        variance = self._variance(problem)
+        return normal_level(likelihood, problem.delta, points[:, 0], variance, tempers)
+
+    def _variance(self, problem: Problem) -> Tensor:
+        """``s0^2 = scale^2 S^2/d``, ``(*B)``."""
+        return (self.scale * problem.S).square() / problem.dim
+
+    def _tempers(self, problem: Problem) -> Tensor:
+        return torch.tensor(self.tempers, dtype=torch.float64, device=problem.S.device)
 
 
 @dataclass(frozen=True)
-class Mixture(CentredRadius):
+class Mixture(Radius):
     """The exact mixture, d <= 3: the floor for the uniform prior; never above :class:`PACBayes`.
 
     The cubature of :func:`torchglb.radii.mixture_level` around the centre of ``inner``. Thousands
@@ -309,13 +294,11 @@ class Mixture(CentredRadius):
         check_mixture_dim(problem.dim)
         return self.inner.init(problem)
 
-    @torch.no_grad()
     def update(  # noqa: D102
         self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
     ) -> State:
         return self.inner.update(problem, state, x, r, w)
 
-    @torch.no_grad()
     def evaluate(  # noqa: D102
         self,
         problem: Problem,
@@ -329,8 +312,14 @@ class Mixture(CentredRadius):
         loss, passes = loss_at(likelihood, theta_hat, loss_hat)
         known = (loss, gradient_hat, hessian_hat)
         inner = self.inner.evaluate(problem, state, likelihood, theta_hat, *known)
+        anchor = Anchor.of(inner.state)
+        if wants_gradient(*likelihood.tensors()):
+            flat, rows = problem.flat, flatten_batch(likelihood)
+            start = anchor.point.reshape(-1, *anchor.point.shape[-2:])
+            points = minimisers(self.inner.penalty(flat), rows, start)
+            anchor = expand_at(rows, points).reshape(problem.batch_shape)
         rewards = state["reward_length"] / problem.family.dispersion
-        exact = cubature_level(problem, likelihood, Anchor.of(inner.state), rewards)
+        exact = cubature_level(problem, likelihood, anchor, rewards)
         level = torch.fmin(exact, inner.level.double())
         passes += inner.passes + 1
         return conclude(level, loss, problem.dtype, (problem.delta, 0.0), passes, inner.state)

@@ -70,6 +70,12 @@ class Problem:
             return radius.detach().to("cpu", torch.float64)
         return torch.tensor(radius, dtype=torch.float64)
 
+    @cached_property
+    def _distinct(self) -> tuple[Tensor, Tensor]:
+        """The distinct radii, and where each problem's is among them, ``(*B)``."""
+        distinct, place = torch.unique(self._radii, return_inverse=True)
+        return distinct, place.reshape(self.batch_shape)
+
     @property
     def dim(self) -> int:
         """d."""
@@ -107,9 +113,13 @@ class Problem:
 
     @cached_property
     def ball_rule(self) -> BallRule:
-        """The certified rule for ``E m(S |x| U)``, good for every S of the batch."""
-        rule = ball_rule(self.family, self.dim, self.max_radius)
-        return rule._replace(nodes=rule.nodes.to(self.device), weights=rule.weights.to(self.device))
+        """The certified rules for ``E m(S |x| U)``, one for the S of every problem."""
+        distinct, place = self._distinct
+        rules = [ball_rule(self.family, self.dim, S) for S in distinct.tolist() or [1.0]]
+        number = max(rule.nodes.shape[-1] for rule in rules)
+        columns = zip(*(rule.padded(number) for rule in rules), strict=True)
+        nodes, weights, error = (torch.stack(column)[place].to(self.device) for column in columns)
+        return BallRule(nodes, weights, error)
 
     @cached_property
     def flat(self) -> Problem:
@@ -122,9 +132,9 @@ class Problem:
 
     def per_radius(self, function: Callable[[float], float]) -> Tensor:
         """``function(S)``, ``(*B)`` float64 on the device, called once per distinct S."""
-        distinct, place = torch.unique(self._radii, return_inverse=True)
+        distinct, place = self._distinct
         values = torch.tensor([function(s) for s in distinct.tolist()], dtype=torch.float64)
-        return values[place].reshape(self.batch_shape).to(self.device)
+        return values[place].to(self.device)
 
     def zeros(self, *shape: int) -> Tensor:
         """Zeros of shape ``(*B, *shape)``, float64 on the device."""

@@ -57,7 +57,6 @@ class Lipschitz(StatisticsRadius):
         lipschitz_constant(problem, empty_statistics(problem), self.constant)
         return super().init(problem)
 
-    @torch.no_grad()
     def evaluate(  # noqa: D102
         self,
         problem: Problem,
@@ -89,7 +88,6 @@ class MeanLoss(StatisticsRadius):
     Never larger than :class:`Lipschitz` with either constant.
     """
 
-    @torch.no_grad()
     def evaluate(  # noqa: D102
         self,
         problem: Problem,
@@ -122,7 +120,6 @@ class Covering(StatisticsRadius):
         lipschitz_constant(problem, empty_statistics(problem), self.constant)
         return super().init(problem)
 
-    @torch.no_grad()
     def evaluate(  # noqa: D102
         self,
         problem: Problem,

@@ -117,7 +117,8 @@ def theorem32_fixed_point(
     eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
     lam = torch.as_tensor(regularization, dtype=X.dtype, device=X.device)
     factor, failed = torch.linalg.cholesky_ex(hessian + lam[..., None, None] * eye)
-    local = torch.linalg.solve_triangular(factor, X.mT, upper=False).square().sum(-2).sqrt()
+    square = torch.linalg.solve_triangular(factor, X.mT, upper=False).square().sum(-2)
+    local = square.clamp_min(torch.finfo(X.dtype).tiny).sqrt()  # with a derivative at x = 0 too
     # a matrix that is not positive definite bounds nothing; ``reach`` is left
     local = torch.where((failed == 0)[..., None], local, torch.full_like(local, torch.inf))
     reach = torch.linalg.vector_norm(X, dim=-1) * _row(S + center_norm)  # both (*B, n)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -165,7 +165,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         if not self.confined:
             raise refuse("set", "one that keeps to the ball, for an ellipsoid", "an unconfined one")
         S = self._search_radius
-        concordance = self_concordance_of(self.family, self.domain.max_radius)
+        concordance = self.domain.constant(partial(self_concordance_of, self.family), S)
         if regularization is None:
             regularization = regularization_for(S, concordance)
         loss, gradient, hessian = self._at_center
