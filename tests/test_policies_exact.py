@@ -48,12 +48,12 @@ class TestOFUGLB(PolicyContract):
 
 
 class TestOFUGLBPB(PolicyContract):
-    """The centre of the posterior is brought up to date only when it has fallen behind by more than
-    a tolerance, so levels depend on when they were asked for, within it: here it is small.
+    """A posterior is held until a new one promises more than a tolerance, so levels depend on when
+    they were asked for; here nothing is held, and the tolerance of the centre is small.
     """
 
     name = "ofuglb-pb"
-    options: ClassVar[dict[str, Any]] = {"radius": PACBayes(tolerance=1e-10)}
+    options: ClassVar[dict[str, Any]] = {"radius": PACBayes(tolerance=1e-10, increments="rows")}
     families = ALL
 
 

@@ -177,6 +177,8 @@ class PosteriorRadius(StatisticsRadius):
         sums = super().update(problem, state, x, r, w)
         with torch.no_grad():  # centres and posteriors are starting points only
             anchor = add_rows(problem.family, Anchor.of(state), x, r, w)
+            if self.increments != "auto":
+                return sums | anchor.entries()
             held = Posterior.of(state)
             weights = None if w is None else w.double()
             rows = NegativeLogLikelihood(problem.family, x.double(), r.double(), weights)
@@ -215,7 +217,8 @@ class PosteriorRadius(StatisticsRadius):
             held = Posterior.of(state).reshape(problem.batch_shape, flat.batch_shape)
             limit = fallback.reshape(-1)
             level, held, more = self._carried(flat, rows, anchor, state, screening, held, limit)
-            state = state | held.reshape(flat.batch_shape, problem.batch_shape).entries()
+            if self.increments == "auto":
+                state = state | held.reshape(flat.batch_shape, problem.batch_shape).entries()
         # fmin: a posterior whose arithmetic overflowed leaves the fallback, which is valid
         best = torch.fmin(level.reshape(fallback.shape), fallback)
         state = state | anchor.reshape(problem.batch_shape).entries()
@@ -242,6 +245,8 @@ class PosteriorRadius(StatisticsRadius):
             slack = rounding(problem.dtype, size, rewards[index], norm, number[index])
             return problem.log_failure + posterior.loss + posterior.cost + 2.0 * slack
 
+        if self.increments != "auto":
+            held = held._replace(cost=torch.full_like(held.cost, torch.inf))  # nothing is held
         certain, safest = torch.nan_to_num(screening.certain, nan=torch.inf).min(-1)
         hoped, boldest = screening.hoped.min(-1)
         level = torch.fmin(certain, level_of(held))

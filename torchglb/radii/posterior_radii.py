@@ -64,7 +64,8 @@ class PACBayes(PosteriorRadius):
         kappas: in (0, 1), how far the ellipsoids may reach towards the sphere.
         rhos: multiples of ``d + 2k + 2`` for rho^2.
         shapes: k >= 0 of the Pearson-II densities.
-        increments: ``"auto"``, ``"rows"`` (a pass at every evaluation) or ``"aggregated"`` (none).
+        increments: ``"auto"``, ``"rows"`` (two passes at every evaluation, and nothing is held: the
+            level then depends on the rows alone, up to the tolerance) or ``"aggregated"`` (none).
         tolerance: how much of the level may be left on the table to save passes.
 
     Example:
@@ -196,7 +197,8 @@ class GaussianPrior(PosteriorRadius):
     Args:
         scale: the prior's standard deviation, in units of ``S/sqrt(d)``.
         tempers: a in ``W = H/a + I/s0^2``; 1 is best where the loss is quadratic.
-        increments: ``"auto"``, ``"rows"`` (a pass at every evaluation) or ``"aggregated"`` (none).
+        increments: ``"auto"``, ``"rows"`` (two passes at every evaluation, and nothing is held: the
+            level then depends on the rows alone, up to the tolerance) or ``"aggregated"`` (none).
         tolerance: how much of the level may be left on the table to save passes.
     """
 
