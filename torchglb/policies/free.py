@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,8 +74,7 @@ class FreeMinimum(CarriedMinimum):
             ``(N, d)`` and ``(N, d, d)``; the Taylor model is displaced to this point.
         """
         tilt = torch.zeros_like(self._point)
-        everyone = torch.arange(ridge.shape[0], device=ridge.device)
-        near = self.by_model(everyone, ridge, tilt, self._shift)
+        near = self.by_model(self._everyone, ridge, tilt, self._shift)
 
         def late() -> Tensor:
             sharp = hessian_error(self, near.theta - self._point) <= hessian_tol
@@ -112,8 +111,7 @@ class FreeMinimum(CarriedMinimum):
             start: a first guess, ``(N, d)``.
             enough: which problems need no more accuracy, ``(N)``.
         """
-        everyone = torch.arange(ridge.shape[0], device=ridge.device)
-        near = self.by_model(everyone, ridge, tilt, start - self._point)
+        near = self.by_model(self._everyone, ridge, tilt, start - self._point)
         open_ = which(~enough(near))
         for _ in range(PASSES):
             if not open_.numel():
@@ -128,10 +126,11 @@ class FreeMinimum(CarriedMinimum):
 
     def by_model(self, index: Tensor, ridge: Tensor, tilt: Tensor, shift: Tensor) -> Near:
         """Newton steps on the Taylor model, from ``shift (N', d)``: no pass."""
-        state = (self._point, ridge, tilt, self._longest, self._radius, *self._sums)
-        everyone = self.data.is_all(index)
-        c, lam, W, longest, S, *sums = state if everyone else [t[index] for t in state]
-        ratio, concordance = self._constants(index)
+        known = (self._longest, self._radius, self._ratio, self._concordance)
+        state = (self._point, ridge, tilt, *known, *self._sums)
+        c, lam, W, longest, S, ratio, concordance, *sums = (
+            state if self.data.is_all(index) else [t[index] for t in state]
+        )
         bend = lam[:, None, None] * _eye(c)
         p = shift
         for _ in range(MODEL_STEPS):
@@ -153,10 +152,10 @@ class FreeMinimum(CarriedMinimum):
         """One pass at ``theta (N', d)`` and a Newton step from there."""
         _, gradient, hessian = self._tilted_loss(index, ridge, tilt).expand(theta)
         self.passes = self.passes.index_add(0, index, torch.ones_like(theta[:, 0]))
-        lam, longest, S = ridge[index], self._longest[index], self._radius[index]
+        lam, S = ridge[index], self._radius[index]
         step = -_solve(hessian, gradient)
         local = -(gradient * step).sum(-1)
-        steepness = self._constants(index)[1] * longest
+        steepness = (self._concordance * self._longest)[index]
         reach = steepness * _length(step)  # D
         # (e^D - 1 - D)/D, whose first term alone is D/2
         share = torch.where(reach > 1e-4, torch.expm1(reach) / reach - 1.0, 0.51 * reach)
@@ -193,11 +192,6 @@ class FreeMinimum(CarriedMinimum):
             torch.where(known, distance, infinite),
             torch.where(known, length, infinite),
         )
-
-    def _constants(self, index: Tensor) -> list[Any]:
-        """C and R of the problems ``index``."""
-        both: tuple[Any, Any] = (self._ratio, self._concordance)
-        return [value[index] if isinstance(value, Tensor) else value for value in both]
 
     def _inside(self, theta: Tensor) -> Tensor:
         """The point itself, but no farther out than the ball; the origin for NaN."""
