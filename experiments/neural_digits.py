@@ -96,14 +96,14 @@ def play(
     seeds, rounds = shown.shape
     everyone = torch.arange(seeds, device=images.device)
     arms = torch.eye(CLASSES, dtype=images.dtype, device=images.device).expand(seeds, -1, -1)
-    lost, began = torch.zeros(seeds, rounds, dtype=torch.float64), time.process_time()
+    lost, began = torch.zeros(seeds, rounds, device=images.device), time.process_time()
     for t in range(rounds):
         image = images[shown[:, t]][:, None, :].expand(-1, CLASSES, -1)
         contexts = torch.cat([image, arms], dim=-1)
         choice = policy.select(contexts)
         reward = (choice == classes[shown[:, t]]).to(images.dtype)
         policy.update(contexts[everyone, choice], reward)
-        lost[:, t] = 1.0 - reward.cpu()
+        lost[:, t] = 1.0 - reward
         if (t + 1) % max(1, rounds // 5) == 0:
             recent = lost[:, max(0, t - 99) : t + 1].mean()
             spent = time.process_time() - began
@@ -112,7 +112,7 @@ def play(
                 f" {spent:6.1f} s of processor time",
                 flush=True,
             )
-    return lost.cumsum(-1)
+    return lost.cumsum(-1).cpu()
 
 
 def run(options: argparse.Namespace) -> dict[str, Tensor]:
