@@ -1,11 +1,10 @@
 """The hot path of the optimistic program on an accelerator: no CPU tensor, no waiting host.
 
 The stopping tests are the only synchronisations: ``any_active`` of the solvers' loop, and ``which``
-of the anchored program. Both are replaced by fixed answers here; everything else must not look.
+of the anchored program. Both are answered by a script here; everything else must not look.
 """
 
-from unittest import mock
-
+import devices
 import pytest
 import torch
 from devices import PRETEND, HostSyncError, assert_stays, on_every_device, running_on
@@ -50,27 +49,16 @@ def test_native_support_with_a_center_and_a_ridge(device_name):
     assert_stays(device_name, call)
 
 
-def scripted_which(answers):
-    """A stopping test that finds open problems as scripted: all of them, one, or none."""
-
-    def which(mask):
-        answer = next(answers, "none")
-        count = {"all": mask.shape[0], "one": min(1, mask.shape[0]), "none": 0}[answer]
-        return torch.arange(count, device=mask.device)
-
-    return which
-
-
 #: from a round without any pass to one in which every fallback is taken
 SCRIPTS = {
-    "no pass": [],
-    "minimum moves": ["all"],
-    "minimum moves for one": ["one"],
-    "minimum from scratch": ["all", "all", "all"],
-    "minimum from scratch for one": ["one", "one", "one"],
-    "one evaluation": ["none", "all"],
-    "one evaluation of one": ["none", "one"],
-    "all arms to tolerance": ["none", "all", "all"],
+    "no pass": (),
+    "minimum moves": ("all",),
+    "minimum moves for one": ("one",),
+    "minimum from scratch": ("all", "all", "all"),
+    "minimum from scratch for one": ("one", "one", "one"),
+    "one evaluation": ("none", "all"),
+    "one evaluation of one": ("none", "one"),
+    "all arms to tolerance": ("none", "all", "all"),
 }
 
 
@@ -88,22 +76,15 @@ def test_anchored_round(device_name, family, script):
         program = glb.AnchoredProgram(
             family, glb.Ball(3, 3.0), (2, 2), validate=False, anchors=8, device=device
         )
-        results = []
-        for _ in range(2):
-            which = scripted_which(iter(SCRIPTS[script]))
-            with (
-                mock.patch("torchglb.ucb.minimum.which", which),
-                mock.patch("torchglb.ucb.contest.which", which),
-            ):
-                arms = arms_on(device, batch=(2, 2))
-                choice = program.argmax(arms, radius=2.0, regularization=0.5, max_steps=1)
-                place = choice.index[..., None, None].expand(2, 2, 1, 3)
-                x = arms.gather(-2, place)[..., 0, :]
-                program.append(x, torch.ones(2, 2, dtype=torch.float64, device=device))
-                results += [choice, program.minimum()]
-        return results, program.state_dict()["bundle"]
+        ones = torch.ones(2, 2, dtype=torch.float64, device=device)
+        program.append(0.5 * torch.ones(2, 2, 3, dtype=torch.float64, device=device), ones)
+        arms = arms_on(device, batch=(2, 2))
+        choice = program.argmax(arms, radius=2.0, regularization=0.5, max_steps=1)
+        x = arms.gather(-2, choice.index[..., None, None].expand(2, 2, 1, 3))[..., 0, :]
+        program.append(x, ones)
+        return choice, program.minimum(), program.state_dict()["bundle"]
 
-    assert_stays(device_name, call, steps=2)
+    assert_stays(device_name, call, steps=2, found=SCRIPTS[script])
 
 
 @on_every_device
@@ -112,20 +93,26 @@ def test_weighted_round_with_a_given_level(device_name):
         program = glb.AnchoredProgram(
             glb.Bernoulli(), glb.Ball(2, 3.0), (2,), validate=False, anchors=8, device=device
         )
-        which = scripted_which(iter(["all", "none", "all"]))
         ones = torch.ones(2, dtype=torch.float64, device=device)
-        with (
-            mock.patch("torchglb.ucb.minimum.which", which),
-            mock.patch("torchglb.ucb.contest.which", which),
-        ):
-            program.append(0.5 * torch.ones(2, 2, dtype=torch.float64, device=device), ones, ones)
-            return program.argmax(arms_on(device, 2), level=30.0 * ones, value_tol=1e-6)
+        program.append(0.5 * torch.ones(2, 2, dtype=torch.float64, device=device), ones, ones)
+        return program.argmax(arms_on(device, 2), level=30.0 * ones, value_tol=1e-6)
 
-    assert_stays(device_name, call)
+    assert_stays(device_name, call, found=("all", "none", "all"))
 
 
-def test_the_stopping_tests_are_synchronisations():
-    """What the tests above replace does synchronise: without it they would find nothing."""
+@on_every_device
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_arms_of_the_whole_ball(device_name, d):
+    def call(device):
+        program = program_on(device, glb.Bernoulli(), d)
+        return glb.argmax_ball(program, max_rounds=2, throw=False)
+
+    assert_stays(device_name, call, steps=1)
+
+
+def test_the_stopping_tests_are_synchronisations(monkeypatch):
+    """What the tests above answer by a script does synchronise: without it they would raise."""
+    monkeypatch.setattr(devices, "STOPPING_TESTS", set())
     with running_on(PRETEND) as device:
         program = glb.AnchoredProgram(
             glb.Bernoulli(), glb.Ball(2, 3.0), (2,), validate=False, anchors=8, device=device

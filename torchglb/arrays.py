@@ -9,6 +9,7 @@ the library of what they are given. Nothing here is differentiated.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -104,3 +105,19 @@ def counting(count: int, like: Array) -> Array:
 def which(mask: Array) -> Array:
     """The indices where a mask ``(N)`` holds: the stopping test of a loop, and its host sync."""
     return torch.nonzero(mask)[:, 0] if isinstance(mask, Tensor) else np.nonzero(mask)[0]
+
+
+def settled(done: Tensor) -> bool:
+    """Whether every element is done: the stopping test of a loop, and its host sync."""
+    return bool(done.all())
+
+
+@lru_cache(maxsize=256)
+def numbers_on(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Constants as a float64 tensor on a device: copied there once, as each copy makes it wait."""
+    return copied(values, device)
+
+
+def copied(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """The copy itself."""
+    return torch.tensor(values, dtype=torch.float64, device=device)

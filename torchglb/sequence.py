@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.arrays import settled
 from torchglb.checks import (
     ValueChecks,
     as_tensor,
@@ -180,7 +181,7 @@ class ConfidenceSequence:
     def _inside(self, likelihood: NegativeLogLikelihood, fit: MLEResult, level: Tensor) -> Tensor:
         """The estimate; where the set has left the ball, the minimiser over a larger one."""
         outside = fit.loss > level
-        if not bool(outside.any()):
+        if settled(~outside):
             return fit.theta
         free = minimize_likelihood(
             likelihood, enlarged(self.domain, level), start=fit.theta.detach(), throw=False

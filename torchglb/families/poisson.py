@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from torchglb.arrays import idle
 from torchglb.families.base import GLMFamily, LossTerms, exponential
-from torchglb.linalg import idle
 
 
 class Poisson(GLMFamily):

@@ -31,11 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.arrays import idle, which
 from torchglb.domain import Ball
-from torchglb.errors import SolverError
 from torchglb.families import Bernoulli, GLMFamily
-from torchglb.linalg import idle
-from torchglb.optim import Evaluation, newton
+from torchglb.optim import Evaluation, Status, newton, raise_unless_converged
 from torchglb.policies.base import Policy, Requirements, towards
 from torchglb.policies.parts import farthest_point, taken
 from torchglb.policies.rank_one import RankOneInverse
@@ -131,11 +130,16 @@ def _proximal(
     if idle(outside):
         return theta
     # the rare ones, picked out: a Newton method on the ball
-    where = torch.nonzero(outside, as_tuple=True)
-    vectors, batch = theta.shape, outside.shape
-    f, s, radius = failures[where], successes[where], S.expand(batch)[where]
-    feature, origin = x.expand(vectors)[where], centre.expand(vectors)[where]
-    matrix = W.matrix.expand(*batch, *W.matrix.shape[-2:])[where]
+    index = which(outside.reshape(-1))
+    if not index.numel():
+        return theta
+
+    def picked(values: Tensor, *tail: int) -> Tensor:
+        return values.expand(*outside.shape, *tail).reshape(-1, *tail)[index]
+
+    d = x.shape[-1]
+    f, s, radius = picked(failures), picked(successes), picked(S)
+    feature, origin, matrix = picked(x, d), picked(centre, d), picked(W.matrix, d, d)
     curvature = 2 / (2 + radius)
 
     def evaluate(point: Tensor) -> Evaluation:
@@ -153,9 +157,9 @@ def _proximal(
     tol = 4 * torch.finfo(x.dtype).eps
     found, _ = newton(evaluate, origin, radius, tol=tol)
     accurate = found.gap <= tol**0.5 * (1 + found.value.abs())
-    if not bool(accurate.all()):
-        raise SolverError(f"ada-ofu-ecolog: step {int((~accurate).sum())} times not solved")
-    return theta.index_put(where, found.point)
+    verdict = torch.where(accurate, int(Status.CONVERGED), int(Status.INACCURATE))
+    raise_unless_converged(verdict, "the step of ada-ofu-ecolog")
+    return theta.reshape(-1, d).index_copy(0, index, found.point).reshape(theta.shape)
 
 
 def _scalar_root(z0: Tensor, pull: Tensor, failures: Tensor, successes: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.arrays import which
 from torchglb.history import Rows
-from torchglb.ucb.minimum import CarriedMinimum, FlatHistory, which
+from torchglb.ucb.minimum import CarriedMinimum, FlatHistory
 from torchglb.ucb.taylor import derivative_sums, evaluate_model
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.arrays import settled
 from torchglb.checks import check_float, check_positive, check_shape, refuse
 from torchglb.errors import SolverError
 
@@ -62,7 +63,7 @@ def g_optimal(arms: Tensor, eps: float = 0.01, max_steps: int = 10_000) -> Desig
         norms = (rows * spread).sum(-1)  # (*B, K): |x|^2 in V(pi)^-1
         worst = torch.where(done, worst, norms.amax(-1))
         done = worst <= rank * (1.0 + eps)
-        if bool(done.all()):
+        if settled(done):
             return Design(weights, worst, rank)
         moved = _moved(weights, norms, rank)
         weights = torch.where(done[..., None], weights, moved)

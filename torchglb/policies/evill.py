@@ -30,10 +30,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.arrays import idle, settled
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.linalg import idle, inverse_forms
+from torchglb.linalg import inverse_forms
 from torchglb.policies.base import Requirements, towards
 from torchglb.policies.design import g_optimal
 from torchglb.policies.fitted import FittedPolicy
@@ -224,9 +225,11 @@ class EVILLTheory(Perturbed):
 
     def design(self, arms: Tensor) -> Tensor:
         """The G-optimal design of the arms, ``(*B, K)``."""
-        if self._design is None or not torch.equal(self._design[0], arms):
-            self._design = arms.clone(), g_optimal(arms).weights
-        return self._design[1]
+        known = self._design
+        if known is None or known[0].shape != arms.shape or not settled(known[0] == arms):
+            known = arms.clone(), g_optimal(arms).weights
+        self._design = known
+        return known[1]
 
     def _scores(self, arms: Tensor) -> Tensor:
         novelty = self._V.squared_norms(arms)

@@ -22,10 +22,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.arrays import which
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.policies.carried import hessian_error
 from torchglb.policies.parts import ridge_minimum
-from torchglb.ucb.minimum import CarriedMinimum, which
+from torchglb.ucb.minimum import CarriedMinimum
 from torchglb.ucb.taylor import evaluate_model
 
 #: Newton steps on the Taylor model, and passes before the solver with a line search takes over

@@ -23,6 +23,7 @@ from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.policies.base import Requirements
 from torchglb.policies.fitted import FittedPolicy
+from torchglb.policies.parts import log_chi_square_ratio
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
@@ -58,11 +59,9 @@ class LogUCB1(FittedPolicy):
         """The factor of the norm, ``(*B)``."""
         d, lam = self.domain.dim, self._lam()
         _, hessian = self.fit()
-        half = torch.tensor([lam, 0.5 * lam], dtype=torch.float64)
-        inside = torch.special.gammainc(torch.full_like(half, 0.5 * d), half).log()
         factor = torch.linalg.cholesky(hessian)
         logdet = torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
-        fixed = math.log(1 / self.delta) - 0.5 * d * math.log(lam) + float(inside[0] - inside[1])
+        fixed = math.log(1 / self.delta) - 0.5 * d * math.log(lam) + log_chi_square_ratio(d, lam)
         c = fixed + logdet
         g = torch.minimum(math.sqrt(lam) / 2 + 2 / math.sqrt(lam) * c, 1 + c)
         S = self.domain.radius_like(g)

@@ -17,14 +17,15 @@ import math
 import torch
 from torch import Tensor
 
+from torchglb.arrays import which
 from torchglb.families import Bernoulli
 from torchglb.mle import minimize_likelihood
 from torchglb.policies.base import Requirements
 from torchglb.policies.carried import fit
 from torchglb.policies.exact import ExactPolicy
+from torchglb.policies.parts import log_chi_square_ratio
 from torchglb.policies.registry import register
 from torchglb.ucb import Minimum
-from torchglb.ucb.minimum import which
 
 #: relative error of the Hessian in the radius
 HESSIAN_TOLERANCE = 1e-8
@@ -50,10 +51,8 @@ class OFULogR(ExactPolicy):
         least, hessian = self._unconstrained(lam)
         eye = torch.eye(d, dtype=self.dtype, device=self.device)
         logdet = torch.linalg.slogdet(hessian + lam * eye).logabsdet
-        twice, once = (torch.tensor(t, dtype=torch.float64) for t in (lam, 0.5 * lam))
-        half = torch.full_like(twice, 0.5 * d)
-        mass = torch.special.gammainc(half, twice) / torch.special.gammainc(half, once)
-        c = 0.5 * logdet - 0.5 * d * math.log(lam) - math.log(self.delta) + math.log(float(mass))
+        mass = log_chi_square_ratio(d, lam)
+        c = 0.5 * logdet - 0.5 * d * math.log(lam) - math.log(self.delta) + mass
         S, root = self.domain.radius_like(c), math.sqrt(lam)
         g = torch.minimum(root * (0.5 + S) + 2.0 * c / root, root * S + c)
         return least + (g + g.square() / lam).square()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from scipy import special
 from torch import Tensor
 
+from torchglb.arrays import idle, settled
 from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.linalg import idle, minimize_on_ball
+from torchglb.linalg import minimize_on_ball
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.optim.ball import minimize_model
@@ -24,6 +27,12 @@ def taken(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
         expected = f"a tensor of shape {tuple(like.shape)} and dtype {like.dtype}"
         raise refuse(f"state['{name}']", expected, getattr(value, "shape", type(value).__name__))
     return value.to(like.device).clone()
+
+
+def log_chi_square_ratio(dim: int, level: float) -> float:
+    """``log(F_d(2 level)/F_d(level))``, F_d the cdf of chi^2 with d degrees of freedom."""
+    whole, half = special.gammainc(0.5 * dim, (level, 0.5 * level))
+    return math.log(whole / half)
 
 
 class RidgeFit(NamedTuple):
@@ -89,7 +98,7 @@ def _length(v: Tensor) -> Tensor:
 
 
 def _require(certified: Tensor, status: Tensor) -> None:
-    if not bool(certified.all()):
+    if not settled(certified):
         # what the solver said counts only where its point is not certified
         unknown = torch.where(status == Status.CONVERGED, int(Status.INACCURATE), status)
         raise_unless_converged(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.linalg import idle
+from torchglb.arrays import idle
 
 #: steps after which the inverse is made afresh whatever its drift
 LIFETIME = 512

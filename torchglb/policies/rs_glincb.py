@@ -33,12 +33,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.arrays import idle, which
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.linalg import idle
 from torchglb.policies.base import Policy, Requirements
 from torchglb.policies.parts import minimum_in_ball, ridge_minimum, taken
 from torchglb.policies.rank_one import RankOneInverse
@@ -171,7 +171,9 @@ class RSGLinCB(Policy):
 
     def _refitted(self, rows: History, mask: Tensor, theta: Tensor, in_ball: bool) -> Tensor:
         """Where the mask holds, the estimate of the rows: in the ball, or with the ridge."""
-        index = torch.nonzero(mask.reshape(-1))[:, 0]
+        index = which(mask.reshape(-1))
+        if not index.numel():
+            return theta
         flat = theta.reshape(-1, self.domain.dim)
         picked = FlatHistory(self.family, rows).rows(index)
         ridge = 0.0 if in_ball else self.regularization

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.arrays import which
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim.implicit import wants_gradient
 from torchglb.radii.base import (
@@ -276,7 +277,7 @@ class PosteriorRadius(StatisticsRadius):
             return torch.arange(count, device=gain.device)
         late = (number >= GROWTH * held.number) | (number < FEW)
         likely = (gain - held.surplus > self.tolerance) | late
-        return ((gain > self.tolerance) & likely).nonzero()[:, 0]
+        return which((gain > self.tolerance) & likely)
 
     def _smooth(
         self,

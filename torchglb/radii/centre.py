@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchglb.arrays import which
 from torchglb.families import GLMFamily
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim.implicit import newton_polish
@@ -243,7 +244,7 @@ def recentre(
     passes = 0.0
     for _ in range(MAX_STEPS):
         active = behind > tolerance
-        index = active.any(-1).nonzero()[:, 0]  # the stopping test: one host synchronisation
+        index = which(active.any(-1))
         if index.shape[0] == 0:
             break
         length = damping * _safe_length(penalty, anchor.point, step)

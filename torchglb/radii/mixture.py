@@ -40,7 +40,7 @@ def check_mixture_dim(dim: int) -> None:
 
 
 @lru_cache(maxsize=8)
-def _directions(dim: int) -> tuple[Tensor, Tensor, Tensor]:
+def _directions(dim: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Unit vectors ``(J, d)``, simplices ``(T, d)`` of indices, and d times their volumes."""
     if dim == 1:
         vectors, cells = np.array([[1.0], [-1.0]]), np.array([[0], [1]])
@@ -52,7 +52,8 @@ def _directions(dim: int) -> tuple[Tensor, Tensor, Tensor]:
     else:
         vectors, cells = _icosphere(3)
     volumes = np.abs(np.linalg.det(vectors[cells])) / math.factorial(dim - 1)
-    return torch.as_tensor(vectors), torch.as_tensor(cells), torch.as_tensor(volumes)
+    parts = (torch.as_tensor(part).to(device) for part in (vectors, cells, volumes))
+    return next(parts), next(parts), next(parts)
 
 
 def _icosphere(halvings: int) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +132,7 @@ def cubature_level(
 ) -> Tensor:
     """The level from rays through the first centre of an anchor: no further expansion. ``(*B)``."""
     d, device = problem.dim, anchor.point.device
-    vectors, cells, volumes = (t.to(device) for t in _directions(d))
+    vectors, cells, volumes = _directions(d, device)
     point, loss = anchor.point[..., 0, :], anchor.loss[..., 0]
     # local units: the loss and the barrier of the ball bend by 1 along each unit direction
     eta = torch.ones(1, dtype=point.dtype, device=device)

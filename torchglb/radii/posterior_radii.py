@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchglb.arrays import numbers_on
 from torchglb.checks import check_choice, check_positive, refuse
 from torchglb.families import QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
@@ -111,7 +112,7 @@ class PACBayes(PosteriorRadius):
         return Posterior(problem.zeros(d), cover, zero, zero, zero, zero, zero)
 
     def penalty(self, problem: Problem) -> Barrier:  # noqa: D102
-        eta = torch.tensor(self._etas(problem), dtype=torch.float64, device=problem.S.device)
+        eta = numbers_on(self._etas(problem), problem.S.device)
         return Barrier(problem.S[:, None], eta)
 
     def fallback(  # noqa: D102
@@ -179,11 +180,12 @@ class PACBayes(PosteriorRadius):
 
     def _candidates(self, problem: Problem) -> Candidates:
         shapes = self.shapes if self.posterior == "pearson" else (0.0,)
-        grid = [
-            (kappa, rho * (problem.dim + 2.0 * shape + 2.0), shape)
+        grid = tuple(
+            number
             for kappa, rho, shape in itertools.product(self.kappas, self.rhos, shapes)
-        ]
-        return Candidates(*torch.tensor(grid, dtype=torch.float64, device=problem.S.device).mT)
+            for number in (kappa, rho * (problem.dim + 2.0 * shape + 2.0), shape)
+        )
+        return Candidates(*numbers_on(grid, problem.S.device).reshape(-1, 3).mT)
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ class GaussianPrior(PosteriorRadius):
         return (self.scale * problem.S).square() / problem.dim
 
     def _tempers(self, problem: Problem) -> Tensor:
-        return torch.tensor(self.tempers, dtype=torch.float64, device=problem.S.device)
+        return numbers_on(self.tempers, problem.S.device)
 
 
 @dataclass(frozen=True)

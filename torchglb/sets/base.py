@@ -131,7 +131,7 @@ class ConfidenceSet(ABC):
     def _mean(self, z: Tensor) -> Tensor:
         """``mu(z)``; at an infinite z the end of the rewards' range."""
         infinite = torch.isinf(z)
-        low, high = (z.new_tensor(end) for end in self.family.reward_range)
+        low, high = (torch.full_like(z, end) for end in self.family.reward_range)
         mean = self.family.mean(torch.where(infinite, torch.zeros_like(z), z))
         return torch.where(infinite, torch.where(z > 0, high, low), mean)
 
@@ -237,7 +237,9 @@ class IntersectionSet(ConfidenceSet):
         return torch.stack(bounds).amin(0)
 
     def _reach(self, origin: Tensor, directions: Tensor) -> Tensor:
-        if not bool(self.contains(origin).all()):
-            expected = "sets one of whose centres lies in all of them, for boundary and area"
-            raise refuse("members", expected, "none such: the intersection may be empty")
+        checks = ValueChecks()
+        slack = self.slack(origin)
+        expected = "a centre of slack >= 0 in all of them (else the intersection may be empty)"
+        checks.require("members", slack >= 0, expected, slack)
+        checks.settle()
         return torch.stack([m._reach(origin, directions) for m in self.members]).amin(0)

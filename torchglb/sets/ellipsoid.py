@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_float, check_same, check_shape
+from torchglb.checks import ValueChecks, check_float, check_same, check_shape
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
@@ -74,9 +74,10 @@ class EllipsoidSet(ConfidenceSet):
     @cached_property
     def _factor(self) -> Tensor:
         factor, failed = torch.linalg.cholesky_ex(self.shape)
-        if bool((failed != 0).any()):
-            where = [tuple(i) for i in torch.nonzero(failed).tolist()]
-            raise InputError(f"shape: expected positive definite matrices, got others at {where}")
+        checks = ValueChecks()
+        expected = "positive definite matrices, all of whose leading minors are positive"
+        checks.require("shape", failed == 0, expected, failed)
+        checks.settle()
         return factor
 
     def _slack(self, points: Tensor) -> Tensor:

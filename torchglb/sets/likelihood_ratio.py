@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.arrays import settled
 from torchglb.checks import check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -141,7 +142,7 @@ class LikelihoodRatioSet(ConfidenceSet):
             found = support(program, arms, solver, throw=False, **options)
             result = found if result is None else _where(at_limit, found, result)
             at_limit = torch.linalg.vector_norm(result.theta, dim=-1) >= 0.99 * limit[..., None]
-            if not bool(at_limit.any()):
+            if settled(~at_limit):
                 break
         assert result is not None
         upper = torch.where(at_limit, torch.inf, result.upper)
@@ -200,7 +201,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         was_inside = torch.full_like(whole, False)
         tol = torch.finfo(low.dtype).eps ** 0.75
         for _ in range(100):
-            if bool((high - low <= tol * high).all()):
+            if settled(high - low <= tol * high):
                 break
             secant = low + (high - low) * (at_low / (at_low - at_high))
             # far outside the loss may be exponentially large: halve until it is of the same order

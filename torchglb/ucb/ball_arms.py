@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchglb.arrays import numbers_on, settled
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.ucb.native import native_support
 from torchglb.ucb.program import SublevelProgram
@@ -109,12 +110,13 @@ def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
     X = program.likelihood.X
     batch, d = program.likelihood.batch_shape, program.likelihood.dim
     if d == 1:
-        directions = X.new_tensor([[1.0], [-1.0]]).expand(*batch, 2, 1)
+        directions = numbers_on((1.0, -1.0), X.device).to(X.dtype)[:, None].expand(*batch, 2, 1)
         upper, theta, status = _solve(program, directions, tol / 4)
         best, _ = _best(theta)
         return _finish(program, best, upper.amax(-1), _worst(status), tol)
     half = math.pi / FIRST  # half the angle of a sector
-    angle = X.new_tensor([2.0 * half * k for k in range(FIRST)]).expand(*batch, FIRST)
+    first = torch.arange(FIRST, dtype=X.dtype, device=X.device) * (2.0 * half)
+    angle = first.expand(*batch, FIRST)
     retired = X.new_full(batch, -torch.inf)  # the largest bound of the sectors dropped
     status = torch.zeros(batch, dtype=torch.int64, device=X.device)
     best, lower = X.new_full((*batch, 2), torch.nan), X.new_full(batch, -torch.inf)
@@ -134,13 +136,13 @@ def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
         retired = torch.maximum(retired, rest)
         bound = torch.maximum(kept.amax(-1), retired)
         closed = bound - lower <= tol * (1.0 + bound.abs())
-        if bool((closed | _hopeless(status)).all()):
+        if settled(closed | _hopeless(status)):
             break
         # split the sectors that remain into narrower ones
         centre = angle.gather(-1, place)
         step = 2.0 * half / SPLIT
-        parts = X.new_tensor([(k - 0.5 * (SPLIT - 1)) * step for k in range(SPLIT)])
-        angle = (centre[..., None] + parts).flatten(-2)
+        parts = torch.arange(SPLIT, dtype=X.dtype, device=X.device) - 0.5 * (SPLIT - 1)
+        angle = (centre[..., None] + step * parts).flatten(-2)
         half = half / SPLIT
     return _finish(program, best, bound, status, tol)
 
@@ -166,7 +168,7 @@ def _ascend(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice
         moved = theta / length
         shift = (moved - directions).nan_to_num(0.0).abs().amax()
         directions = moved
-        if bool(shift < tol):
+        if settled(shift < tol):
             break
     assert box is not None
     best, _ = _best(theta)
