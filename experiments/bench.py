@@ -1,11 +1,13 @@
 """Benchmarks: ``python experiments/bench.py NAME... [--quick]``, or ``all``.
 
 Every module of ``experiments/benchmarks`` is one benchmark, called by its name; it defines
-``run(quick: bool) -> None``, which prints what it measured and whether its bar is met.
+``run(quick: bool) -> None``, which prints what it measured and whether its bar is met; one that
+has no rival on the CPU takes ``device`` too.
 """
 
 import argparse
 import importlib
+import inspect
 import pkgutil
 import sys
 import time
@@ -25,6 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="+", metavar="NAME", help="all, or " + ", ".join(known))
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
+    parser.add_argument(
+        "--device", default="cpu", help="for rounds; what the others compare with is on the CPU"
+    )
     options = parser.parse_args(arguments)
     names = known if "all" in options.names else options.names
     unknown = [name for name in names if name not in known]
@@ -33,7 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
     for name in names:
         began = time.perf_counter()
         print(f"== {name} {'(quick)' if options.quick else ''}".rstrip())
-        importlib.import_module(f"benchmarks.{name}").run(options.quick)
+        run = importlib.import_module(f"benchmarks.{name}").run
+        if "device" in inspect.signature(run).parameters:
+            run(options.quick, device=options.device)
+        else:
+            run(options.quick)
         print(f"== {name}: {time.perf_counter() - began:.0f} s\n")
     return 0
 

@@ -32,18 +32,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="60 rounds instead of 2000")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=OUTPUT)
     options = parser.parse_args(arguments)
     horizon = 60 if options.quick else 2000
 
-    generator = torch.Generator().manual_seed(options.seed)
-    angle = torch.arange(8, dtype=torch.float64) * (math.pi / 4) + 0.3
+    device = torch.device(options.device)
+    generator = torch.Generator(device).manual_seed(options.seed)
+    angle = torch.arange(8, dtype=torch.float64, device=device) * (math.pi / 4) + 0.3
     arms = torch.stack([angle.cos(), angle.sin()], dim=-1)
-    family, theta = glb.Bernoulli(), torch.tensor(THETA, dtype=torch.float64)
+    family, theta = glb.Bernoulli(), torch.tensor(THETA, dtype=torch.float64, device=device)
     best = arms[(arms @ theta).argmax()]
     ball = glb.Ball(2, S)
     sequences = {
-        name: glb.ConfidenceSequence(family, ball, DELTA, name, aggregate=True) for name in RADII
+        name: glb.ConfidenceSequence(family, ball, DELTA, name, aggregate=True, device=device)
+        for name in RADII
     }
     times = looks(horizon)
     bands: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in RADII}

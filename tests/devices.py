@@ -283,8 +283,9 @@ def walk(thing: object, visit: Callable[[object], None], seen: set[int] | None =
 
 
 def is_ours(thing: object) -> bool:
-    """Whether an object has attributes that belong to the project."""
-    return type(thing).__module__.startswith("torchglb") and hasattr(thing, "__dict__")
+    """Whether an object has attributes that belong to the project, or is a network."""
+    ours = type(thing).__module__.startswith("torchglb") and hasattr(thing, "__dict__")
+    return ours or isinstance(thing, torch.nn.Module)
 
 
 def prepare(thing: object) -> None:

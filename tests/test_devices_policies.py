@@ -35,13 +35,18 @@ def build(name, family=None, **options):
 
 
 def play(device, policy):
-    """Two rounds, the second with two rows at once."""
+    """Two rounds, the second with two rows at once, and a third choice."""
     found, there = [], {"dtype": policy.dtype, "device": device}
     for rows in ((), (2,)):
         arms = torch.rand(*BATCH, ARMS, D, **there)
         found.append(policy.select(arms))
         policy.update(torch.rand(*BATCH, *rows, D, **there), torch.ones(*BATCH, *rows, **there))
-    return found, policy.select(arms), policy.state_dict()["state"]
+    return found, policy.select(arms)
+
+
+def play_and_save(device, policy):
+    """The same, with all that was learnt."""
+    return play(device, policy), policy.state_dict()["state"]
 
 
 def play_and_score(device, policy):
@@ -52,21 +57,23 @@ def play_and_score(device, policy):
 
 @on_every_device
 @pytest.mark.parametrize("name", policies.available())
-def test_policy_without_passes(name, device_name):
-    assert_stays(device_name, play_and_score, build(name), steps=1)
+def test_policy(name, device_name):
+    """With passes over the history for all problems."""
+    assert_stays(device_name, play_and_save, build(name), steps=1, found=("all",) * 3)
 
 
+@pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize("name", policies.available())
-def test_policy_with_passes(name, device_name):
-    assert_stays(device_name, play, build(name), steps=1, found=("all",) * 4)
+def test_policy_without_passes_and_its_scores(name, device_name):
+    assert_stays(device_name, play_and_score, build(name))
 
 
 @pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize("name", policies.available())
 def test_policy_with_passes_for_one(name, device_name):
-    assert_stays(device_name, play, build(name), steps=2, found=("one", "none") * 3)
+    assert_stays(device_name, play, build(name), found=("one", "none") * 3)
 
 
 #: settings that take other routes than the default ones
@@ -81,6 +88,7 @@ ROUTES = {
 }
 
 
+@pytest.mark.slow
 @on_every_device
 @pytest.mark.parametrize("route", ROUTES)
 def test_other_routes(route, device_name):

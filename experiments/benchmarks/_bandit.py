@@ -1,6 +1,7 @@
 """A logistic bandit as in the paper, for benchmarks: random arms, optimistic choices."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,22 +20,36 @@ def radius(t: int, d: int, S: float) -> float:
 
 def draw_arms(generator: torch.Generator, *shape: int) -> Tensor:
     """Arms uniform in the unit ball; the last axis is d."""
-    x = torch.randn(shape, generator=generator, dtype=torch.float64)
-    x = torch.nn.functional.normalize(x, dim=-1)
-    return x * torch.rand(*shape[:-1], 1, generator=generator, dtype=torch.float64) ** (
-        1 / shape[-1]
-    )
+    options: dict[str, Any] = {
+        "generator": generator,
+        "dtype": torch.float64,
+        "device": generator.device,
+    }
+    x = torch.nn.functional.normalize(torch.randn(shape, **options), dim=-1)
+    return x * torch.rand(*shape[:-1], 1, **options) ** (1 / shape[-1])
 
 
 class Bandit:
     """Replicates of the paper's time-varying logistic bandit, played by exact optimism."""
 
-    def __init__(self, d: int, S: float, replicates: int, K: int = 20, seed: int = 0) -> None:
+    def __init__(
+        self,
+        d: int,
+        S: float,
+        replicates: int,
+        K: int = 20,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.d, self.S, self.K, self.replicates = d, S, K, replicates
         self.ball = glb.Ball(d, S)
-        self.program = glb.AnchoredProgram(FAMILY, self.ball, (replicates,), validate=False)
-        self.theta_star = torch.full((d,), (S - 1) / math.sqrt(d), dtype=torch.float64)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.program = glb.AnchoredProgram(
+            FAMILY, self.ball, (replicates,), validate=False, device=device
+        )
+        self.theta_star = torch.full(
+            (d,), (S - 1) / math.sqrt(d), dtype=torch.float64, device=device
+        )
+        self.generator = torch.Generator(device).manual_seed(seed)
         self.t = 1
 
     def arms(self) -> Tensor:
