@@ -5,6 +5,7 @@ evaluated once; then one row at a time is added and the radius evaluated, ten ti
 carries one row forward, "evaluate" gives the level after it, both for the whole batch; "passes" is
 what ``Evaluation.passes`` says, per evaluation; the last column compares an evaluation with a bare
 pass: loss, gradient and Hessian at one point. The estimate is given: every policy has it anyway.
+Times are those of the processor, of one thread, so that a busy machine does not count.
 """
 
 import math
@@ -38,9 +39,9 @@ def draw(batch: int, n: int, d: int) -> tuple[Tensor, Tensor]:
 def median_time(action: Callable[[], object], repeats: int) -> float:
     taken = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = time.process_time()
         action()
-        taken.append(time.perf_counter() - began)
+        taken.append(time.process_time() - began)
     return statistics.median(taken)
 
 
@@ -69,14 +70,14 @@ def measure(batch: int, n: int, d: int) -> dict[str, Line]:
         updates, evaluations, passes = [], [], 0.0
         rounds = 2 if name == "mixture" else ROUNDS
         for k in range(n, n + rounds):
-            began = time.perf_counter()
+            began = time.process_time()
             state = radius.update(problem, state, X[:, k : k + 1], r[:, k : k + 1])
-            updates.append(time.perf_counter() - began)
+            updates.append(time.process_time() - began)
             likelihood, at = fits[k + 1]
             known = (at.theta, at.loss, at.gradient, at.hessian)
-            began = time.perf_counter()
+            began = time.process_time()
             found = radius.evaluate(problem, state, likelihood, *known)
-            evaluations.append(time.perf_counter() - began)
+            evaluations.append(time.process_time() - began)
             state, passes = found.state, passes + found.passes / rounds
         update, evaluate = statistics.median(updates), statistics.mean(evaluations)
         lines[name] = (update, evaluate, passes, evaluate / bare)
