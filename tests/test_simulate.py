@@ -144,7 +144,9 @@ def test_boundary_and_area(record):
     for s in range(2):
         x, y = arrays["boundary"][s].T
         area = 0.5 * abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
-        assert area == pytest.approx(arrays["area"][s, 0])
+        assert area == pytest.approx(
+            arrays["area"][s, 0], rel=5e-3
+        )  # polygons of 200 and 64 points
         assert np.linalg.norm(arrays["boundary"][s], axis=-1).max() <= SMALL["S"][s] + 1e-9
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -259,11 +260,68 @@ def test_two_workers_of_which_some_die(undisturbed, tmp_path):
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray here")
+
+
+@needs_ray
 def test_ray_gives_the_same_arrays(undisturbed, tmp_path):
     out = tmp_path / "run"
     simulate(LABELS, **SETTINGS, out=out, executor="ray", workers=2, save_every=0.1)
     assert files(out) == undisturbed
+
+
+def descendants(pid):
+    """The processes that descend from one, by /proc."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                status = (entry / "stat").read_text()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(status.rpartition(")")[2].split()[1])
+    found, last = set(), {pid}
+    while last:
+        last = {child for child, parent in parents.items() if parent in last}
+        found |= last
+    return found
+
+
+class RayMurderer(Murderer):
+    """Kills the worker of a Ray task once it has got going."""
+
+    def progress(self, task, rounds):
+        if 0 < rounds < task.config["horizon"] and not self.done:
+            for pid in descendants(os.getpid()):
+                if "ray::_play" in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)
+                    self.done = True
+
+
+@needs_ray
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
+def test_ray_workers_that_die_are_replaced(undisturbed, tmp_path):
+    watch, out = RayMurderer(), tmp_path / "run"
+    simulate(LABELS, **SETTINGS, out=out, executor="ray", workers=2, watch=watch, save_every=0.1)
+    assert files(out) == undisturbed
+    assert watch.done
+    assert any("its Ray worker was lost" in text for text in watch.notices)
+
+
+@needs_ray
+def test_ray_stops_and_continues(undisturbed, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        simulate(LABELS, **SETTINGS, out=out, executor="ray", workers=2, watch=Stopper(after=3))
+    assert not Record.open(out).complete
+    assert simulate(LABELS, **SETTINGS, out=out).complete
+    assert files(out) == undisturbed
+
+
+@needs_ray
+def test_a_wrong_address_is_refused(tmp_path):
+    with pytest.raises(glb.InputError, match="address: expected that of a running Ray cluster"):
+        simulate(LABELS, **SETTINGS, out=tmp_path, executor="ray", address="127.0.0.1:1")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")

@@ -49,10 +49,11 @@ class ConfidenceSet(ABC):
         """The bound for arms ``(*B, K, d)``."""
 
     @abstractmethod
-    def _reach(self, origin: Tensor, directions: Tensor) -> Tensor:
+    def _reach(self, origin: Tensor, directions: Tensor, tol: float | None = None) -> Tensor:
         """The largest t with ``origin + t v`` in the set, for an origin in it, ``(*B, d)``.
 
-        ``directions`` are unit vectors ``(*B, P, d)``; ``inf`` where the set never ends.
+        ``directions`` are unit vectors ``(*B, P, d)``; ``inf`` where the set never ends. It may be
+        short by a share of ``tol``; by default only by what rounding leaves.
         """
 
     @abstractmethod
@@ -149,22 +150,32 @@ class ConfidenceSet(ABC):
 
     # ---- the plane -----------------------------------------------------------------------
 
-    def boundary(self, num: int = 200) -> Tensor:
+    def boundary(self, num: int = 200, tol: float | None = None) -> Tensor:
         """Points of the boundary for d = 2, counter-clockwise, ``(*B, num, 2)``.
 
         They are seen at equal angles from about the middle of the set, and are not finite where an
         unconfined set never ends.
+
+        Args:
+            num: how many.
+            tol: how far inside they may be, relative to their distance from the middle; by default
+                nothing but rounding, which takes twice the time.
         """
-        origin, directions, reach = self._polar(num)
+        origin, directions, reach = self._polar(num, tol)
         return origin[..., None, :] + reach[..., None] * directions
 
-    def volume(self) -> Tensor:
-        """The area for d = 2, ``(*B)``: the integral of ``reach^2 / 2`` over the angle."""
-        _, _, reach = self._polar(720)
-        return reach.square().sum(-1) * (math.pi / 720)
+    def volume(self, num: int = 720, tol: float | None = None) -> Tensor:
+        """The area for d = 2, ``(*B)``: the integral of ``reach^2 / 2`` over the angle.
+
+        Args:
+            num: directions in which it is measured.
+            tol: as in :meth:`boundary`.
+        """
+        _, _, reach = self._polar(num, tol)
+        return reach.square().sum(-1) * (math.pi / num)
 
     @torch.no_grad()
-    def _polar(self, num: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _polar(self, num: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
         """A point inside, unit directions ``(*B, num, 2)``, and how far the set reaches there."""
         if self.dim != 2:
             raise refuse("dim", "2 for the boundary and the area of this set", self.dim)
@@ -172,14 +183,14 @@ class ConfidenceSet(ABC):
             raise refuse("num", "an integer of at least 3", repr(num))
         origin = self.center
         # the centre may lie on the edge: from the centroid all sides are seen equally well
-        directions = self._circle(90)
-        reach = self._reach(origin, directions)
+        directions = self._circle(36)
+        reach = self._reach(origin, directions, 1e-3)
         weight = reach.square()
         middle = (weight * reach)[..., None] * directions
         shift = middle.sum(-2) / weight.sum(-1).clamp_min(torch.finfo(weight.dtype).tiny)[..., None]
         shift = torch.nan_to_num(2.0 / 3.0 * shift, nan=0.0)  # an unbounded set has no centroid
         directions = self._circle(num)
-        return origin + shift, directions, self._reach(origin + shift, directions)
+        return origin + shift, directions, self._reach(origin + shift, directions, tol)
 
     def _circle(self, num: int) -> Tensor:
         like = self._like
@@ -236,10 +247,10 @@ class IntersectionSet(ConfidenceSet):
         bounds = [member._upper_bound(arms, **options) for member in self.members]
         return torch.stack(bounds).amin(0)
 
-    def _reach(self, origin: Tensor, directions: Tensor) -> Tensor:
+    def _reach(self, origin: Tensor, directions: Tensor, tol: float | None = None) -> Tensor:
         checks = ValueChecks()
         slack = self.slack(origin)
         expected = "a centre of slack >= 0 in all of them (else the intersection may be empty)"
         checks.require("members", slack >= 0, expected, slack)
         checks.settle()
-        return torch.stack([m._reach(origin, directions) for m in self.members]).amin(0)
+        return torch.stack([m._reach(origin, directions, tol) for m in self.members]).amin(0)

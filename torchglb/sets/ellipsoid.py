@@ -180,16 +180,16 @@ class EllipsoidSet(ConfidenceSet):
 
     # ---- size ----------------------------------------------------------------------------
 
-    def volume(self) -> Tensor:
+    def volume(self, num: int = 720, tol: float | None = None) -> Tensor:
         """``vol(unit ball) gamma^(d/2) / sqrt(det W)``; with the ball the area, for d = 2."""
         if self.with_ball:
-            return super().volume()
+            return super().volume(num, tol)
         half = 0.5 * self.dim
         unit = half * math.log(math.pi) - math.lgamma(half + 1.0)
         logdet = 2.0 * torch.diagonal(self._factor, dim1=-2, dim2=-1).log().sum(-1)
         return torch.exp(unit + half * self.gamma.log() - 0.5 * logdet)
 
-    def _reach(self, origin: Tensor, directions: Tensor) -> Tensor:
+    def _reach(self, origin: Tensor, directions: Tensor, tol: float | None = None) -> Tensor:
         away = (origin - self.theta_hat)[..., None, :]
         turned = directions @ self.shape
         reach = exit_distance(

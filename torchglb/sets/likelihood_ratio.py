@@ -187,7 +187,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         shape = hessian + lam[..., None, None] * eye
         return EllipsoidSet(self.family, self.domain, self.theta_hat, shape, gamma, with_ball)
 
-    def _reach(self, origin: Tensor, directions: Tensor) -> Tensor:
+    def _reach(self, origin: Tensor, directions: Tensor, tol: float | None = None) -> Tensor:
         """A bracketed secant search along each ray, on which the slack is concave."""
 
         def slack_at(t: Tensor) -> Tensor:
@@ -199,9 +199,10 @@ class LikelihoodRatioSet(ConfidenceSet):
         whole = at_high >= 0
         low = torch.where(whole, high, low)
         was_inside = torch.full_like(whole, False)
-        tol = torch.finfo(low.dtype).eps ** 0.75
+        tol = torch.finfo(low.dtype).eps ** 0.75 if tol is None else tol
         for _ in range(100):
-            if settled(high - low <= tol * high):
+            searched = high - low > tol * high  # the others stay: nobody waits for companions
+            if settled(~searched):
                 break
             secant = low + (high - low) * (at_low / (at_low - at_high))
             # far outside the loss may be exponentially large: halve until it is of the same order
@@ -212,7 +213,8 @@ class LikelihoodRatioSet(ConfidenceSet):
             # an end that stays for a second time counts half (Illinois), so that it moves soon
             at_low = torch.where(inside, value, torch.where(was_inside, at_low, 0.5 * at_low))
             at_high = torch.where(inside, torch.where(was_inside, 0.5 * at_high, at_high), value)
-            low, high = torch.where(inside, t, low), torch.where(inside, high, t)
+            low = torch.where(inside & searched, t, low)
+            high = torch.where(inside | ~searched, high, t)
             was_inside = inside
         return low if self.confined else torch.where(whole, torch.inf, low)
 

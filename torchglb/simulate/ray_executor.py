@@ -8,6 +8,7 @@ from its last checkpoint.
 from __future__ import annotations
 
 import os
+import socket
 import time
 import traceback
 from collections import deque
@@ -101,6 +102,9 @@ def _connect(address: str | None, workers: int | None) -> None:
     # off by default in later versions; an idle GPU is then left to others
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
+        host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+        if host and port.isdigit():  # Ray itself would wait for minutes
+            socket.create_connection((host, int(port)), timeout=10.0).close()
         ray.init(
             address="local" if address is None else address,
             log_to_driver=False,
@@ -108,7 +112,7 @@ def _connect(address: str | None, workers: int | None) -> None:
             logging_level="warning",
             **settings,
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise refuse(
             "address", "that of a running Ray cluster", f"{address!r} ({reason})"

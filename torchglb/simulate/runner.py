@@ -22,8 +22,8 @@ from torchglb.simulate.config import Configuration
 from torchglb.simulate.record import UNFINISHED, write_arrays, write_bytes
 from torchglb.theory import realised_certificate
 
-#: recorded rounds at most, points of a boundary
-RECORDED, OUTLINE = 1000, 200
+#: recorded rounds at most, points of a boundary, directions in which an area is measured
+RECORDED, OUTLINE, SPOKES = 1000, 200, 64
 #: the certificate is made tight on the first hundred rounds and on every fifth; in between it uses
 #: what is known already, which is as valid and a few per cent wider
 REFINE_EVERY = 5
@@ -276,15 +276,14 @@ def _outlines(
 ) -> tuple[Tensor, Tensor]:
     """The boundaries ``(n0, M, 2)`` of the n0 elements of replicate 0, and all areas ``(N)``.
 
-    The area is that of the polygon of M points. Element by element: a search over the whole history
-    for all directions of all elements would fill the memory.
+    Element by element: a search over the whole history for all directions of all elements would
+    fill the memory.
     """
     boundaries, areas = [], []
     for place, element in enumerate(elements):
-        points = region[place].boundary(OUTLINE)
-        after = points.roll(-1, dims=0)
-        areas.append(0.5 * (points[:, 0] * after[:, 1] - points[:, 1] * after[:, 0]).sum())
+        one = region[place]
+        areas.append(one.volume(SPOKES, tol=1e-4))
         if element % config.replicates == 0:
-            boundaries.append(points)
+            boundaries.append(one.boundary(OUTLINE, tol=1e-4))
     empty = region.center.new_zeros((0, OUTLINE, 2))
     return torch.stack(boundaries) if boundaries else empty, torch.stack(areas)
