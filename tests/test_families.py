@@ -111,6 +111,14 @@ class FamilyContract:
     def assert_derivative(self, got, z, order):
         assert_exact(got, z, self.exact(order), self.exact(order + 1))
 
+    @pytest.mark.parametrize("order", [2, 3, 4, 5])
+    def test_higher_derivatives_together_are_those_alone(self, family, order):
+        z = torch.linspace(-8.0, 8.0, 33, dtype=torch.float64)
+        together = family.higher_derivatives(z, order)
+        assert len(together) == order - 2
+        for k, found in enumerate(together, start=3):
+            torch.testing.assert_close(found, family.derivative(z, k), rtol=1e-12, atol=1e-15)
+
     def test_higher_derivatives(self, family):
         for order in range(4, self.highest_order + 1):
             z = grid(torch.float64, 13.0)

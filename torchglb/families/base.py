@@ -67,6 +67,10 @@ class GLMFamily(nn.Module):
         """``m'''(z)``."""
         return _differentiate(self.variance, z)
 
+    def higher_derivatives(self, z: Tensor, order: int) -> list[Tensor]:
+        """The derivatives of m from the third to the given order; families share work here."""
+        return [self.derivative(z, k) for k in range(3, order + 1)]
+
     # ---- the loss of an observation ------------------------------------------------------
 
     def nll(self, z: Tensor, r: Tensor) -> Tensor:

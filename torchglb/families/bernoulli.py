@@ -56,6 +56,14 @@ class Binomial(GLMFamily):
         sign = torch.ones_like(z) if order % 2 == 0 else torch.where(z > 0, -1.0, 1.0).to(z.dtype)
         return self.trials * sign * value
 
+    def higher_derivatives(self, z: Tensor, order: int) -> list[Tensor]:  # noqa: D102
+        up, down = torch.sigmoid(z), torch.sigmoid(-z)
+        v = up * down
+        closed = [v * (down - up), v * (1.0 - 6.0 * v)][: max(order - 2, 0)]
+        if self.trials != 1:
+            closed = [self.trials * value for value in closed]
+        return closed + [self.derivative(z, k) for k in range(5, order + 1)]
+
     def nll(self, z: Tensor, r: Tensor) -> Tensor:
         """``N log(1 + e^z) - r z`` without cancellation: a success at z = 700 costs e^-700."""
         return -(r * F.logsigmoid(z) + (self.trials - r) * F.logsigmoid(-z))

@@ -149,7 +149,7 @@ class AnchoredProgram:
             return tensor.expand(shape).reshape(self._data.problems, -1)
 
         X, reward = rows(x, self.domain.dim), rows(r)
-        w = torch.ones_like(reward) if weight is None else rows(weight)
+        w = None if weight is None else rows(weight)
         self._minimum.observe(X, reward, w)
         carry_forward(self._bundle, self.family, X, reward, w)
         self._pull = self._pull + pull_of_rows(self.family, X, reward, w)

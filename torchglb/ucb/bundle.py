@@ -45,10 +45,13 @@ def empty_bundle(problems: int, anchors: int, dim: int, like: Tensor) -> Bundle:
     )
 
 
-def carry_forward(bundle: Bundle, family: GLMFamily, x: Tensor, r: Tensor, w: Tensor) -> None:
+def carry_forward(
+    bundle: Bundle, family: GLMFamily, x: Tensor, r: Tensor, w: Tensor | None
+) -> None:
     """Adds observations ``x (N, k, d)``, ``r`` and ``w (N, k)`` to every anchor: O(A k d^2)."""
-    terms = family.loss_terms(bundle.points @ x.mT, r[..., None, :])  # (N, A, k)
-    loss, slope, curvature = (t * w[..., None, :] for t in terms)
+    loss, slope, curvature = family.loss_terms(bundle.points @ x.mT, r[..., None, :])  # (N, A, k)
+    if w is not None:
+        loss, slope, curvature = (t * w[..., None, :] for t in (loss, slope, curvature))
     products = (x[..., :, None] * x[..., None, :]).flatten(-2)  # (N, k, d^2)
     bundle.loss.add_(loss.sum(-1))
     bundle.gradient.baddbmm_(slope, x)

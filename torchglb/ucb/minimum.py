@@ -102,7 +102,7 @@ class CarriedMinimum:
         self._longest = torch.zeros_like(radius)
         self.passes = torch.zeros_like(radius)
 
-    def observe(self, X: Tensor, r: Tensor, w: Tensor) -> None:
+    def observe(self, X: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         """Carries the model forward by rows ``(N, k, d)``: O(k d^q)."""
         self._longest = torch.maximum(self._longest, torch.linalg.vector_norm(X, dim=-1).amax(-1))
         added = derivative_sums(self.data.family, self._point, X, r, w, self.order)

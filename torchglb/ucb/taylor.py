@@ -56,7 +56,7 @@ def derivative_sums(
     z = (X @ point[..., None])[..., 0]
     terms = family.loss_terms(z, r)
     columns = [terms.loss, terms.slope, terms.curvature]
-    columns += [family.derivative(z, k) / family.dispersion for k in range(3, order + 1)]
+    columns += [values / family.dispersion for values in family.higher_derivatives(z, order)]
     rows, weights = array(X), None if w is None else array(w)
     problems = rows.shape[0]
     powers = [library(rows).ones_like(rows[..., :1]), rows]
