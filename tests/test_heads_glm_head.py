@@ -144,10 +144,10 @@ def test_gradients_through_the_fit(radius):
     assert torch.autograd.gradcheck(function, values, atol=1e-6)
 
 
-def test_gradients_through_the_interval():
+@pytest.mark.parametrize("radius", ["pac-bayes", Lipschitz()])  # which depends on features, or not
+def test_gradients_through_the_interval(radius):
     contexts, rewards = data(40)
-    # this radius depends on the number of rows only, so the derivative with beta^2 held is all
-    head = head_of(net=small(), radius=Lipschitz())
+    head = head_of(net=small(), radius=radius)
     head.update(contexts, rewards)
 
     def ends(twin):
