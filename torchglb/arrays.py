@@ -77,11 +77,16 @@ def finite(values: Array) -> Array:
     return xp.where(xp.isfinite(values), values, 0.0)
 
 
+def dot(u: Array, v: Array) -> Array:
+    """``<u, v>`` over the last axis."""
+    return torch.linalg.vecdot(u, v) if isinstance(u, Tensor) else np.vecdot(u, v)
+
+
 def length(v: Array) -> Array:
     """``|v|`` over the last axis."""
     if isinstance(v, Tensor):
         return torch.linalg.vector_norm(v, dim=-1)
-    return np.sqrt((v * v).sum(-1))
+    return np.sqrt(np.vecdot(v, v))
 
 
 def matvec(matrix: Array, v: Array) -> Array:

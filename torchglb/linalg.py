@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array, at_least, idle, length, library, limits
+from torchglb.arrays import Array, at_least, dot, idle, length, library, limits
 
 
 def minimize_on_ball(eigenvalues: Array, coefficients: Array, radius: Array) -> tuple[Array, Array]:
@@ -46,7 +46,7 @@ def minimize_on_ball(eigenvalues: Array, coefficients: Array, radius: Array) -> 
     moving = outside
     for _ in range(30):
         u, norm, shifted = solve(nu)
-        slope = at_least((u * u / shifted).sum(-1), tiny)
+        slope = at_least(dot(u, u / shifted), tiny)
         step = (norm * norm / slope) * (norm / radius - 1.0)
         nu = xp.where(moving, nu + at_least(step, 0.0), nu)
         moving = moving & (step > 1e-15 * nu)
@@ -81,7 +81,7 @@ def cut_ball(x: Array, normal: Array, offset: Array, radius: Array) -> Cut:
     # a half-space without a normal holds everything or nothing
     edge = xp.where(offset >= 0, xp.full_like(offset, inf), -inf)
     reach = xp.where(size > tiny, offset / steep, edge)
-    along = (x * unit).sum(-1)
+    along = dot(x, unit)
     across = length(x - along[..., None] * unit)
     whole = length(x)
     inactive = (reach >= radius) | (radius * along <= reach * whole)

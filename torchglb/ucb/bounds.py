@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array, at_least, length, library, limits
+from torchglb.arrays import Array, at_least, dot, length, library, limits
 from torchglb.families import GLMFamily
 from torchglb.linalg import cut_ball
 
@@ -55,7 +55,7 @@ def cut_offset(
         pull: of :func:`pull_of_rows`, broadcasts with ``(*)``.
         roundings: how many roundings of these sizes the sums behind the loss have seen.
     """
-    offset = level - loss + (gradient * point).sum(-1)
+    offset = level - loss + dot(gradient, point)
     size = abs(level) + abs(loss) + abs(offset) + radius * (pull + radius * curvature)
     return offset + (roundings * limits(point)[0]) * size
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchglb.arrays import Array, array, at_least, counting, length, library, limits, take
+from torchglb.arrays import Array, array, at_least, counting, dot, length, library, limits, take
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
 from torchglb.ucb.bounds import cut_offset, draw_back, trace
@@ -102,7 +102,7 @@ def scan(bundle: Bundle, task: Round, steps: int, roundings: float) -> Scan:
     xp = library(arms)
     B, S, size, lam = level[:, None], radius[:, None], pull[:, None], ridge[:, None]
     points = bundle.points
-    loss = bundle.loss + 0.5 * lam * (points * points).sum(-1)
+    loss = bundle.loss + 0.5 * lam * dot(points, points)
     gradient = bundle.gradient + lam[..., None] * points
     curvature = trace(bundle.hessian) + points.shape[-1] * lam
     offset = cut_offset(points, loss, gradient, curvature, B, S, size, roundings)
@@ -149,7 +149,7 @@ def combine_cuts(
     first = None
     for _ in range(steps):
         along = left @ units.mT  # (N, K, A)
-        squared = (left * left).sum(-1)[..., None]
+        squared = dot(left, left)[..., None]
         across = xp.sqrt(at_least(squared - along * along, 0.0))
         # where a cut has no weight it leaves the whole ball
         value = xp.where(

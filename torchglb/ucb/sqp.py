@@ -8,7 +8,7 @@ maximiser is closed-form in the eigenbasis of H; the right omega puts it on the 
 
 from __future__ import annotations
 
-from torchglb.arrays import Array, at_least, idle, length, library, limits, matvec
+from torchglb.arrays import Array, at_least, dot, idle, length, library, limits, matvec
 from torchglb.likelihood import Expansion
 
 
@@ -44,7 +44,7 @@ def propose(
     # flat directions keep a curvature that still reaches the sphere but drowns in no rounding noise
     curvature = at_least(eigenvalues, 0.0)
     eigenvalues = xp.maximum(curvature, eps**1.5 * curvature[..., -1:] + tiny)
-    inside = at_least(radius * radius - (theta * theta).sum(-1), 0.0)
+    inside = at_least(radius * radius - dot(theta, theta), 0.0)
     squared = x * x
 
     def maximiser(omega: Array) -> tuple[Array, Array, Array, Array, Array]:
@@ -52,8 +52,8 @@ def propose(
         weight = omega[..., None]
         spring = 1.0 / (eigenvalues + weight)
         pull = gradient + weight * theta
-        size = (pull * pull * spring).sum(-1) + 2.0 * room + omega * inside
-        spread = at_least((squared * spring).sum(-1), tiny)
+        size = dot(pull, pull * spring) + 2.0 * room + omega * inside
+        spread = at_least(dot(squared, spring), tiny)
         reach = xp.sqrt(at_least(size, 0.0) / spread)
         centre = theta - pull * spring
         return centre + reach[..., None] * (x * spring), centre, reach, spread, spring
@@ -61,7 +61,7 @@ def propose(
     # the ball alone, where its maximiser satisfies the model
     pole = x * (radius / at_least(length(x), tiny))[..., None]
     move = pole - theta
-    alone = ((gradient + 0.5 * curvature * move) * move).sum(-1) <= room
+    alone = dot(gradient + 0.5 * curvature * move, move) <= room
 
     omega = xp.zeros_like(room)
     u = maximiser(omega)[0]
@@ -82,9 +82,9 @@ def propose(
             low, high = xp.where(out, omega, low), xp.where(out, high, omega)
             # Newton on 1/|u| = 1/S; d reach / d omega from size' = S^2 - |centre|^2
             ray = u - centre
-            growth = radius * radius + (ray * ray - centre * centre).sum(-1)
-            bend = (u * ray).sum(-1) * growth / at_least(2.0 * reach * reach * spread, tiny)
-            slope = bend - (u * u * spring).sum(-1)
+            growth = radius * radius + dot(ray, ray) - dot(centre, centre)
+            bend = dot(u, ray) * growth / at_least(2.0 * reach * reach * spread, tiny)
+            slope = bend - dot(u, u * spring)
             newton = omega + norm * norm * (1.0 - norm / radius) / slope
             middle = xp.where(low > 0, xp.sqrt(low * high), 0.01 * high)
             middle = xp.where(high < float("inf"), middle, 10.0 * omega)
@@ -110,15 +110,15 @@ def ball_weight(x: Array, gradient: Array, theta: Array) -> Array:
     At the solution ``x = lambda grad L(theta) + nu theta``, and omega is ``nu / lambda``: here both
     multipliers are fitted by least squares.
     """
-    gg, gt, tt = (gradient * gradient).sum(-1), (gradient * theta).sum(-1), (theta * theta).sum(-1)
-    xg, xt = (x * gradient).sum(-1), (x * theta).sum(-1)
+    gg, gt, tt = dot(gradient, gradient), dot(gradient, theta), dot(theta, theta)
+    xg, xt = dot(x, gradient), dot(x, theta)
     along, out = xg * tt - xt * gt, xt * gg - xg * gt  # lambda and nu, times the same positive
     return library(x).where((along > 0) & (out > 0), out / along, 0.0)
 
 
 def stop_at_cut(start: Array, end: Array, normal: Array, offset: Array) -> Array:
     """``end``, or where the segment from ``start`` meets a cut that all of the set obeys."""
-    here, there = (normal * start).sum(-1), (normal * end).sum(-1)
+    here, there = dot(normal, start), dot(normal, end)
     crosses = (there > offset) & (here < offset)
     share = library(start).where(crosses, (offset - here) / (there - here), 1.0)
     return start + share[..., None] * (end - start)
@@ -133,7 +133,7 @@ def come_back(point: Array, at: Expansion, inner: Array, inner_loss: Array, leve
     xp = library(point)
     rise, budget = at.loss - inner_loss, level - inner_loss
     away = point - inner
-    steep = (at.gradient * away).sum(-1)
+    steep = dot(at.gradient, away)
     power = (budget / rise) ** (rise / steep)
     tangent = at_least(1.0 - (at.loss - level) / steep, 0.0)
     share = 0.5 * (power + tangent)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchglb.arrays import Array, array, at_least, length, library, limits, matvec, tensor
+from torchglb.arrays import Array, array, at_least, dot, length, library, limits, matvec, tensor
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
 
@@ -98,7 +98,7 @@ def evaluate_model(sums: Sequence[Array], p: Array) -> Model:
         steep = steep + matrix * (1 / math.factorial(k - 1))
         curve = curve + matrix * (1 / math.factorial(k))
     gradient = sums[1] + matvec(steep, p)
-    value = sums[0][..., 0] + ((sums[1] + matvec(curve, p)) * p).sum(-1)
+    value = sums[0][..., 0] + dot(sums[1] + matvec(curve, p), p)
     return Model(value, gradient, hessian)
 
 
@@ -145,14 +145,14 @@ def certify(
     inf = float("inf")
     reach = longest * length(p)  # D
     eigenvalues = at_least(eigenvalues, 0.0)
-    norm_squared = (theta * theta).sum(-1)
+    norm_squared = dot(theta, theta)
     gradient = model.gradient + ridge[..., None] * theta
-    nu = at_least(-(gradient * theta).sum(-1) / (radius * radius), 0.0)
+    nu = at_least(-dot(gradient, theta) / (radius * radius), 0.0)
     # the multiplier belongs to the sphere: inside it would only loosen the bound
     nu = xp.where(norm_squared >= (1 - 1e-6) * radius * radius, nu, 0.0)
     residual = gradient + nu[..., None] * theta
     along, turned = matvec(basis.mT, p), matvec(basis.mT, residual)
-    local = (eigenvalues * along * along).sum(-1)  # |p|^2_H
+    local = dot(eigenvalues * along, along)  # |p|^2_H
     growth = ratio * xp.exp(concordance * reach) * reach ** (order - 1)
     value_error = growth * local / math.factorial(order + 1)
     slope_error = growth * xp.exp(0.5 * concordance * reach) * xp.sqrt(local)
@@ -161,7 +161,7 @@ def certify(
     # the Hessian at theta is at least e^(-R D) times that at c
     metric = xp.exp(-concordance * reach)[..., None] * eigenvalues + (nu + ridge)[..., None]
     metric = at_least(metric, limits(p)[1])
-    decrement = xp.sqrt((turned * turned / metric).sum(-1)) + slope_error
+    decrement = xp.sqrt(dot(turned, turned / metric)) + slope_error
     stiffness = concordance * longest / xp.sqrt(metric[..., 0])  # b
     shrink = at_least(1.0 - stiffness * decrement, 0.0)
     drop = 0.5 * decrement * decrement / shrink  # inf where the bound says nothing
@@ -176,7 +176,7 @@ def certify(
 def shift_by_ridge(model: Expansion, theta: Array, ridge: Array) -> Expansion:
     """Adds ``(lambda/2)|theta|^2`` to the loss at points ``(..., d)``; ``ridge`` broadcasts."""
     return Expansion(
-        model.loss + 0.5 * ridge * (theta * theta).sum(-1),
+        model.loss + 0.5 * ridge * dot(theta, theta),
         model.gradient + ridge[..., None] * theta,
         add_to_diagonal(model.hessian, ridge),
     )
