@@ -2,10 +2,10 @@
 
 The paper's time-varying logistic bandit, K = 20 arms, S = 4. SciPy's SLSQP (the paper's method:
 the estimate, then one call per arm from there, analytic gradients, SciPy's own tolerance of 1e-6,
-and once 1e-9), cvxpy with Clarabel (the first solve of a round with canonicalisation, and
-re-solves of the same program for the other arms), ours for all arms to tolerance, and ours inside a running
-bandit: the choice of the arm with the minimum of the loss, and what it costs to carry all of it
-on to the next round. Peers solve one replicate; ours solve 10 at once and are shown per
+and once 1e-9), cvxpy with Clarabel (the first solve of a round with canonicalisation, and re-
+solves of the same program for the other arms), ours for all arms to tolerance, and ours inside a
+running bandit: the choice of the arm with the minimum of the loss, and what it costs to carry all
+of it on to the next round. Peers solve one replicate; ours solve 10 at once and are shown per
 replicate.
 
 Two gaps, the largest of all rounds. ``value``: how far the value of an arm may be from the exact
