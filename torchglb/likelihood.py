@@ -15,10 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchglb.arrays import array, tensor
 from torchglb.checks import ValueChecks, check_float, check_same, check_shape, refuse
 from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
+
+#: from so many entries on, NumPy's faster products make up for the change of library
+NUMPY_FROM = 4096
 
 
 class Expansion(NamedTuple):
@@ -185,7 +189,27 @@ class NegativeLogLikelihood(nn.Module):
     def gradient(self, theta: Tensor) -> Tensor:
         """The gradient alone: O(n d) per point, and no logarithm."""
         slope = self.family.slope(self._features(theta), self._rewards(theta))
-        return self._add_gradient(self._combined(self._weighted(slope)), theta)
+        (gradient,) = self.shards.sum(self._combined(self._weighted(slope)))
+        return self._add_gradient(gradient, theta)
+
+    def hessian(self, theta: Tensor) -> Tensor:
+        """The Hessian alone: O(n d^2) per point."""
+        curvature = self._weighted(self.family.curvature(self._features(theta)))
+        (hessian,) = self.shards.sum(self._gram(curvature))
+        return self._add_hessian(hessian, theta)
+
+    def derivatives(self, theta: Tensor, *, rough: bool = False) -> tuple[Tensor, Tensor]:
+        """The gradient and the Hessian: O(n d^2) per point, and no logarithm.
+
+        Args:
+            theta: the points, one for each problem.
+            rough: a Hessian in single precision will do, as a model for a solver.
+        """
+        z, gram = self._features(theta), self._rough_gram if rough else self._gram
+        gradient = self._combined(self._weighted(self.family.slope(z, self._rewards(theta))))
+        hessian = gram(self._weighted(self.family.curvature(z)))
+        gradient, hessian = self.shards.sum(gradient, hessian)
+        return self._add_gradient(gradient, theta), self._add_hessian(hessian, theta)
 
     def expand(self, theta: Tensor) -> Expansion:
         """L(theta), its gradient and its Hessian: one pass, O(n d^2) per point."""
@@ -194,10 +218,11 @@ class NegativeLogLikelihood(nn.Module):
         gradient = self._combined(self._weighted(terms.slope))
         hessian = self._gram(self._weighted(terms.curvature))
         loss, gradient, hessian = self.shards.sum(loss, gradient, hessian)
-        if self.is_ridged:
-            eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
-            hessian = hessian + self._ridge(theta, 2) * eye
-        return Expansion(self._add_loss(loss, theta), self._add_gradient(gradient, theta), hessian)
+        return Expansion(
+            self._add_loss(loss, theta),
+            self._add_gradient(gradient, theta),
+            self._add_hessian(hessian, theta),
+        )
 
     # a vector v of one entry per row is (*B, n), or (*B, P, n) for P points
 
@@ -209,25 +234,30 @@ class NegativeLogLikelihood(nn.Module):
         if not self._single(theta):
             return theta @ self.X.mT
         if theta.ndim == 1:
-            return self.X @ theta
-        return (theta[..., None, :] @ self.X.mT)[..., 0, :]
+            return _product(self.X, theta)
+        return _product(theta[..., None, :], self.X.mT)[..., 0, :]
 
     def _combined(self, v: Tensor) -> Tensor:
         """``sum_s v_s x_s``."""
         if v.ndim == 1 or not self._single(v):
-            return v @ self.X
-        return (v[..., None, :] @ self.X)[..., 0, :]
+            return _product(v, self.X)
+        return _product(v[..., None, :], self.X)[..., 0, :]
 
     def _gram(self, v: Tensor) -> Tensor:
         """``sum_s v_s x_s x_s'``."""
         d, X = self.dim, self.X
         if self._single(v):
-            return (X.mT * v[..., None, :]) @ X
+            return _product(X.mT * v.unsqueeze(-2), X)
         if d <= 4:
             # few features: the products of features serve all points in one matrix product
             products = (X[..., :, None] * X[..., None, :]).flatten(-2)
             return (v @ products).unflatten(-1, (d, d))
         return (X.mT[..., None, :, :] * v[..., None, :]) @ X[..., None, :, :]
+
+    def _rough_gram(self, v: Tensor) -> Tensor:
+        """The same in single precision, as the square of ``sqrt(v_s) x_s``."""
+        rows = self.X.float() * v.sqrt().float()[..., None]
+        return _product(rows.mT, rows).to(v.dtype)
 
     def _rewards(self, theta: Tensor) -> Tensor:
         return self.r if self._single(theta) else self.r[..., None, :]
@@ -259,3 +289,16 @@ class NegativeLogLikelihood(nn.Module):
         if self.tilt is not None:
             gradient = gradient - (self.tilt if self._single(theta) else self.tilt[..., None, :])
         return gradient
+
+    def _add_hessian(self, hessian: Tensor, theta: Tensor) -> Tensor:
+        if self.is_ridged:
+            eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
+            hessian = hessian + self._ridge(theta, 2) * eye
+        return hessian
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b``; by NumPy where it is faster: batches, few columns, and nothing recorded."""
+    if torch.is_inference_mode_enabled() and a.device.type == "cpu" and a.numel() >= NUMPY_FROM:
+        return tensor(array(a) @ array(b))
+    return a @ b

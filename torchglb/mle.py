@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -20,13 +21,15 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.optim import Evaluation, lbfgs, newton, raise_unless_converged
+from torchglb.optim import Evaluation, Shortcuts, SolveResult, lbfgs, newton, raise_unless_converged
 from torchglb.optim.implicit import is_transformed, newton_polish, opaque, wants_gradient
 
 #: above this many features a Hessian costs more than the steps it saves
 NEWTON_LIMIT = 200
-#: from n d^2 on, gradients alone are so much cheaper than with a Hessian that an approach pays
-APPROACH_FROM = 100_000
+#: below this n d^2 a Hessian costs little more than a gradient
+CHEAP_BELOW = 100_000
+#: from so many features on, a Hessian in single precision takes less than half the time
+ROUGH_FROM = 32
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,50 @@ class MLEResult:
         theta: ``(*B, d)``, the minimiser of the loss over the ball.
         loss: ``(*B)``, its loss.
         gradient: ``(*B, d)``.
-        hessian: ``(*B, d, d)``.
         gap: ``(*B)``, the Frank-Wolfe gap: the loss is at most this far above the minimum.
         status: ``(*B)``, of :class:`torchglb.optim.Status`.
         num_steps: ``(*B)``, evaluations of the loss after the first.
+        hessian: ``(*B, d, d)``; where the solver did without it, one more pass when first asked.
     """
 
     theta: Tensor
     loss: Tensor
     gradient: Tensor
-    hessian: Tensor
     gap: Tensor
     status: Tensor
     num_steps: Tensor
+    _curvature: _Curvature = field(repr=False, compare=False)
+
+    @cached_property
+    def hessian(self) -> Tensor:  # noqa: D102
+        return self._curvature.at(self.theta)
+
+
+class _Curvature:
+    """The Hessian of a fit, known or still to be computed.
+
+    Args:
+        likelihood: the loss.
+        known: the Hessian; empty if it is not known.
+        recorded: whether derivatives of it may be asked for.
+    """
+
+    def __init__(self, likelihood: NegativeLogLikelihood, known: Tensor, recorded: bool) -> None:
+        self.likelihood, self.known, self.recorded = likelihood, known, recorded
+        self.versions = self._versions()
+
+    def at(self, theta: Tensor) -> Tensor:
+        if self.known.ndim > theta.ndim:
+            return self.known
+        if self._versions() != self.versions:
+            expected = "the rows as they were at the fit (read the Hessian before they change)"
+            raise refuse("hessian", expected, "rows modified in place")
+        with torch.set_grad_enabled(self.recorded and torch.is_grad_enabled()):
+            return self.likelihood.hessian(theta)
+
+    def _versions(self) -> list[int]:
+        """How often each tensor of the data was written to, as far as torch counts."""
+        return [t._version for t in self.likelihood.tensors() if not t.is_inference()]
 
 
 def constrained_mle(
@@ -148,34 +182,43 @@ def minimize_likelihood(
         start = X.new_zeros((*batch, likelihood.dim))
     radius = domain.radius_like(X).expand(batch)
 
-    def minimize(loss: NegativeLogLikelihood, start: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
-        if solver == "newton":
-            n, d = loss.X.shape[-2:]
-            gradient = loss.gradient if n * d * d >= APPROACH_FROM else None
-            result, there = newton(
-                loss.expand, start, radius, tol=tol, max_steps=max_steps, gradient=gradient
-            )
-        else:
-            result, _ = lbfgs(loss.value_and_gradient, start, radius, tol=tol, max_steps=max_steps)
-            there = Evaluation(*loss.expand(result.point))
-        return (result.point, *there, result.gap, result.status, result.num_steps)
+    def minimize(
+        loss: NegativeLogLikelihood, start: Tensor, radius: Tensor
+    ) -> tuple[SolveResult, Evaluation]:
+        if solver == "lbfgs":
+            return lbfgs(loss.value_and_gradient, start, radius, tol=tol, max_steps=max_steps)
+        n, d = loss.num_rows, loss.dim
+        rough = d >= ROUGH_FROM and n >= d and loss.X.dtype == torch.float64
+        shortcuts = Shortcuts(
+            loss.value,
+            loss.gradient,
+            partial(loss.derivatives, rough=rough),
+            cheap=n * d * d < CHEAP_BELOW,
+            rough=rough,
+            size=0.1 * n,
+        )
+        return newton(loss.expand, start, radius, tol=tol, max_steps=max_steps, shortcuts=shortcuts)
 
     def solve(start: Tensor, radius: Tensor, *data: Tensor) -> tuple[Tensor, ...]:
-        return minimize(likelihood.rebuild(data), start, radius)
+        loss = likelihood.rebuild(data)
+        result, there = minimize(loss, start, radius)
+        hessian = loss.hessian(result.point)
+        return result.point, there.gradient, hessian, result.gap, result.status, result.num_steps
 
     data = likelihood.tensors()
-    if wants_gradient(radius, *data):
-        theta, loss, gradient, hessian, gap, status, num_steps = opaque(solve, start, radius, *data)
-        theta = _differentiable(likelihood, radius, theta, gradient, hessian)
+    recorded = wants_gradient(radius, *data)
+    if recorded:
+        found, force, bend, gap, status, num_steps = opaque(solve, start, radius, *data)
+        theta = _differentiable(likelihood, radius, found, force, bend)
         loss, gradient, hessian = likelihood.expand(theta)
     else:
         with torch.no_grad():
-            theta, loss, gradient, hessian, gap, status, num_steps = minimize(
-                likelihood, start, radius
-            )
+            result, (loss, gradient, hessian) = minimize(likelihood, start, radius)
+        theta, gap, status, num_steps = result.point, result.gap, result.status, result.num_steps
     if throw and not is_transformed(status):
         raise_unless_converged(status, "constrained_mle")
-    return MLEResult(theta, loss, gradient, hessian, gap, status, num_steps)
+    curvature = _Curvature(likelihood, hessian, recorded)
+    return MLEResult(theta, loss, gradient, gap, status, num_steps, curvature)
 
 
 def _check_domain(domain: Ball, likelihood: NegativeLogLikelihood) -> None:

@@ -86,9 +86,14 @@ class GLMFamily(nn.Module):
         surprise = self.mean(z) - r
         return surprise if self.dispersion == 1.0 else surprise / self.dispersion
 
+    def curvature(self, z: Tensor) -> Tensor:
+        """``m''(z) / g``, the second derivative of the loss in z."""
+        variance = self.variance(z)
+        return variance if self.dispersion == 1.0 else variance / self.dispersion
+
     def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:
         """Loss, slope ``(mu(z) - r)/g`` and curvature ``m''(z)/g``; families share work here."""
-        return LossTerms(self.nll(z, r), self.slope(z, r), self.variance(z) / self.dispersion)
+        return LossTerms(self.nll(z, r), self.slope(z, r), self.curvature(z))
 
     # ---- rewards -------------------------------------------------------------------------
 

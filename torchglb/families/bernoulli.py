@@ -37,7 +37,8 @@ class Binomial(GLMFamily):
         return p if self.trials == 1 else self.trials * p
 
     def variance(self, z: Tensor) -> Tensor:  # noqa: D102
-        return self.trials * torch.sigmoid(z) * torch.sigmoid(-z)
+        unit = torch.sigmoid(z) * torch.sigmoid(-z)
+        return unit if self.trials == 1 else self.trials * unit
 
     def third_derivative(self, z: Tensor) -> Tensor:  # noqa: D102
         return -self.variance(z) * torch.tanh(0.5 * z)

@@ -1,101 +1,175 @@
-"""A cheap approach to the minimum, by gradients alone.
+"""A cheap approach to the minimum: no line search, no values, no certificate on the way.
 
-A Hessian costs d times a gradient. So one Hessian, at the start, has to do: its inverse P follows
-the curvature by BFGS updates, from the changes y of the gradient over the steps s. The first of
-them scales P by ``s'y / y'Py``: the direction that was seen speaks for the others, for where the
-curvature of a GLM falls, it mostly falls in every direction.
+Where a Hessian costs little, every step is Newton's. Where it costs d times a gradient, one
+Hessian, at the start, has to do, and that one may be rounded: its inverse P follows the curvature
+by BFGS updates, from the changes y of the gradient over the steps s. The first of them scales P by
+``s'y / y'Py``: the direction that was seen speaks for the others, for where the curvature of a GLM
+falls, it mostly falls in every direction.
 
-Nothing rests on what comes out but the time that the next solver saves: there is no line search,
-an element whose step leaves the ball or hardly closes its gap stays where it is, and no value of
-the objective is asked for. On a CPU only: the small matrices are updated in NumPy, at a fraction of
+An element whose step leaves the ball or hardly closes its gap stays where it is: nothing rests on
+the way that leads there. On a CPU only: the small matrices are worked on in NumPy, at a fraction of
 the overhead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.linalg.lapack import dposv, sposv
 from torch import Tensor
 
-from torchglb.optim.ball import Evaluation, regular_factor
-from torchglb.optim.numbers import pick
-
-Array = np.ndarray[Any, Any]
+from torchglb.arrays import Array
+from torchglb.optim.ball import careful_gap, is_regular, regular_factor
+from torchglb.optim.numbers import Numbers, anywhere, column, dot, norm, numbers, pick, surely
 
 #: the approach ends where a step leaves more than this share of the gap
 SLOWEST = 0.5
+#: gaps at the start within this multiple of the tolerance are compared with it exactly
+CLOSE = 1e3
+
+
+class Shortcuts(NamedTuple):
+    """What an objective has to say for less than the price of an evaluation."""
+
+    value: Callable[[Tensor], Tensor]
+    gradient: Callable[[Tensor], Tensor]
+    #: gradient and Hessian
+    derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]
+    #: whether a Hessian is so cheap that every step may ask for one
+    cheap: bool = False
+    #: whether that Hessian is rounded
+    rough: bool = False
+    #: a guess of the size of the value
+    size: float = 0.0
+
+
+class Place(NamedTuple):
+    """Where an approach has come, in NumPy; the Hessian is None where it is not known exactly."""
+
+    theta: Array  # (*B, d)
+    gradient: Array  # (*B, d)
+    hessian: Array | None  # (*B, d, d)
+    num_steps: Numbers  # (*B)
 
 
 def approach(
-    gradient: Callable[[Tensor], Tensor],
-    start: Tensor,
-    at: Evaluation,
-    radius: Tensor,
-    *,
-    tol: float,
-    max_steps: int,
-) -> tuple[Tensor, Tensor]:
-    """Quasi-Newton steps from ``start``, where everything is known, until the gap seems closed.
+    objective: Shortcuts, start: Tensor, radius: Tensor, *, tol: float, max_steps: int
+) -> Place:
+    """Steps from ``start`` until the gap seems closed or they do not help.
 
     Args:
-        gradient: the gradient at ``theta (*B, d)``.
+        objective: the function to minimise.
         start: a point of the ball, ``(*B, d)``.
-        at: the evaluation there.
         radius: S, ``(*B)``.
-        tol: relative tolerance on the Frank-Wolfe gap.
+        tol: the gap to reach, relative to 1 + the size of the value.
         max_steps: limit on gradients.
 
     Returns:
-        A point ``(*B, d)`` with a gap that is not larger, and the number of steps ``(*B)``.
+        A point with a gap that is not larger.
     """
-    theta, g, value, S = start.numpy(), at.gradient.numpy(), at.value.numpy(), radius.numpy()
-    gap = _dot(g, theta) + S * np.sqrt(_dot(g, g))
-    num_steps = np.zeros(gap.shape, dtype=np.int64)
-    moving = gap > tol * (1.0 + abs(value))
-    if moving.any():
-        factor, regular = regular_factor(at.hessian)
-        moving = moving & regular
-        # an inverse that does not exist would raise for the whole batch
-        P = torch.cholesky_inverse(pick(regular, factor, torch.ones_like(factor))).numpy()
-    for k in range(max_steps):
-        if not moving.any():
+    at_start = objective.derivatives(start)
+    theta, S = start.numpy(), numbers(radius)
+    g, H = (part.numpy() for part in at_start)
+    gap = careful_gap(theta, g, S)
+    target = tol * (1.0 + objective.size)
+    close = gap <= CLOSE * target
+    if anywhere(close):
+        target = pick(close, tol * (1.0 + abs(numbers(objective.value(start)))), target)
+    moving, num_steps = gap > target, 0 * close
+    model = _Newton(H) if objective.cheap else _Secant(H)
+    for _ in range(max_steps):
+        if not anywhere(moving):
+            break
+        s, regular = model.step(g)
+        tried = theta + s
+        moving = moving & regular & (dot(tried, tried) <= S * S)
+        if not anywhere(moving):
             break
         num_steps = num_steps + moving
-        s = -_times(P, g)
-        tried = theta + s
-        ahead = gradient(torch.from_numpy(tried)).numpy()
-        left = _dot(ahead, tried) + S * np.sqrt(_dot(ahead, ahead))
-        # the trapezoidal rule knows the value as well as the stopping test needs it
-        reached, y = value + 0.5 * _dot(g + ahead, s), ahead - g
-        moving = moving & (left <= SLOWEST * gap) & (_dot(tried, tried) <= S * S)
-        if moving.all():
-            theta, g, gap, value = tried, ahead, left, reached
+        point = torch.from_numpy(tried)
+        if objective.cheap:
+            ahead, bend = (part.numpy() for part in objective.derivatives(point))
         else:
+            ahead, bend = objective.gradient(point).numpy(), None
+        left = dot(ahead, tried) + S * norm(ahead)
+        moving = moving & (left <= SLOWEST * gap)
+        model.follow(moving, s, ahead - g, bend)
+        if surely(moving):
+            theta, g, gap = tried, ahead, left
+        elif anywhere(moving):
             theta, g = (np.where(moving[..., None], *p) for p in ((tried, theta), (ahead, g)))
-            gap, value = (np.where(moving, *p) for p in ((left, gap), (reached, value)))
-        moving = moving & (gap > 0.9 * tol * (1.0 + abs(value)))
-        P = _update(P, s, y, scaled=k == 0)
-    return torch.from_numpy(theta), torch.as_tensor(num_steps)
+            gap = np.where(moving, left, gap)
+        moving = moving & (gap > target)
+    exact = not objective.rough and (objective.cheap or not anywhere(num_steps > 0))
+    return Place(theta, g, model.H if exact else None, num_steps)
+
+
+class _Newton:
+    """The model is the Hessian, at every point anew."""
+
+    def __init__(self, H: Array) -> None:
+        self.H = H
+
+    def step(self, g: Array) -> tuple[Array, Numbers]:
+        """``-H^-1 g``, and whether that means anything."""
+        return _solve(self.H, -g)
+
+    def follow(self, moving: Numbers, s: Array, y: Array, bend: Array | None) -> None:
+        if surely(moving):
+            self.H = bend
+        elif anywhere(moving):
+            self.H = np.where(moving[..., None, None], bend, self.H)
+
+
+class _Secant:
+    """The model is the Hessian of the start, updated by what the gradients say."""
+
+    def __init__(self, H: Array) -> None:
+        self.H = H
+        self.P: Array | None = None  # nothing is computed before it is needed
+        self.pairs: list[tuple[Array, Array]] = []
+        self.regular: Numbers = True
+
+    def step(self, g: Array) -> tuple[Array, Numbers]:
+        """``-P g``, and whether that means anything."""
+        if self.P is None:
+            self.P, self.regular = _solve(self.H, np.eye(g.shape[-1], dtype=g.dtype))
+        else:
+            self.P = _update(self.P, *self.pairs[-1], scaled=len(self.pairs) == 1)
+        return -_times(self.P, g), self.regular
+
+    def follow(self, moving: Numbers, s: Array, y: Array, bend: Array | None) -> None:
+        self.pairs.append((s, y))
 
 
 def _update(P: Array, s: Array, y: Array, scaled: bool) -> Array:
     """``P + s w' + w s'`` with ``w = ((1 + y'Py/s'y)/2 s - Py) / s'y``, of P or of P scaled."""
-    Py, sy = _times(P, y), _dot(s, y)
-    ratio = _dot(y, Py) / sy
+    Py, sy = _times(P, y), dot(s, y)
+    ratio = dot(y, Py) / sy
     if scaled:
-        P, Py, ratio = P / ratio[..., None, None], Py / ratio[..., None], ratio / ratio
-    w = ((0.5 + 0.5 * ratio)[..., None] * s - Py) / sy[..., None]
+        across = column(ratio, s)
+        P, Py, ratio = P / (across if s.ndim == 1 else across[..., None]), Py / across, 1.0
+    w = (column(0.5 + 0.5 * ratio, s) * s - Py) / column(sy, s)
     cross = s[..., :, None] * w[..., None, :]
-    return P + cross + np.swapaxes(cross, -1, -2)
+    return P + cross + cross.swapaxes(-1, -2)
 
 
-def _dot(u: Array, v: Array) -> Array:
-    if u.ndim == 1:
-        return u @ v
-    return (u[..., None, :] @ v[..., :, None])[..., 0, 0]
+def _solve(H: Array, right: Array) -> tuple[Array, Numbers]:
+    """``H^-1 right`` for ``(*B, d)`` or ``(d, d)``, and whether H is regular enough for that."""
+    if H.ndim == 2:
+        factor, solution, info = (dposv if H.dtype == np.float64 else sposv)(H, right)
+        pivots = factor.diagonal().tolist()
+        return solution, info == 0 and is_regular(min(pivots), max(pivots), factor)
+    factor, regular = regular_factor(torch.from_numpy(H))
+    if right.shape[:-1] == H.shape[:-2]:
+        solution = torch.cholesky_solve(torch.from_numpy(right)[..., None], factor)
+        return solution[..., 0].numpy(), regular
+    # an inverse that does not exist would raise for the whole batch
+    factor = pick(regular, factor, torch.ones_like(factor))
+    return torch.cholesky_inverse(factor).numpy(), regular
 
 
 def _times(matrix: Array, v: Array) -> Array:

@@ -32,13 +32,14 @@ def frank_wolfe_gap(theta: Tensor, gradient: Tensor, radius: Tensor) -> Tensor:
 
     With ``v = -S grad/|grad|`` it equals ``|grad| ((S^2 - |theta|^2) + |theta - v|^2) / (2 S)``.
     """
+    return tensor(careful_gap(theta, gradient, numbers(radius)), theta)
+
+
+def careful_gap(theta: Array, gradient: Array, radius: Numbers) -> Numbers:
+    """:func:`frank_wolfe_gap` for bookkeeping."""
     steepness = norm(gradient)
-    return tensor(_careful_gap(theta, gradient, numbers(radius), steepness), theta)
-
-
-def _careful_gap(theta: Tensor, gradient: Tensor, radius: Numbers, steepness: Numbers) -> Numbers:
     # the small number is lost in rounding unless the gradient is zero
-    reach = radius / (steepness + torch.finfo(theta.dtype).tiny ** 0.5)
+    reach = radius / (steepness + limits(theta)[1] ** 0.5)
     distance, size = norm(theta + column(reach, theta) * gradient), norm(theta)
     inside = (radius - size) * (radius + size)
     return steepness * ((inside > 0) * inside + distance * distance) / (2.0 * radius)
@@ -72,8 +73,12 @@ def regular_factor(hessian: Tensor) -> tuple[Tensor, Numbers]:
     """The Cholesky factor, and whether its pivots are too large to be rounding."""
     factor, info = torch.linalg.cholesky_ex(hessian)
     low, high = torch.aminmax(torch.diagonal(factor, dim1=-2, dim2=-1), dim=-1)
-    flat = 16 * torch.finfo(hessian.dtype).eps ** 0.5
-    return factor, (numbers(info) == 0) & (numbers(low) > flat * numbers(high))
+    return factor, (numbers(info) == 0) & is_regular(numbers(low), numbers(high), factor)
+
+
+def is_regular(low: Numbers, high: Numbers, factor: Array) -> Numbers:
+    """Whether the least pivot of a Cholesky factor, next to the largest, is more than rounding."""
+    return low > 16 * limits(factor)[0] ** 0.5 * high
 
 
 def descend(
@@ -87,6 +92,7 @@ def descend(
     max_steps: int,
     patience: int,
     at: Evaluation | None = None,
+    before: Numbers = 0,
 ) -> tuple[SolveResult, Evaluation]:
     """The loop shared by Newton and L-BFGS; one evaluation per step.
 
@@ -101,12 +107,13 @@ def descend(
         max_steps: limit on evaluations after the first.
         patience: how many steps without effect, in a row, count as stuck.
         at: the evaluation at the start, if it is known.
+        before: how many evaluations led to the start, ``(*B)``.
     """
     # inference mode spares every operation the bookkeeping of autograd; NaN and infinity are found
     # by the loop
     with torch.inference_mode(), np.errstate(all="ignore"):
         point, status, num_steps = _descend(
-            evaluate, model, remember, memory, start, radius, tol, max_steps, patience, at
+            evaluate, model, remember, memory, start, radius, tol, max_steps, patience, at, before
         )
     value, gap = tensor(point.value, start), tensor(point.gap, start)
     theta, value, gap, gradient, hessian, status, num_steps = (
@@ -128,6 +135,7 @@ def _descend(
     max_steps: int,
     patience: int,
     at: Evaluation | None,
+    before: Numbers,
 ) -> tuple[Point, Tensor, Tensor]:
     eps = torch.finfo(start.dtype).eps
     S = numbers(radius)
@@ -139,7 +147,7 @@ def _descend(
         far = plain > 2.0 * tol * (1.0 + abs(value))
         if surely(far):
             return plain
-        return pick(far, plain, _careful_gap(theta, gradient, S, steepness))
+        return pick(far, plain, careful_gap(theta, gradient, S))
 
     def report(point: Point) -> Progress:
         converged = point.gap <= tol * (1.0 + abs(point.value))
@@ -188,7 +196,7 @@ def _descend(
     gap = gap_at(start, gradient, value)
     full = numbers(torch.ones_like(here))
     point = Point(start, gradient, hessian, zero, zero, memory, value, gap, full, gap, 0.0 * full)
-    return iterate(step, point, report(point), max_steps)
+    return iterate(step, point, report(point), max_steps, before)
 
 
 def minimize_model(

@@ -10,14 +10,20 @@ It costs one more right-hand side and usually saves one evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.optim.approach import approach
-from torchglb.optim.ball import Evaluation, Point, descend, minimize_model, regular_factor
+from torchglb.optim.approach import Shortcuts, approach
+from torchglb.optim.ball import (
+    Evaluation,
+    Point,
+    careful_gap,
+    descend,
+    minimize_model,
+    regular_factor,
+)
 from torchglb.optim.numbers import column, dot, norm, numbers, pick, surely
 from torchglb.optim.result import SolveResult
 
@@ -29,7 +35,7 @@ def newton(
     *,
     tol: float,
     max_steps: int = 200,
-    gradient: Callable[[Tensor], Tensor] | None = None,
+    shortcuts: Shortcuts | None = None,
 ) -> tuple[SolveResult, Evaluation]:
     """Minimises a smooth convex function over the ball; fast local convergence, O(d^3) per step.
 
@@ -39,11 +45,11 @@ def newton(
         radius: S, ``(*B)``.
         tol: relative tolerance on the Frank-Wolfe gap.
         max_steps: limit on evaluations.
-        gradient: the gradient alone, where that is much cheaper: a first approach then makes do
-            with it.
+        shortcuts: the same function, for a first approach at a lower price.
 
     Returns:
-        The result, and the evaluation at its point.
+        The result, and the evaluation at its point; its Hessian is empty where the approach led
+        there without one.
     """
     S = numbers(radius)
     limits = torch.finfo(start.dtype)
@@ -73,17 +79,31 @@ def newton(
     def remember(memory: Tensor, s: Tensor, y: Tensor) -> Tensor:
         return memory  # the point itself has all that is needed
 
-    nothing, at, before = start.new_zeros((*start.shape[:-1], 0)), None, None
-    if gradient is not None and start.device.type == "cpu":
+    nothing, at, before = start.new_zeros((*start.shape[:-1], 0)), None, 0
+    if shortcuts is not None and start.device.type == "cpu":
         with torch.inference_mode(), np.errstate(all="ignore"):
-            at = Evaluation(*evaluate(start))
-            near, before = approach(gradient, start, at, radius, tol=tol, max_steps=max_steps)
-            if bool(before.any()):
-                start, at = near, None
-        max_steps -= int(before.max())
-    result, there = descend(
-        evaluate, model, remember, nothing, start, radius, tol, max_steps, patience=3, at=at
+            place = approach(shortcuts, start, radius, tol=tol, max_steps=max_steps)
+            value = shortcuts.value(torch.from_numpy(place.theta)).numpy()
+            gap = careful_gap(place.theta, place.gradient, S)
+        start, slope = torch.from_numpy(place.theta), torch.from_numpy(place.gradient)
+        bend = nothing if place.hessian is None else torch.from_numpy(place.hessian)
+        there = Evaluation(torch.as_tensor(value), slope, bend)
+        if surely(gap <= tol * (1.0 + abs(value))):
+            num_steps = torch.as_tensor(place.num_steps)
+            status = torch.zeros_like(num_steps)
+            gaps = torch.as_tensor(gap, dtype=start.dtype)
+            return SolveResult(start, there.value, gaps, status, num_steps), there
+        at, before = None if place.hessian is None else there, place.num_steps
+    return descend(
+        evaluate,
+        model,
+        remember,
+        nothing,
+        start,
+        radius,
+        tol,
+        max_steps,
+        patience=3,
+        at=at,
+        before=before,
     )
-    if before is not None:
-        result = replace(result, num_steps=result.num_steps + before)
-    return result, there

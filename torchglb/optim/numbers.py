@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.arrays import Array
+
 #: values of shape ``*B``: a Python number, a NumPy array, or a tensor on an accelerator
 Numbers = Any
 
@@ -26,14 +28,20 @@ def numbers(values: Tensor | Numbers) -> Numbers:
     return values
 
 
-def norm(v: Tensor) -> Numbers:
+def norm(v: Array) -> Numbers:
     """``|v|`` over the last axis."""
-    return numbers(torch.linalg.vector_norm(v, dim=-1))
+    if isinstance(v, Tensor):
+        return numbers(torch.linalg.vector_norm(v, dim=-1))
+    return dot(v, v) ** 0.5
 
 
-def dot(u: Tensor, v: Tensor) -> Numbers:
+def dot(u: Array, v: Array) -> Numbers:
     """``<u, v>`` over the last axis."""
-    return numbers(torch.linalg.vecdot(u, v))
+    if isinstance(u, Tensor):
+        return numbers(torch.linalg.vecdot(u, v))
+    if u.ndim == 1:
+        return (u @ v).item()
+    return (u[..., None, :] @ v[..., None])[..., 0, 0]
 
 
 def tensor(values: Numbers, like: Tensor) -> Tensor:
@@ -41,9 +49,11 @@ def tensor(values: Numbers, like: Tensor) -> Tensor:
     return torch.as_tensor(values, dtype=like.dtype, device=like.device)
 
 
-def column(values: Numbers, like: Tensor) -> float | Tensor:
+def column(values: Numbers, like: Array) -> Array:
     """The values as factors of vectors ``(*B, d)``."""
-    return values if isinstance(values, float) else tensor(values, like)[..., None]
+    if isinstance(values, float):
+        return values
+    return (tensor(values, like) if isinstance(like, Tensor) else values)[..., None]
 
 
 def anywhere(mask: Numbers) -> bool:
