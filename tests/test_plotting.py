@@ -9,7 +9,7 @@ from fake_records import PAPER, fake_record
 from torchglb import policies
 from torchglb.errors import InputError
 from torchglb.plotting import POLICY_STYLE, figures, save_figures, styles
-from torchglb.plotting.experiment import leading
+from torchglb.plotting.experiment import far_off, leading
 from torchglb.simulate import Record
 
 # ---- colours ---------------------------------------------------------------------------------
@@ -172,6 +172,14 @@ def test_an_empty_record_is_refused(tmp_path):
     (directory / "ofuglb.npz").unlink()
     with pytest.raises(InputError, match="at least one finished policy"):
         save_figures(Record.open(directory), tmp_path)
+
+
+def test_far_off():
+    finals = {"a": 10.0, "b": 30.0, "c": 100.0, "d": 4000.0, "e": 5000.0}
+    assert far_off(finals) == ["d", "e"]
+    assert far_off({"a": 10.0, "b": 30.0, "c": 100.0}) == []
+    assert far_off({"oracle": 0.0, "a": 10.0, "b": 1000.0}) == ["b"]
+    assert far_off({"oracle": 0.0, "a": 10.0}) == []  # a curve beside which nothing is hidden
 
 
 def test_leading():

@@ -28,6 +28,8 @@ Arrays = Mapping[str, np.ndarray]
 
 #: a policy leads if its final mean regret is at most this many times the smallest
 LEADING = 3.0
+#: a policy goes off the scale if its final mean regret exceeds the next smaller one this many times
+APART = 8.0
 #: points of a curve: enough for print, and the PDF stays small
 POINTS = 400
 LOOK: dict[Any, Any] = {
@@ -121,7 +123,7 @@ def regret_figure(config: Mapping[str, Any], policies: Policies) -> Figure:
             for label, arrays in policies.arrays.items()
         }
         lead = leading(finals, policies.reference)
-        _regret_panel(axes[0][column], policies, column, list(finals))
+        _regret_panel(axes[0][column], policies, column, list(finals), far_off(finals))
         _regret_panel(axes[1][column], policies, column, lead)
         if with_sets:
             set_panel(axes[2][column], sets_of(policies.arrays, policies.style, column))
@@ -148,7 +150,28 @@ def leading(finals: Mapping[str, float], reference: Iterable[str] = ()) -> list[
     return [label for label in finals if label in kept]
 
 
-def _regret_panel(axis: Axes, policies: Policies, column: int, labels: Sequence[str]) -> None:
+def far_off(finals: Mapping[str, float]) -> list[str]:
+    """The policies whose regret is so large that no other curve would be seen beside theirs.
+
+    Example:
+        >>> far_off({"a": 10.0, "b": 30.0, "random": 4000.0})
+        ['random']
+    """
+    ranked = sorted(finals, key=finals.get)  # type: ignore[arg-type]
+    for place in range(2, len(ranked)):
+        if finals[ranked[place]] > APART * finals[ranked[place - 1]] > 0:
+            return ranked[place:]
+    return []
+
+
+def _regret_panel(
+    axis: Axes,
+    policies: Policies,
+    column: int,
+    labels: Sequence[str],
+    off_scale: Sequence[str] = (),
+) -> None:
+    """Curves with bands; those off the scale leave the panel at its top, and are named there."""
     top = 0.0
     for order, label in enumerate(_worst_first(policies, column, labels)):
         arrays, style = policies.arrays[label], policies.style[label]
@@ -158,10 +181,16 @@ def _regret_panel(axis: Axes, policies: Policies, column: int, labels: Sequence[
         look: dict[str, Any] = {"color": style.color, "zorder": 3 + order}
         axis.fill_between(rounds, mean - spread, mean + spread, alpha=0.16, linewidth=0, **look)
         axis.plot(rounds, mean, linestyle=style.linestyle, **look)
-        top = max(top, float((mean + spread).max()))
+        top = max(top, 0.0 if label in off_scale else float((mean + spread).max()))
         axis.set_xlim(0, rounds[-1])
     axis.set_ylim(0, 1.04 * top if top > 0 else 1.0)
     axis.set_xlabel("round $t$")
+    if off_scale:
+        named = []
+        for label in off_scale:
+            final = policies.arrays[label]["regret"][column, :, -1].mean()
+            named.append(f"{policies.style[label].name} ends at {final:.0f}")
+        axis.text(0.07, 0.97, "\n".join(named), transform=axis.transAxes, va="top", fontsize=7)
 
 
 def _worst_first(policies: Policies, column: int, labels: Sequence[str]) -> list[str]:
