@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit
 from torch import Tensor
 
 #: a ``numpy.ndarray`` or a ``torch.Tensor``
@@ -126,3 +127,28 @@ def numbers_on(values: tuple[float, ...], device: torch.device) -> Tensor:
 def copied(values: tuple[float, ...], device: torch.device) -> Tensor:
     """The copy itself."""
     return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def sigmoid(z: Array) -> Array:
+    """``1 / (1 + e^-z)``."""
+    if isinstance(z, Tensor):
+        return torch.sigmoid(z)
+    # torch has the faster loop, SciPy the smaller overhead
+    return expit(z) if z.size < 256 else torch.sigmoid(torch.from_numpy(z)).numpy()
+
+
+def identity(d: int, like: Array) -> Array:
+    """The identity, of the dtype and where ``like`` lives."""
+    if isinstance(like, Tensor):
+        return torch.eye(d, dtype=like.dtype, device=like.device)
+    return np.eye(d, dtype=like.dtype)
+
+
+def single(values: Array) -> Array:
+    """The values in single precision."""
+    return values.float() if isinstance(values, Tensor) else values.astype(np.float32)
+
+
+def like(values: Array, other: Array) -> Array:
+    """The values with the dtype of another array."""
+    return values.to(other.dtype) if isinstance(values, Tensor) else values.astype(other.dtype)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchglb.arrays import array, tensor
+from torchglb.arrays import Array, array, identity, like, single, tensor
 from torchglb.checks import ValueChecks, check_float, check_same, check_shape, refuse
 from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
@@ -33,7 +33,164 @@ class Expansion(NamedTuple):
     hessian: Tensor
 
 
-class NegativeLogLikelihood(nn.Module):
+class RowSums:
+    """The sums over the rows, in the library of the arrays that it is given."""
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        X: Array,
+        r: Array,
+        w: Array | None,
+        regularization: float | Array,
+        tilt: Array | None,
+        shards: Shards,
+    ) -> None:
+        self.family, self.X, self.r, self.w = family, X, r, w
+        self.regularization, self.tilt, self.shards = regularization, tilt, shards
+
+    @property
+    def dim(self) -> int:
+        """d."""
+        return self.X.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """``*B``."""
+        return torch.Size(self.X.shape[:-2])
+
+    @property
+    def is_ridged(self) -> bool:
+        """Whether a ridge term is present."""
+        return not isinstance(self.regularization, int | float) or self.regularization > 0
+
+    # ---- evaluation: theta is (*B, d), or (*B, P, d) for P points of each problem -----------
+
+    def value(self, theta: Array) -> Array:
+        """L(theta)."""
+        loss = self._weighted(self.family.nll(self._features(theta), self._rewards(theta)))
+        (loss,) = self.shards.sum(loss.sum(-1))
+        return self._add_loss(loss, theta)
+
+    def value_and_gradient(self, theta: Array) -> tuple[Array, Array]:
+        """L(theta) and its gradient: O(n d) per point."""
+        terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
+        loss = self._weighted(terms.loss).sum(-1)
+        gradient = self._combined(self._weighted(terms.slope))
+        loss, gradient = self.shards.sum(loss, gradient)
+        return self._add_loss(loss, theta), self._add_gradient(gradient, theta)
+
+    def gradient(self, theta: Array) -> Array:
+        """The gradient alone: O(n d) per point, and no logarithm."""
+        slope = self.family.slope(self._features(theta), self._rewards(theta))
+        (gradient,) = self.shards.sum(self._combined(self._weighted(slope)))
+        return self._add_gradient(gradient, theta)
+
+    def hessian(self, theta: Array) -> Array:
+        """The Hessian alone: O(n d^2) per point."""
+        curvature = self._weighted(self.family.curvature(self._features(theta)))
+        (hessian,) = self.shards.sum(self._gram(curvature))
+        return self._add_hessian(hessian, theta)
+
+    def derivatives(self, theta: Array, *, rough: bool = False) -> tuple[Array, Array]:
+        """The gradient and the Hessian: O(n d^2) per point, and no logarithm.
+
+        Args:
+            theta: the points, one for each problem.
+            rough: a Hessian in single precision will do, as a model for a solver.
+        """
+        z, gram = self._features(theta), self._rough_gram if rough else self._gram
+        gradient = self._combined(self._weighted(self.family.slope(z, self._rewards(theta))))
+        hessian = gram(self._weighted(self.family.curvature(z)))
+        gradient, hessian = self.shards.sum(gradient, hessian)
+        return self._add_gradient(gradient, theta), self._add_hessian(hessian, theta)
+
+    def expand(self, theta: Array) -> Expansion:
+        """L(theta), its gradient and its Hessian: one pass, O(n d^2) per point."""
+        terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
+        loss = self._weighted(terms.loss).sum(-1)
+        gradient = self._combined(self._weighted(terms.slope))
+        hessian = self._gram(self._weighted(terms.curvature))
+        loss, gradient, hessian = self.shards.sum(loss, gradient, hessian)
+        return Expansion(
+            self._add_loss(loss, theta),
+            self._add_gradient(gradient, theta),
+            self._add_hessian(hessian, theta),
+        )
+
+    # a vector v of one entry per row is (*B, n), or (*B, P, n) for P points
+
+    def _single(self, v: Array) -> bool:
+        return v.ndim == self.X.ndim - 1
+
+    def _features(self, theta: Array) -> Array:
+        """``<x_s, theta>`` of every row."""
+        if not self._single(theta):
+            return theta @ self.X.mT
+        if theta.ndim == 1:
+            return _product(self.X, theta)
+        return _product(theta[..., None, :], self.X.mT)[..., 0, :]
+
+    def _combined(self, v: Array) -> Array:
+        """``sum_s v_s x_s``."""
+        if v.ndim == 1 or not self._single(v):
+            return _product(v, self.X)
+        return _product(v[..., None, :], self.X)[..., 0, :]
+
+    def _gram(self, v: Array) -> Array:
+        """``sum_s v_s x_s x_s'``."""
+        d, X = self.dim, self.X
+        if self._single(v):
+            return _product(X.mT * v[..., None, :], X)
+        if d <= 4:
+            # few features: the products of features serve all points in one matrix product
+            products = (X[..., :, None] * X[..., None, :]).flatten(-2)
+            return (v @ products).unflatten(-1, (d, d))
+        return (X.mT[..., None, :, :] * v[..., None, :]) @ X[..., None, :, :]
+
+    def _rough_gram(self, v: Array) -> Array:
+        """The same in single precision, as the square of ``sqrt(v_s) x_s``."""
+        rows = single(self.X) * single(v**0.5)[..., None]
+        return like(_product(rows.mT, rows), v)
+
+    def _rewards(self, theta: Array) -> Array:
+        return self.r if self._single(theta) else self.r[..., None, :]
+
+    def _weighted(self, v: Array) -> Array:
+        if self.w is None:
+            return v
+        return v * (self.w if self._single(v) else self.w[..., None, :])
+
+    def _ridge(self, theta: Array, axes: int) -> float | Array:
+        """lambda, as it multiplies a quantity of each point with so many axes."""
+        ridge = self.regularization
+        if isinstance(ridge, int | float):
+            return ridge
+        axes = axes if self._single(theta) else axes + 1
+        return ridge.reshape(ridge.shape + (1,) * axes)
+
+    def _add_loss(self, loss: Array, theta: Array) -> Array:
+        if self.is_ridged:
+            loss = loss + 0.5 * self._ridge(theta, 0) * (theta * theta).sum(-1)
+        if self.tilt is not None:
+            tilt = self.tilt if self._single(theta) else self.tilt[..., None, :]
+            loss = loss - (theta * tilt).sum(-1)
+        return loss
+
+    def _add_gradient(self, gradient: Array, theta: Array) -> Array:
+        if self.is_ridged:
+            gradient = gradient + self._ridge(theta, 1) * theta
+        if self.tilt is not None:
+            gradient = gradient - (self.tilt if self._single(theta) else self.tilt[..., None, :])
+        return gradient
+
+    def _add_hessian(self, hessian: Array, theta: Array) -> Array:
+        if self.is_ridged:
+            hessian = hessian + self._ridge(theta, 2) * identity(self.dim, theta)
+        return hessian
+
+
+class NegativeLogLikelihood(RowSums, nn.Module):
     """The weighted GLM loss of fixed rows, evaluated at parameters ``theta``.
 
     Args:
@@ -52,6 +209,12 @@ class NegativeLogLikelihood(nn.Module):
         tensor(1.3863)
     """
 
+    X: Tensor
+    r: Tensor
+    w: Tensor | None
+    regularization: float | Tensor
+    tilt: Tensor | None
+
     def __init__(
         self,
         family: GLMFamily,
@@ -63,7 +226,7 @@ class NegativeLogLikelihood(nn.Module):
         tilt: Tensor | None = None,
         shards: Shards = WHOLE,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         if not isinstance(family, GLMFamily):
             raise refuse("family", "a GLMFamily", type(family).__name__)
         check_float("X", X)
@@ -105,24 +268,9 @@ class NegativeLogLikelihood(nn.Module):
         return cls(family, *rows, regularization=regularization, tilt=tilt, shards=shards)
 
     @property
-    def dim(self) -> int:
-        """d."""
-        return self.X.shape[-1]
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """``*B``."""
-        return self.X.shape[:-2]
-
-    @property
     def num_rows(self) -> int:
         """n, of all ranks."""
         return self.shards.total(self.X.shape[-2])
-
-    @property
-    def is_ridged(self) -> bool:
-        """Whether a ridge term is present."""
-        return isinstance(self.regularization, Tensor) or self.regularization > 0
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that were given, each with the full batch shape; see :meth:`rebuild`."""
@@ -163,7 +311,15 @@ class NegativeLogLikelihood(nn.Module):
             checks.require("regularization", ridge >= 0, "non-negative numbers", ridge)
         checks.settle()
 
-    # ---- evaluation: theta is (*B, d), or (*B, P, d) for P points of each problem -----------
+    def on_arrays(self) -> RowSums | None:
+        """The same sums on NumPy arrays, of ``(*B, d)`` points; None where that is not possible."""
+        if self.X.device.type != "cpu" or not (self.family.takes_arrays and self.shards.is_whole):
+            return None
+        X, r, w, ridge, tilt = (
+            array(t) if isinstance(t, Tensor) else t
+            for t in (self.X, self.r, self.w, self.regularization, self.tilt)
+        )
+        return RowSums(self.family, X, r, w, ridge, tilt, self.shards)
 
     def forward(self, theta: Tensor) -> Tensor:
         """L(theta), of shape ``theta.shape[:-1]``."""
@@ -172,133 +328,11 @@ class NegativeLogLikelihood(nn.Module):
         check_shape("theta", theta, (*self.batch_shape, *points, self.dim))
         return self.value(theta)
 
-    def value(self, theta: Tensor) -> Tensor:
-        """L(theta)."""
-        loss = self._weighted(self.family.nll(self._features(theta), self._rewards(theta)))
-        (loss,) = self.shards.sum(loss.sum(-1))
-        return self._add_loss(loss, theta)
 
-    def value_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """L(theta) and its gradient: O(n d) per point."""
-        terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
-        loss = self._weighted(terms.loss).sum(-1)
-        gradient = self._combined(self._weighted(terms.slope))
-        loss, gradient = self.shards.sum(loss, gradient)
-        return self._add_loss(loss, theta), self._add_gradient(gradient, theta)
-
-    def gradient(self, theta: Tensor) -> Tensor:
-        """The gradient alone: O(n d) per point, and no logarithm."""
-        slope = self.family.slope(self._features(theta), self._rewards(theta))
-        (gradient,) = self.shards.sum(self._combined(self._weighted(slope)))
-        return self._add_gradient(gradient, theta)
-
-    def hessian(self, theta: Tensor) -> Tensor:
-        """The Hessian alone: O(n d^2) per point."""
-        curvature = self._weighted(self.family.curvature(self._features(theta)))
-        (hessian,) = self.shards.sum(self._gram(curvature))
-        return self._add_hessian(hessian, theta)
-
-    def derivatives(self, theta: Tensor, *, rough: bool = False) -> tuple[Tensor, Tensor]:
-        """The gradient and the Hessian: O(n d^2) per point, and no logarithm.
-
-        Args:
-            theta: the points, one for each problem.
-            rough: a Hessian in single precision will do, as a model for a solver.
-        """
-        z, gram = self._features(theta), self._rough_gram if rough else self._gram
-        gradient = self._combined(self._weighted(self.family.slope(z, self._rewards(theta))))
-        hessian = gram(self._weighted(self.family.curvature(z)))
-        gradient, hessian = self.shards.sum(gradient, hessian)
-        return self._add_gradient(gradient, theta), self._add_hessian(hessian, theta)
-
-    def expand(self, theta: Tensor) -> Expansion:
-        """L(theta), its gradient and its Hessian: one pass, O(n d^2) per point."""
-        terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
-        loss = self._weighted(terms.loss).sum(-1)
-        gradient = self._combined(self._weighted(terms.slope))
-        hessian = self._gram(self._weighted(terms.curvature))
-        loss, gradient, hessian = self.shards.sum(loss, gradient, hessian)
-        return Expansion(
-            self._add_loss(loss, theta),
-            self._add_gradient(gradient, theta),
-            self._add_hessian(hessian, theta),
-        )
-
-    # a vector v of one entry per row is (*B, n), or (*B, P, n) for P points
-
-    def _single(self, v: Tensor) -> bool:
-        return v.ndim == self.X.ndim - 1
-
-    def _features(self, theta: Tensor) -> Tensor:
-        """``<x_s, theta>`` of every row."""
-        if not self._single(theta):
-            return theta @ self.X.mT
-        if theta.ndim == 1:
-            return _product(self.X, theta)
-        return _product(theta[..., None, :], self.X.mT)[..., 0, :]
-
-    def _combined(self, v: Tensor) -> Tensor:
-        """``sum_s v_s x_s``."""
-        if v.ndim == 1 or not self._single(v):
-            return _product(v, self.X)
-        return _product(v[..., None, :], self.X)[..., 0, :]
-
-    def _gram(self, v: Tensor) -> Tensor:
-        """``sum_s v_s x_s x_s'``."""
-        d, X = self.dim, self.X
-        if self._single(v):
-            return _product(X.mT * v.unsqueeze(-2), X)
-        if d <= 4:
-            # few features: the products of features serve all points in one matrix product
-            products = (X[..., :, None] * X[..., None, :]).flatten(-2)
-            return (v @ products).unflatten(-1, (d, d))
-        return (X.mT[..., None, :, :] * v[..., None, :]) @ X[..., None, :, :]
-
-    def _rough_gram(self, v: Tensor) -> Tensor:
-        """The same in single precision, as the square of ``sqrt(v_s) x_s``."""
-        rows = self.X.float() * v.sqrt().float()[..., None]
-        return _product(rows.mT, rows).to(v.dtype)
-
-    def _rewards(self, theta: Tensor) -> Tensor:
-        return self.r if self._single(theta) else self.r[..., None, :]
-
-    def _weighted(self, v: Tensor) -> Tensor:
-        if self.w is None:
-            return v
-        return v * (self.w if self._single(v) else self.w[..., None, :])
-
-    def _ridge(self, theta: Tensor, axes: int) -> float | Tensor:
-        """lambda, as it multiplies a quantity of each point with so many axes."""
-        ridge = self.regularization
-        if not isinstance(ridge, Tensor):
-            return ridge
-        axes = axes if self._single(theta) else axes + 1
-        return ridge.reshape(ridge.shape + (1,) * axes)
-
-    def _add_loss(self, loss: Tensor, theta: Tensor) -> Tensor:
-        if self.is_ridged:
-            loss = loss + 0.5 * self._ridge(theta, 0) * theta.square().sum(-1)
-        if self.tilt is not None:
-            tilt = self.tilt if self._single(theta) else self.tilt[..., None, :]
-            loss = loss - (theta * tilt).sum(-1)
-        return loss
-
-    def _add_gradient(self, gradient: Tensor, theta: Tensor) -> Tensor:
-        if self.is_ridged:
-            gradient = gradient + self._ridge(theta, 1) * theta
-        if self.tilt is not None:
-            gradient = gradient - (self.tilt if self._single(theta) else self.tilt[..., None, :])
-        return gradient
-
-    def _add_hessian(self, hessian: Tensor, theta: Tensor) -> Tensor:
-        if self.is_ridged:
-            eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
-            hessian = hessian + self._ridge(theta, 2) * eye
-        return hessian
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def _product(a: Array, b: Array) -> Array:
     """``a @ b``; by NumPy where it is faster: batches, few columns, and nothing recorded."""
+    if not isinstance(a, Tensor):
+        return a @ b
     if torch.is_inference_mode_enabled() and a.device.type == "cpu" and a.numel() >= NUMPY_FROM:
         return tensor(array(a) @ array(b))
     return a @ b

@@ -22,6 +22,7 @@ from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Evaluation, Shortcuts, SolveResult, lbfgs, newton, raise_unless_converged
+from torchglb.optim.approach import of_arrays
 from torchglb.optim.implicit import is_transformed, newton_polish, opaque, wants_gradient
 
 #: above this many features a Hessian costs more than the steps it saves
@@ -189,10 +190,13 @@ def minimize_likelihood(
             return lbfgs(loss.value_and_gradient, start, radius, tol=tol, max_steps=max_steps)
         n, d = loss.num_rows, loss.dim
         rough = d >= ROUGH_FROM and n >= d and loss.X.dtype == torch.float64
+        sums = loss.on_arrays()
+        parts = sums or loss
+        gradient, derivatives = parts.gradient, partial(parts.derivatives, rough=rough)
         shortcuts = Shortcuts(
             loss.value,
-            loss.gradient,
-            partial(loss.derivatives, rough=rough),
+            gradient if sums else of_arrays(gradient),
+            derivatives if sums else of_arrays(derivatives),
             cheap=n * d * d < CHEAP_BELOW,
             rough=rough,
             size=0.1 * n,

@@ -8,7 +8,7 @@ variance and higher derivatives follow by differentiation. Closed forms override
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,12 @@ class GLMFamily(nn.Module):
     reward_range: tuple[float, float] = (-float("inf"), float("inf"))
     #: whether rewards must be whole numbers
     integer_rewards: bool = False
+    #: whether ``mean`` and ``variance`` take NumPy arrays as well; a subclass has to say so again
+    takes_arrays: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.takes_arrays = cls.__dict__.get("takes_arrays", False)
 
     @property
     def dispersion(self) -> float:

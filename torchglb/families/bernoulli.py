@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchglb.arrays import sigmoid
 from torchglb.checks import check_count
 from torchglb.families.base import GLMFamily, LossTerms
 
@@ -23,6 +24,8 @@ class Binomial(GLMFamily):
         tensor(5.)
     """
 
+    takes_arrays = True
+
     def __init__(self, trials: int) -> None:
         super().__init__()
         self.trials = check_count("trials", trials, least=1)
@@ -33,11 +36,11 @@ class Binomial(GLMFamily):
         return self.trials * F.softplus(z, threshold=40.0)
 
     def mean(self, z: Tensor) -> Tensor:  # noqa: D102
-        p = torch.sigmoid(z)
+        p = sigmoid(z)
         return p if self.trials == 1 else self.trials * p
 
     def variance(self, z: Tensor) -> Tensor:  # noqa: D102
-        unit = torch.sigmoid(z) * torch.sigmoid(-z)
+        unit = sigmoid(z) * sigmoid(-z)
         return unit if self.trials == 1 else self.trials * unit
 
     def third_derivative(self, z: Tensor) -> Tensor:  # noqa: D102
@@ -125,6 +128,8 @@ class Bernoulli(Binomial):
         >>> Bernoulli().nll(torch.tensor(0.0), torch.tensor(1.0))
         tensor(0.6931)
     """
+
+    takes_arrays = True
 
     def __init__(self) -> None:
         super().__init__(trials=1)

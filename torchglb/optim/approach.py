@@ -14,7 +14,7 @@ the overhead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,16 +34,28 @@ CLOSE = 1e3
 class Shortcuts(NamedTuple):
     """What an objective has to say for less than the price of an evaluation."""
 
+    #: of a tensor
     value: Callable[[Tensor], Tensor]
-    gradient: Callable[[Tensor], Tensor]
-    #: gradient and Hessian
-    derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]
+    #: of a NumPy array; see :func:`of_arrays`
+    gradient: Callable[[Array], Array]
+    #: gradient and Hessian, likewise
+    derivatives: Callable[[Array], tuple[Array, Array]]
     #: whether a Hessian is so cheap that every step may ask for one
     cheap: bool = False
     #: whether that Hessian is rounded
     rough: bool = False
     #: a guess of the size of the value
     size: float = 0.0
+
+
+def of_arrays(function: Callable[[Tensor], Any]) -> Callable[[Array], Any]:
+    """A function of tensors (one, or a tuple of them) as one of NumPy arrays."""
+
+    def called(theta: Array) -> Any:
+        found = function(torch.from_numpy(theta))
+        return found.numpy() if isinstance(found, Tensor) else tuple(t.numpy() for t in found)
+
+    return called
 
 
 class Place(NamedTuple):
@@ -70,9 +82,8 @@ def approach(
     Returns:
         A point with a gap that is not larger.
     """
-    at_start = objective.derivatives(start)
     theta, S = start.numpy(), numbers(radius)
-    g, H = (part.numpy() for part in at_start)
+    g, H = objective.derivatives(theta)
     gap = careful_gap(theta, g, S)
     target = tol * (1.0 + objective.size)
     close = gap <= CLOSE * target
@@ -89,18 +100,18 @@ def approach(
         if not anywhere(moving):
             break
         num_steps = num_steps + moving
-        point = torch.from_numpy(tried)
         if objective.cheap:
-            ahead, bend = (part.numpy() for part in objective.derivatives(point))
+            ahead, bend = objective.derivatives(tried)
         else:
-            ahead, bend = objective.gradient(point).numpy(), None
+            ahead, bend = objective.gradient(tried), None
         left = dot(ahead, tried) + S * norm(ahead)
         moving = moving & (left <= SLOWEST * gap)
         model.follow(moving, s, ahead - g, bend)
         if surely(moving):
             theta, g, gap = tried, ahead, left
         elif anywhere(moving):
-            theta, g = (np.where(moving[..., None], *p) for p in ((tried, theta), (ahead, g)))
+            theta = np.where(moving[..., None], tried, theta)
+            g = np.where(moving[..., None], ahead, g)
             gap = np.where(moving, left, gap)
         moving = moving & (gap > target)
     exact = not objective.rough and (objective.cheap or not anywhere(num_steps > 0))
