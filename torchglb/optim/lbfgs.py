@@ -70,7 +70,7 @@ def lbfgs(
         radius,
         tol,
         max_steps,
-        patience=40,  # without second derivatives the last digits of the gap come slowly
+        patience=200,  # without second derivatives the last digits of the gap come slowly
     )
 
 
