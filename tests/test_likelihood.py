@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from problems import KINDS, random_problem, reference_families
+from problems import FAMILY_NAMES, KINDS, random_problem, reference_families
 
 import torchglb as glb
 
@@ -127,6 +127,25 @@ def test_no_rows():
     assert hessian.shape == (3, 2, 2)
     ridged = glb.NegativeLogLikelihood.of(glb.Poisson(), empty, regularization=2.0)
     assert ridged(torch.ones(3, 2)).tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_parts_of_an_expansion(name, generator):
+    family = reference_families()[name].family
+    X, r, w = rows((2,), 30, 3, generator)
+    likelihood = glb.NegativeLogLikelihood(family, X, r, w, regularization=0.3)
+    theta = torch.randn((2, 3), generator=generator, dtype=torch.float64)
+    loss, gradient, hessian = likelihood.expand(theta)
+    torch.testing.assert_close(likelihood.rounded_value(theta), loss)
+    torch.testing.assert_close(likelihood.value(theta), loss)
+    torch.testing.assert_close(likelihood.gradient(theta), gradient)
+    torch.testing.assert_close(likelihood.hessian(theta), hessian)
+    torch.testing.assert_close(likelihood.derivatives(theta), (gradient, hessian))
+    rough = likelihood.derivatives(theta, rough=True)[1]
+    torch.testing.assert_close(rough, hessian, rtol=1e-5, atol=1e-5)
+    if (sums := likelihood.on_arrays()) is not None:
+        found = [torch.from_numpy(part) for part in sums.derivatives(theta.numpy())]
+        torch.testing.assert_close(found, [gradient, hessian])
 
 
 def test_gradients_reach_the_data(generator):

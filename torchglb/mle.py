@@ -194,7 +194,7 @@ def minimize_likelihood(
         parts = sums or loss
         gradient, derivatives = parts.gradient, partial(parts.derivatives, rough=rough)
         shortcuts = Shortcuts(
-            loss.value,
+            loss.rounded_value,
             gradient if sums else of_arrays(gradient),
             derivatives if sums else of_arrays(derivatives),
             cheap=n * d * d < CHEAP_BELOW,

@@ -83,6 +83,10 @@ class GLMFamily(nn.Module):
         """``(m(z) - r z) / g``: the negative log-likelihood without the terms free of z."""
         return (self.log_partition(z) - r * z) / self.dispersion
 
+    def loss(self, z: Tensor, r: Tensor) -> Tensor:
+        """:meth:`nll`, perhaps for less, up to the rounding of its terms; as in `loss_terms`."""
+        return self.nll(z, r)
+
     def forward(self, z: Tensor, r: Tensor) -> Tensor:
         """The same as :meth:`nll`."""
         return self.nll(z, r)

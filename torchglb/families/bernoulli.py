@@ -76,13 +76,18 @@ class Binomial(GLMFamily):
         flipped = -z
         up, down = torch.sigmoid(z), torch.sigmoid(flipped)
         failures = self.trials - r
-        # N log(1 + e^-z) + (N - r) z, up to rounding of its terms
-        bend, curvature = F.softplus(flipped, threshold=40.0), up * down
-        if self.trials != 1:
-            bend, curvature = self.trials * bend, self.trials * curvature
+        curvature = up * down if self.trials == 1 else self.trials * (up * down)
         # mu - r = (N - r) sigma(z) - r sigma(-z), also far out
         slope = torch.addcmul(failures * up, r, down, value=-1)
-        return LossTerms(torch.addcmul(bend, failures, z), slope, curvature)
+        return LossTerms(self._loss(z, flipped, failures), slope, curvature)
+
+    def loss(self, z: Tensor, r: Tensor) -> Tensor:  # noqa: D102
+        return self._loss(z, -z, self.trials - r)
+
+    def _loss(self, z: Tensor, flipped: Tensor, failures: Tensor) -> Tensor:
+        """``N log(1 + e^-z) + (N - r) z``."""
+        bend = F.softplus(flipped, threshold=40.0)
+        return torch.addcmul(bend if self.trials == 1 else self.trials * bend, failures, z)
 
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         p = torch.sigmoid(z)
