@@ -30,7 +30,7 @@ GRADIENT, RANDOM, OPTIMAL = "gradient ascent", "random", "G-optimal"
 
 def network(seed: int, device: str) -> nn.Module:
     """A fixed network: nothing is trained here, so all guarantees hold."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         first, last = nn.Linear(2, 12), nn.Linear(12, DIM)
         nn.init.normal_(first.weight, std=1.5)

@@ -96,7 +96,7 @@ def unrolled_head(encoder: nn.Module, batch: Batch, ridge: Tensor) -> Tensor:
 
 
 def network(seed: int, device: str) -> nn.Module:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, DIM), glb.UnitBall("smooth")
     return nn.Sequential(*layers).to(device=device, dtype=torch.float64)

@@ -10,7 +10,7 @@ DTYPE = torch.float64
 
 def network(width: int = 2, seed: int = 0, dtype: torch.dtype = DTYPE) -> nn.Module:
     """From 5 raw numbers to ``width`` features."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, width)).to(dtype)
 

@@ -125,7 +125,10 @@ class EncoderStack:
 
 def _built(encoder: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module built with the random numbers of a seed; torch's own state stays as it was."""
-    with torch.random.fork_rng():
+    devices = range(
+        torch.cuda.device_count()
+    )  # named: torch would ask any other backend for its own
+    with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         module = encoder()
     if not isinstance(module, nn.Module):

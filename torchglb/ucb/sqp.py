@@ -95,13 +95,13 @@ def propose(
             if idle(search):
                 break
         u = maximiser(omega)[0]
-        norm = length(u)
     u = xp.where(alone[..., None], pole, u)
-    norm = xp.where(alone, radius, norm)
-    # land on the sphere: from outside, and from just inside where the search was for it
-    onto = (norm > radius) | ((omega > 0) & (norm > (1 - 1e-6) * radius))
-    u = u * xp.where(onto, radius / norm, 1.0)[..., None]
-    return matvec(basis, u)
+    u = matvec(basis, u)
+    # land a few roundings inside the sphere: from outside, from the sphere itself, and from just
+    # inside where the search was for it
+    norm, edge = length(u), (1 - 4 * eps) * radius
+    onto = (norm > edge) | ((omega > 0) & (norm > (1 - 1e-6) * radius))
+    return u * xp.where(onto, edge / norm, 1.0)[..., None]
 
 
 def ball_weight(x: Array, gradient: Array, theta: Array) -> Array:
