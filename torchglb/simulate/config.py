@@ -39,7 +39,7 @@ GIVEN = frozenset(
     | {"dtype", "device", "validate", "aggregate"}
 )
 #: what changes no number: a run may be continued although it differs
-PRESENTATION = frozenset({"title", "figure"})
+PRESENTATION = frozenset({"title"})
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*")
 
 
@@ -62,7 +62,6 @@ class Configuration:
         chunk: elements (S, replicate) that advance as one batch; it never depends on the executor.
         device: of the tensors.
         dtype: ``"float64"`` or ``"float32"``.
-        figure: wishes of the preset for its pictures.
     """
 
     name: str
@@ -79,7 +78,6 @@ class Configuration:
     chunk: int
     device: str
     dtype: str
-    figure: dict[str, Any]
 
     @classmethod
     def load(cls, table: Mapping[str, Any]) -> Configuration:
@@ -88,7 +86,7 @@ class Configuration:
         Args:
             table: ``family``, ``environment``, ``S``, ``horizon``, ``replicates``, ``policies`` (a
                 list of labels), and optionally ``name``, ``title``, ``delta``, ``seed``, ``chunk``,
-                ``device``, ``dtype``, ``figure``, options of the environment (``arms``, ``dim``,
+                ``device``, ``dtype``, options of the environment (``arms``, ``dim``,
                 ``theta``, ...) and a table ``policy`` with options by label.
 
         Raises:
@@ -114,7 +112,6 @@ class Configuration:
             "chunk": check_count("chunk", given.pop("chunk", 64), least=1),
             "device": _device(given.pop("device", "cpu")),
             "dtype": check_choice("dtype", given.pop("dtype", "float64"), tuple(DTYPES)),
-            "figure": _table("figure", given.pop("figure", {})),
         }
         if given:
             known = (
