@@ -22,6 +22,7 @@ from torchglb.report import (
     table,
     write_report,
 )
+from torchglb.report.statistics import Estimate
 from torchglb.report.summary import ofuglb_bound
 from torchglb.report.tables import number, p_value
 from torchglb.simulate import Record
@@ -281,3 +282,8 @@ def test_compare_with_nothing_in_common(tmp_path):
     three = Record.open(fake_record(tmp_path / "c", labels=("emk",), S=(20.0,)))
     assert "no S is in both" in compare(one, three)
     assert "the same" in compare(one, one)
+
+
+def test_a_number_that_is_none_is_shown_as_such():
+    assert number(Estimate(float("nan"), 0.1)) == "nan"
+    assert number(Estimate(float("inf"), float("nan"))) == "inf"

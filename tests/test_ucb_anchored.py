@@ -504,3 +504,20 @@ def test_rows_and_arms_that_require_grad_leave_no_graph():
     (slope,) = torch.autograd.grad(value, scale)
     assert torch.isfinite(slope)
     assert slope != 0
+
+
+@pytest.mark.parametrize("S", [0.5, 4.0, 30.0])
+def test_an_arm_that_was_played_is_bounded(S):
+    """Its direction is exactly that of a cut, and the cut may lie beyond the sphere."""
+    family, ball = glb.Bernoulli(), glb.Ball(2, S)
+    arms = torch.tensor([[0.6, 0.8], [-0.6, -0.8], [1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    program = glb.AnchoredProgram(family, ball)
+    for t in range(6):
+        choice = program.argmax(arms, radius=3.0)
+        assert choice.status == Status.CONVERGED
+        exact = native_support(program.program(3.0), arms)
+        assert bool((choice.upper >= exact.lower - 1e-12).all())
+        assert bool((choice.upper <= S * torch.linalg.vector_norm(arms, dim=-1) + 1e-12).all())
+        alone = program.argmax(arms[:1], radius=3.0, value_tol=1e-9)
+        torch.testing.assert_close(alone.upper[0], exact.upper[0], rtol=0, atol=1e-7 * (1 + S))
+        program.append(arms[0], float(t % 2))

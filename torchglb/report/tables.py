@@ -136,6 +136,8 @@ def number(value: Estimate | None) -> str:
     """
     if value is None:
         return "-"
+    if not math.isfinite(value.mean):
+        return f"{value.mean:g}"
     places = max(0, 3 - math.floor(math.log10(max(abs(value.mean), 1e-3))))
     shown = f"{value.mean:.{places}f}"
     return shown if math.isnan(value.error) else f"{shown} ± {value.error:.{places}f}"

@@ -142,7 +142,7 @@ def combine_cuts(
     S = radius[:, None, None]
     near = xp.minimum(xp.maximum(reach[:, None, :], -S), S)  # (N, 1, A)
     chord = xp.sqrt((S - near) * (S + near))
-    slack = near / at_least(chord, tiny)
+    slack = near / at_least(chord, tiny**0.5)  # finite: it may be multiplied by zero
     left, paid = arms, xp.zeros_like(arms[..., 0])
     weights = paid
     every = counting(arms.shape[0], arms)[:, None]
@@ -158,10 +158,10 @@ def combine_cuts(
         choice = xp.argmin(value, -1)
         first = choice if first is None else first
         alpha = take(along, choice) - slack[every, 0, choice] * take(across, choice)
-        alpha = at_least(alpha, 0.0)
         normal, at_reach = units[every, choice], reach[every, choice]
+        # a cut beyond the sphere has no weight, nor has one without a slope: it pays nothing
+        alpha = xp.where(at_reach < radius[:, None], at_least(alpha, 0.0), 0.0)
         left = left - alpha[..., None] * normal
-        # a cut without a slope reaches to infinity and has no weight: it pays nothing
         paid = paid + xp.where(alpha > 0, alpha * at_reach, 0.0)
         weights = weights + alpha
     assert first is not None
