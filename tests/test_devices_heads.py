@@ -69,3 +69,30 @@ def test_neural_policy_between_trainings(device_name):
         return found
 
     assert_stays(device_name, call, make, steps=1)
+
+
+@on_every_device
+def test_neural_policy_trains(device_name):
+    """The training itself: an inner policy that computes no constants on the host is enough."""
+
+    def call(device):
+        network = nn.Linear(INPUTS, D, dtype=torch.float64, device=device)
+        policy = NeuralPolicy(
+            network,
+            "random",
+            glb.Bernoulli(),
+            glb.Ball(D, 2.0),
+            batch_shape=BATCH,
+            validate=False,
+            device=device,
+            train_every=2,
+            steps=2,
+        )
+        questions, found = numbers(device, *BATCH, 3, INPUTS), []
+        for _ in range(3):
+            found.append(policy.select(questions))
+            policy.update(questions[:, 0], torch.ones(*BATCH, dtype=torch.float64, device=device))
+        assert policy.trainings == 1
+        return found, dict(policy.encoders.parameters)
+
+    assert_stays(device_name, call, steps=1, doors=True)
