@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array, at_least, dot, length, library, limits
+from torchglb.arrays import Array, dot, length, library, limits
 from torchglb.families import GLMFamily
 from torchglb.linalg import cut_ball
 
@@ -82,6 +82,8 @@ def draw_back(point: Array, loss: Array, hub: Array, hub_loss: Array, level: Arr
     roundings below the level, so that the loss is not above it in another order of summation.
     """
     xp = library(point)
-    safe = level - 8 * limits(point)[0] * (abs(level) + abs(loss))
+    # an infinite level or loss has no rounding to stay clear of
+    margin = 8 * limits(point)[0] * (2.0 * abs(level) + abs(hub_loss))
+    safe = xp.where(abs(level) < float("inf"), level - margin, level)
     share = xp.where(loss <= safe, 1.0, (safe - hub_loss) / (loss - hub_loss))
-    return hub + xp.where(share < 1.0, at_least(share, 0.0), 1.0)[..., None] * (point - hub)
+    return hub + xp.clip(share, 0.0, 1.0)[..., None] * (point - hub)
