@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from scipy.special import expit
 from torch import Tensor
 
 #: a ``numpy.ndarray`` or a ``torch.Tensor``
 Array = Any
+#: from so many numbers on, torch's faster loops make up for its overhead
+TORCH_FROM = 256
 
 
 def array(values: Tensor) -> Array:
@@ -133,8 +136,15 @@ def sigmoid(z: Array) -> Array:
     """``1 / (1 + e^-z)``."""
     if isinstance(z, Tensor):
         return torch.sigmoid(z)
-    # torch has the faster loop, SciPy the smaller overhead
-    return expit(z) if z.size < 256 else torch.sigmoid(torch.from_numpy(z)).numpy()
+    return expit(z) if z.size < TORCH_FROM else torch.sigmoid(torch.from_numpy(z)).numpy()
+
+
+def softplus(z: Array) -> Array:
+    """``log(1 + e^z)``."""
+    if isinstance(z, Tensor):
+        # torch's softplus switches to the identity above its threshold: 40 loses nothing
+        return F.softplus(z, threshold=40.0)
+    return np.logaddexp(0.0, z) if z.size < TORCH_FROM else softplus(torch.from_numpy(z)).numpy()
 
 
 def identity(d: int, like: Array) -> Array:

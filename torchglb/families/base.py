@@ -36,7 +36,8 @@ class GLMFamily(nn.Module):
     reward_range: tuple[float, float] = (-float("inf"), float("inf"))
     #: whether rewards must be whole numbers
     integer_rewards: bool = False
-    #: whether ``mean`` and ``variance`` take NumPy arrays as well; a subclass has to say so again
+    #: whether m, its derivatives, ``loss`` and ``loss_terms`` take NumPy arrays as well (within
+    #: :func:`torchglb.arrays.quiet`) and return such; a subclass has to say so again
     takes_arrays: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:

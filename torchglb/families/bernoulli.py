@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchglb.arrays import sigmoid
+from torchglb.arrays import Array, library, sigmoid, softplus
 from torchglb.checks import check_count
 from torchglb.families.base import GLMFamily, LossTerms
 
@@ -31,63 +31,61 @@ class Binomial(GLMFamily):
         self.trials = check_count("trials", trials, least=1)
         self.reward_range = (0.0, float(trials))
 
-    def log_partition(self, z: Tensor) -> Tensor:  # noqa: D102
-        # torch's softplus switches to the identity above its threshold: 40 loses nothing
-        return self.trials * F.softplus(z, threshold=40.0)
+    def log_partition(self, z: Array) -> Array:  # noqa: D102
+        return self._times(softplus(z))
 
-    def mean(self, z: Tensor) -> Tensor:  # noqa: D102
-        p = sigmoid(z)
-        return p if self.trials == 1 else self.trials * p
+    def mean(self, z: Array) -> Array:  # noqa: D102
+        return self._times(sigmoid(z))
 
-    def variance(self, z: Tensor) -> Tensor:  # noqa: D102
-        unit = sigmoid(z) * sigmoid(-z)
-        return unit if self.trials == 1 else self.trials * unit
+    def variance(self, z: Array) -> Array:  # noqa: D102
+        return self._times(sigmoid(z) * sigmoid(-z))
 
-    def third_derivative(self, z: Tensor) -> Tensor:  # noqa: D102
-        return -self.variance(z) * torch.tanh(0.5 * z)
+    def third_derivative(self, z: Array) -> Array:  # noqa: D102
+        return -self.variance(z) * library(z).tanh(0.5 * z)
 
-    def derivative(self, z: Tensor, order: int) -> Tensor:
+    def derivative(self, z: Array, order: int) -> Array:
         """``m^(k)``, a polynomial in the mean p: differentiation maps q(p) to q'(p) p (1 - p)."""
         if order <= 3:
             return super().derivative(z, order)
-        coefficients = _logistic_polynomial(order)
         # evaluated at min(p, 1-p) with the parity of the derivative, so that tails keep precision
-        tail = torch.sigmoid(-z.abs())
-        value = torch.zeros_like(z)
-        for coefficient in reversed(coefficients):
+        tail = sigmoid(-abs(z))
+        value = 0.0 * tail
+        for coefficient in reversed(_logistic_polynomial(order)):
             value = value * tail + coefficient
+        value = self._times(value)
         # m' - 1/2 is odd, so m^(k) is even for even k and odd for odd k
-        sign = torch.ones_like(z) if order % 2 == 0 else torch.where(z > 0, -1.0, 1.0).to(z.dtype)
-        return self.trials * sign * value
+        return value if order % 2 == 0 else library(z).where(z > 0, -value, value)
 
-    def higher_derivatives(self, z: Tensor, order: int) -> list[Tensor]:  # noqa: D102
-        up, down = torch.sigmoid(z), torch.sigmoid(-z)
+    def higher_derivatives(self, z: Array, order: int) -> list[Array]:  # noqa: D102
+        up, down = sigmoid(z), sigmoid(-z)
         v = up * down
         closed = [v * (down - up), v * (1.0 - 6.0 * v)][: max(order - 2, 0)]
-        if self.trials != 1:
-            closed = [self.trials * value for value in closed]
-        return closed + [self.derivative(z, k) for k in range(5, order + 1)]
+        return [self._times(value) for value in closed] + [
+            self.derivative(z, k) for k in range(5, order + 1)
+        ]
 
     def nll(self, z: Tensor, r: Tensor) -> Tensor:
         """``N log(1 + e^z) - r z`` without cancellation: a success at z = 700 costs e^-700."""
         return -(r * F.logsigmoid(z) + (self.trials - r) * F.logsigmoid(-z))
 
-    def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:  # noqa: D102
+    def loss_terms(self, z: Array, r: Array) -> LossTerms:  # noqa: D102
         flipped = -z
-        up, down = torch.sigmoid(z), torch.sigmoid(flipped)
+        up, down = sigmoid(z), sigmoid(flipped)
         failures = self.trials - r
-        curvature = up * down if self.trials == 1 else self.trials * (up * down)
         # mu - r = (N - r) sigma(z) - r sigma(-z), also far out
-        slope = torch.addcmul(failures * up, r, down, value=-1)
-        return LossTerms(self._loss(z, flipped, failures), slope, curvature)
+        slope = failures * up - r * down
+        return LossTerms(self._loss(z, flipped, failures), slope, self._times(up * down))
 
-    def loss(self, z: Tensor, r: Tensor) -> Tensor:  # noqa: D102
+    def loss(self, z: Array, r: Array) -> Array:  # noqa: D102
         return self._loss(z, -z, self.trials - r)
 
-    def _loss(self, z: Tensor, flipped: Tensor, failures: Tensor) -> Tensor:
+    def _loss(self, z: Array, flipped: Array, failures: Array) -> Array:
         """``N log(1 + e^-z) + (N - r) z``."""
-        bend = F.softplus(flipped, threshold=40.0)
-        return torch.addcmul(bend if self.trials == 1 else self.trials * bend, failures, z)
+        return self._times(softplus(flipped)) + failures * z
+
+    def _times(self, unit: Array) -> Array:
+        """N times what one trial has."""
+        return unit if self.trials == 1 else self.trials * unit
 
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         p = torch.sigmoid(z)
