@@ -108,11 +108,11 @@ def test_training_moves_the_features_of_the_past():
     torch.testing.assert_close(after.upper, expected.upper, rtol=0, atol=1e-7)
 
 
-def small() -> nn.Module:
+def small(dim: int = 2) -> nn.Module:
     """Few parameters, since finite differences take a call for each."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(5, 2, bias=False), nn.Tanh()).double()
+        return nn.Sequential(nn.Linear(5, dim, bias=False), nn.Tanh()).double()
 
 
 def with_parameters(head, call):
@@ -183,6 +183,24 @@ def test_too_few_observations_for_a_derivative_are_reported():
     ridged = head_of(regularization=0.1)
     ridged.update(contexts, rewards)
     assert ridged(contexts).requires_grad
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_intervals_of_few_observations_have_gradients(seed):
+    generator = torch.Generator().manual_seed(seed)
+    contexts = torch.randn(4, 5, generator=generator, dtype=DTYPE)
+    head = GLMHead(small(3), glb.Bernoulli(), glb.Ball(3, 9.0))
+    head.update(contexts[:2], torch.tensor([0.45, 0.55], dtype=DTYPE))
+
+    def ends(twin):
+        return torch.stack(tuple(twin.confidence(contexts[2:], differentiable=True)))
+
+    function, values = with_parameters(head, ends)
+    assert torch.autograd.gradcheck(function, values, atol=1e-5)
+    ellipsoidal = GLMHead(head.module, glb.Bernoulli(), glb.Ball(3, 9.0), ellipsoidal=True)
+    ellipsoidal.update(contexts[:2], torch.tensor([0.45, 0.55], dtype=DTYPE))
+    with pytest.raises(glb.SolverError, match="not a differentiable function of the data"):
+        ellipsoidal.confidence(contexts[2:], differentiable=True)
 
 
 def test_images_and_a_float32_network():

@@ -543,6 +543,43 @@ def test_no_derivative_where_theta_is_not_unique():
     assert torch.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "d"), [(1, 2), (2, 3), (3, 5), (9, 12)])
+def test_curvature_of_rounding_is_none(n, d, dtype):
+    """Whether a pivot is exactly 0 or only nearly is chance; it must not decide."""
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        X = torch.randn(n, d, generator=generator, dtype=torch.float64).to(dtype)
+        X = X / (2 * torch.linalg.vector_norm(X, dim=-1, keepdim=True))
+        r = 0.4 + 0.2 * torch.rand(n, generator=generator, dtype=torch.float64).to(dtype)
+        rows = glb.Rows(X.requires_grad_(), r)
+        with pytest.raises(glb.SolverError, match="not a differentiable function of the data"):
+            glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(d, 9.0))
+        slope = torch.func.jacrev(
+            lambda X, r=r: (
+                glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r), glb.Ball(d, 9.0)).theta
+            )
+        )(X.detach())
+        assert bool(torch.isnan(slope).all())  # a transform cannot look: no number, no error
+
+
+def test_a_fit_with_gradients_stays_in_the_ball():
+    """Curvature below the solver's tolerance must not send the last Newton steps out of the ball."""
+    X = torch.tensor([[0.8, 0.0], [0.8, 1e-5], [0.8, -1e-5]], dtype=torch.float64)
+    r = torch.tensor([0.6, 0.6 + 5e-5, 0.6 - 5e-5], dtype=torch.float64)
+    start = torch.tensor([math.log(1.5) / 0.8, 0.0], dtype=torch.float64)  # good enough
+    ball, family = glb.Ball(2, 2.0), glb.Bernoulli()
+    with pytest.raises(glb.SolverError, match="not a differentiable function of the data"):
+        glb.constrained_mle(family, glb.Rows(X.requires_grad_(), r), ball, start=start)
+    likelihood = glb.NegativeLogLikelihood(family, X, r)
+    fit = minimize_likelihood(likelihood, ball, start=start, loss_only=True)
+    theta = fit.theta.detach()
+    assert float(torch.linalg.vector_norm(theta)) <= 2.0
+    (slope,) = torch.autograd.grad(fit.loss, X)
+    expected = (torch.sigmoid(X.detach() @ theta) - r)[:, None] * theta
+    torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-12)
+
+
 # ---- torch.func -----------------------------------------------------------------------------------
 
 

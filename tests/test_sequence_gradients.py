@@ -6,6 +6,7 @@ from torch import Tensor
 
 import torchglb as glb
 from torchglb import radii
+from torchglb.sets import LikelihoodRatioSet
 
 RADII = {
     **radii.NAMED,
@@ -41,8 +42,7 @@ def bounds(
     """Ends of an interval, after two updates and a look in between."""
     half = X.shape[-2] // 2
     sequence.update(X[..., :half, :], r[..., :half])
-    if half >= X.shape[-1]:  # from fewer rows theta is no function of them: its system is singular
-        sequence.current()
+    sequence.current()
     sequence.update(X[..., half:, :], r[..., half:])
     interval = sequence.current().interval(x, scale=scale)
     return interval.lower, interval.upper
@@ -67,6 +67,72 @@ def test_likelihood_ratio_sets(radius):
 @pytest.mark.parametrize("radius", ["pac-bayes", "lipschitz", "mixture"])
 def test_few_rows(radius):
     check(glb.Bernoulli(), radius, 3)
+
+
+def scarce(n: int, d: int, *batch: int) -> tuple[Tensor, Tensor]:
+    """Rows with rewards between the classes: from n < d of them theta_hat is inside, not unique."""
+    generator = torch.Generator().manual_seed(10 * n + d)
+    X = torch.randn(*batch, n, d, generator=generator, dtype=torch.float64)
+    X = 0.8 * X / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    r = 0.3 + 0.4 * torch.rand(*batch, n, generator=generator, dtype=torch.float64)
+    return X.requires_grad_(), r.requires_grad_()
+
+
+def after(X: Tensor, r: Tensor, radius: str = "pac-bayes", **options: object) -> LikelihoodRatioSet:
+    ball = glb.Ball(X.shape[-1], 2.0)
+    batch = tuple(X.shape[:-2])
+    sequence = glb.ConfidenceSequence(
+        glb.Bernoulli(), ball, 0.05, RADII[radius], batch_shape=batch, **options
+    )
+    sequence.update(X, r)
+    return sequence.current()
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 2), (2, 3), (3, 5)])
+@pytest.mark.parametrize("radius", ["pac-bayes", "lipschitz"])
+def test_fewer_rows_than_features(radius, n, d):
+    inputs = scarce(n, d)
+
+    def through(X: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        current = after(X, r, radius)
+        return current.level, current.upper_bound(torch.full((d,), 1 / d).double())
+
+    assert torch.autograd.gradcheck(through, inputs, eps=1e-6, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 2), (2, 3)])
+def test_second_derivatives_from_fewer_rows_than_features(n, d):
+    inputs = scarce(n, d)
+    assert torch.autograd.gradgradcheck(lambda X, r: after(X, r, "lipschitz").level, inputs)
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 2), (2, 3), (3, 5)])
+def test_what_depends_on_an_estimate_that_is_not_unique_has_no_gradient(n, d):
+    X, r = scarce(n, d)
+    current = after(X, r)
+    for part in (current.center.sum(), current.ellipsoid().upper_bound(torch.ones(d).double())):
+        with pytest.raises(glb.SolverError, match="not a differentiable function of the data"):
+            part.backward()
+    with pytest.raises(glb.SolverError, match="not a differentiable function of the data"):
+        after(X, r, ellipsoidal=True)
+
+
+def test_a_companion_whose_estimate_is_not_unique_changes_nothing():
+    X, r = (t.detach() for t in scarce(4, 3, 2))
+    X[1] = X[1, :1]  # one direction, four times: the second estimate is not unique
+    X.requires_grad_()
+    arm = torch.full((2, 3), 0.5).double()
+    both = after(X, r)
+    slopes = [torch.autograd.grad(both.upper_bound(arm).sum(), X, retain_graph=True)[0]]
+    slopes += torch.autograd.grad(both.center[0].sum(), X)
+    for i in range(2):
+        row = X[i].detach().requires_grad_()
+        one = after(row, r[i])
+        (slope,) = torch.autograd.grad(one.upper_bound(arm[i]), row, retain_graph=True)
+        torch.testing.assert_close(slopes[0][i], slope)
+        if i == 0:
+            (slope,) = torch.autograd.grad(one.center.sum(), row)
+            torch.testing.assert_close(slopes[1], torch.stack([slope, torch.zeros_like(slope)]))
 
 
 @pytest.mark.parametrize("ellipsoid", ["fixed_point", "theorem"])

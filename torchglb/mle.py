@@ -23,7 +23,14 @@ from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Evaluation, Shortcuts, SolveResult, lbfgs, newton, raise_unless_converged
 from torchglb.optim.approach import of_arrays
-from torchglb.optim.implicit import is_transformed, newton_polish, opaque, wants_gradient
+from torchglb.optim.implicit import (
+    is_transformed,
+    newton_polish,
+    opaque,
+    refuse_singular,
+    wants_gradient,
+    withheld,
+)
 
 #: above this many features a Hessian costs more than the steps it saves
 NEWTON_LIMIT = 200
@@ -31,6 +38,8 @@ NEWTON_LIMIT = 200
 CHEAP_BELOW = 100_000
 #: from so many features on, a Hessian in single precision takes less than half the time
 ROUGH_FROM = 32
+#: curvature below so many eps of the largest is rounding (measured: 6 eps at most, whatever d)
+FLAT = 32
 
 
 @dataclass(frozen=True)
@@ -162,8 +171,16 @@ def minimize_likelihood(
     tol: float | None = None,
     max_steps: int | None = None,
     throw: bool = True,
+    loss_only: bool = False,
 ) -> MLEResult:
-    """:func:`constrained_mle` for a loss that is already built (possibly tilted)."""
+    """:func:`constrained_mle` for a loss that is already built (possibly tilted).
+
+    With ``loss_only`` a minimiser need not be unique: the least loss has its derivatives all the
+    same, and only those of theta, gradient and Hessian raise when they are asked for. (Where the
+    rows contradict each other in a direction that they do not span, as repeated features with
+    different rewards do, the least loss has a kink in the features: its derivative is then that
+    of the loss at the minimiser that was found, one of the generalised gradients.)
+    """
     X, batch = likelihood.X, likelihood.batch_shape
     _check_domain(domain, likelihood)
     if solver is None:
@@ -213,8 +230,13 @@ def minimize_likelihood(
     recorded = wants_gradient(radius, *data)
     if recorded:
         found, force, bend, gap, status, num_steps = opaque(solve, start, radius, *data)
-        theta = _differentiable(likelihood, radius, found, force, bend)
+        theta, singular = _differentiable(likelihood, radius, found, force, bend)
+        if not (loss_only or is_transformed(singular)):
+            refuse_singular("theta", singular)
         loss, gradient, hessian = likelihood.expand(theta)
+        theta, gradient, hessian = (
+            withheld(part, singular, "theta") for part in (theta, gradient, hessian)
+        )
     else:
         with torch.no_grad():
             result, (loss, gradient, hessian) = minimize(likelihood, start, radius)
@@ -244,8 +266,13 @@ def _differentiable(
     theta: Tensor,
     gradient: Tensor,
     hessian: Tensor,
-) -> Tensor:
-    """theta as a function of the data: Newton steps on ``grad L + nu theta = 0, |theta| = S``."""
+) -> tuple[Tensor, Tensor]:
+    """theta as a function of the data, and where it is none, ``(*B)``.
+
+    Newton steps on ``grad L + nu theta = 0, |theta| = S``. In directions without curvature theta
+    stays where it is: among several minimisers the one on that slice is followed, so that
+    ``L(theta)`` is still the least loss.
+    """
     d, S = likelihood.dim, radius.detach()
     nu = -(gradient * theta).sum(-1) / S.square()
     # the ball holds theta back if the force outward exceeds what the curvature does over the room
@@ -254,17 +281,38 @@ def _differentiable(
     on = active.to(theta.dtype)[..., None]
     nu = torch.where(active, nu, torch.zeros_like(nu))
     eye = torch.eye(d, dtype=theta.dtype, device=theta.device)
+    found, hold = theta, _flat_directions(hessian + nu[..., None, None] * eye)
 
     def system(y: Tensor) -> tuple[Tensor, Tensor]:
         theta, nu = y[..., :d], y[..., d:]
         _, gradient, hessian = likelihood.expand(theta)
         sphere = 0.5 * (theta.square().sum(-1) - radius.square())[..., None]
-        residual = torch.cat([gradient + nu * theta, on * sphere - (1 - on) * nu], dim=-1)
+        held = (hold @ (theta - found)[..., None])[..., 0]
+        residual = torch.cat([gradient + nu * theta + held, on * sphere - (1 - on) * nu], dim=-1)
         column = (on * theta)[..., None]
-        top = torch.cat([hessian + nu[..., None] * eye, column], dim=-1)
+        top = torch.cat([hessian + nu[..., None] * eye + hold, column], dim=-1)
         corner = (on - 1)[..., None]
         bottom = torch.cat([column.mT, corner], dim=-1)
         return residual, torch.cat([top, bottom], dim=-2)
 
     y = newton_polish(system, torch.cat([theta, nu[..., None]], dim=-1), 2, "theta")
-    return y[..., :d]
+    theta = y[..., :d]
+    ratio = torch.linalg.vector_norm(theta.detach(), dim=-1) / S
+    # a step far out of a ball that is not active: the curvature is too weak for the solver to see
+    astray = ~active & (ratio > 1.0 + torch.finfo(theta.dtype).eps ** 0.25)
+    theta = theta - ((1.0 - 1.0 / ratio.clamp_min(1.0))[..., None] * theta).detach()
+    return torch.where(astray[..., None], found, theta), astray | (hold != 0).flatten(-2).any(-1)
+
+
+def _flat_directions(curvature: Tensor) -> Tensor:
+    """A multiple of the projection on the directions without curvature, ``(*B, d, d)``.
+
+    Of an element with none of them, or of one that is not finite, exactly 0.
+    """
+    # a NaN would make eigh raise for the whole batch
+    known = torch.isfinite(curvature).flatten(-2).all(-1)[..., None]
+    values, basis = torch.linalg.eigh(torch.where(known[..., None], curvature, 0.0))
+    largest = values[..., -1:]
+    flat = (values <= FLAT * torch.finfo(values.dtype).eps * largest) & known
+    weight = flat * torch.where(largest > 0, largest, 1.0)
+    return (basis * weight[..., None, :]) @ basis.mT

@@ -47,7 +47,9 @@ class ConfidenceSequence:
 
     Features and rewards that require grad keep their graph: through the history, the estimate, the
     radius and the bound, intervals are then differentiable functions of them. (The radii that rest
-    on a posterior centre it exactly in that case, with a few passes in every evaluation.)
+    on a posterior centre it exactly in that case, with a few passes in every evaluation.) From rows
+    that do not span the features the estimate is not unique, and has no derivative: an ellipsoid
+    around it is refused, while a likelihood-ratio set depends on its loss alone, which has one.
 
     Args:
         family: the GLM family.
@@ -157,7 +159,11 @@ class ConfidenceSequence:
         if self._fresh is not None:
             return self._fresh
         likelihood = NegativeLogLikelihood.of(self.family, self.history)
-        fit = minimize_likelihood(likelihood, self.domain, start=self._start, throw=False)
+        # ellipsoids depend on theta_hat itself, likelihood-ratio sets on its loss alone
+        loss_only = not self.ellipsoidal
+        fit = minimize_likelihood(
+            likelihood, self.domain, start=self._start, throw=False, loss_only=loss_only
+        )
         # an estimate short of the tolerance makes the set a little larger, never wrong
         near = fit.gap <= NEAR * (1.0 + fit.loss.detach().abs())
         raise_unless_converged(torch.where(near, int(Status.CONVERGED), fit.status), "the estimate")
@@ -184,7 +190,11 @@ class ConfidenceSequence:
         if settled(~outside):
             return fit.theta
         free = minimize_likelihood(
-            likelihood, enlarged(self.domain, level), start=fit.theta.detach(), throw=False
+            likelihood,
+            enlarged(self.domain, level),
+            start=fit.theta.detach(),
+            throw=False,
+            loss_only=True,
         )
         return torch.where(outside[..., None], free.theta, fit.theta)
 

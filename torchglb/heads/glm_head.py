@@ -245,8 +245,8 @@ class GLMHead(nn.Module):
             contexts: the questions.
             scale: ``"mean"`` for mean rewards, ``"linear"`` for ``<phi(c), theta>``.
             differentiable: with respect to the contexts and to the network's parameters, through
-                the history, the MLE and the bound. The observations must then span the features,
-                unless all parameters are frozen.
+                the history, the MLE and the bound. For ellipsoids the observations must then span
+                the features, unless all parameters are frozen.
         """
         self.observations.check(contexts)
         with torch.set_grad_enabled(differentiable):

@@ -9,7 +9,7 @@ and forward and reverse mode alike, with no derivative formula to write down.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,12 +53,16 @@ class _Opaque(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], solve: Any, *tensors: Tensor) -> Any:
-        moved = [
-            t.movedim(dim, 0) if dim is not None else t.expand(info.batch_size, *t.shape)
-            for t, dim in zip(tensors, in_dims[1:], strict=True)
-        ]
-        outputs = _Opaque.apply(solve, *moved)
+        outputs = _Opaque.apply(solve, *_in_front(info, in_dims[1:], tensors))
         return outputs, tuple(0 for _ in outputs)
+
+
+def _in_front(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors with the axis that vmap adds as the first of their batch axes."""
+    return [
+        t.movedim(dim, 0) if dim is not None else t.expand(info.batch_size, *t.shape)
+        for t, dim in zip(tensors, dims, strict=True)
+    ]
 
 
 def opaque(solve: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -89,11 +93,65 @@ def newton_polish(
     for _ in range(steps):
         residual, jacobian = system(y)
         step, info = torch.linalg.solve_ex(jacobian, residual[..., None])
-        if not is_transformed(info, step) and bool((info != 0).any()):
-            where = [tuple(i) for i in torch.nonzero(info).tolist()]
-            raise SolverError(
-                f"{what} is not a differentiable function of the data: singular optimality system"
-                f" at batch elements {where}; a ridge term (regularization > 0) makes it regular"
-            )
+        if not is_transformed(info, step):
+            refuse_singular(what, info != 0)
         y = y - step[..., 0]
     return y
+
+
+def refuse_singular(what: str, singular: Tensor) -> None:
+    """Raises :class:`SolverError` where a solution has no derivative."""
+    if bool(singular.any()):
+        where = [tuple(i) for i in torch.nonzero(singular).tolist()]
+        raise SolverError(
+            f"{what} is not a differentiable function of the data: singular optimality system"
+            f" at batch elements {where}; a ridge term (regularization > 0) makes it regular"
+        )
+
+
+class _Withheld(torch.autograd.Function):
+    """The identity on ``value (*B, ...)``, without a derivative where ``singular`` holds."""
+
+    @staticmethod
+    def forward(value: Tensor, singular: Tensor, what: str) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, singular, ctx.what = inputs
+        ctx.save_for_backward(singular)
+        ctx.save_for_forward(singular)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (singular,) = ctx.saved_tensors
+        asked = singular & (grad != 0).reshape(*singular.shape, -1).any(-1)
+        if not is_transformed(asked):
+            refuse_singular(ctx.what, asked)
+        return _unknown(grad, asked), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
+        return _unknown(tangent, *ctx.saved_tensors)  # forward mode carries what nobody asks for
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        *tensors, what = inputs
+        return _Withheld.apply(*_in_front(info, in_dims[:-1], tensors), what), 0
+
+
+def _unknown(change: Tensor, where: Tensor) -> Tensor:
+    """The change ``(*B, ...)``, NaN in the elements ``(*B)``."""
+    return change.masked_fill(
+        where.reshape(where.shape + (1,) * (change.ndim - where.ndim)), torch.nan
+    )
+
+
+def withheld(value: Tensor, singular: Tensor, what: str) -> Tensor:
+    """The same ``value (*B, ...)``; to ask for its derivative where ``singular (*B)`` raises.
+
+    In forward mode, and inside a torch.func transform, which cannot look at values, it is NaN.
+    """
+    if not is_transformed(singular) and not bool(singular.any()):
+        return value
+    return _Withheld.apply(value, singular, what)

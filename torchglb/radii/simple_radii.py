@@ -165,6 +165,6 @@ def mean_loss_level(
 
 def rounding_at(problem: Problem, statistics: RowStatistics, theta: Tensor, loss: Tensor) -> Tensor:
     """What rounding may have taken from a loss at theta, ``(*B)``."""
-    norm = torch.linalg.vector_norm(theta, dim=-1)
+    norm = torch.linalg.vector_norm(theta.detach(), dim=-1)  # which need not have a derivative
     rewards = statistics.reward_length / problem.family.dispersion
     return rounding(problem.dtype, loss, rewards, norm, statistics.number)
