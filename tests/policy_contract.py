@@ -339,6 +339,11 @@ class PolicyContract:
                 self.make(family=family)
             assert self.name in str(error.value)
 
+    def test_refuses_a_batch_without_replicates(self):
+        for batch_shape in ((0,), (2, 0)):
+            with pytest.raises(InputError, match="batch_shape: expected one replicate or more"):
+                self.make(batch_shape)
+
     def test_refuses_unknown_options(self):
         with pytest.raises(InputError, match="colour"):
             self.make(colour="blue")

@@ -306,6 +306,7 @@ def test_settings_are_refused_by_name():
         (dict(encoder=lambda: 3), "encoder"),
         (dict(encoder=network().to("meta")), "encoder Sequential: expected parameters on device"),
         (dict(delta=2.0), "delta"),
+        (dict(batch_shape=(0,)), "batch_shape: expected one replicate or more"),
     ]:
         with pytest.raises(glb.InputError, match=message):
             neural(**settings)

@@ -1,6 +1,8 @@
 """The runner and its record: what is recorded, and that nothing but the configuration matters."""
 
+import gc
 import json
+import tempfile
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 import torchglb as glb
 from torchglb import environments, policies, theory
 from torchglb.simulate import Configuration, Record, simulate
+from torchglb.simulate.executors import Watch
 from torchglb.simulate.runner import Play, recorded_rounds
 
 SMALL = dict(policies=["ofuglb", "evill", "random"], horizon=25, replicates=2, S=[3.0, 5.0], arms=6)
@@ -42,6 +45,32 @@ def assert_identical(first, second):
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     return simulate(**table(), out=tmp_path_factory.mktemp("runs") / "small")
+
+
+def test_a_temporary_record_lives_as_long_as_its_object(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    record = simulate(["random"], horizon=5, replicates=2, S=3.0)
+    place = record.directory
+    assert place.parent == tmp_path
+    gc.collect()
+    assert record.arrays("random")["regret"].shape == (1, 2, 5)
+    del record
+    gc.collect()
+    assert not place.exists()
+
+
+def test_a_run_that_fails_leaves_no_temporary_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(glb.InputError, match="executor"):
+        simulate(["random"], horizon=5, replicates=2, S=3.0, executor="somebody")
+
+    class Impatient(Watch):
+        def progress(self, task, rounds):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(["random"], horizon=5, replicates=2, S=3.0, watch=Impatient())
+    assert not list(tmp_path.iterdir())
 
 
 # ---- what is recorded ------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Policy(ABC):
         domain: the ball that contains theta*; it may have a radius S for every replicate.
         delta: the failure level.
         horizon: T, where the policy needs it.
-        batch_shape: ``*B``, replicates that run together.
+        batch_shape: ``*B``, replicates that run together; one at least.
         seed: of the policy's own randomness. It is a number and not a ``torch.Generator``, whose
             draws would depend on the size and the order of the batch: each replicate counts
             through a stream of its own (:class:`torchglb.random_streams.RandomStreams`).
@@ -101,6 +101,8 @@ class Policy(ABC):
         self.delta = check_probability("delta", delta)
         self.horizon = horizon
         self.batch_shape = torch.Size(batch_shape)
+        if not self.batch_shape.numel():
+            raise refuse("batch_shape", "one replicate or more", tuple(self.batch_shape))
         self.validate = validate
         self.dtype = dtype
         self.device = torch.zeros(0, device=device).device

@@ -8,8 +8,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,8 @@ def simulate(
         replicates: R for each S.
         S: the radius of the ball, or several.
         out: the directory of the record; if it holds an unfinished run of the same configuration,
-            that one is continued. A new temporary directory if left out.
+            that one is continued. If left out, a temporary directory that is removed together with
+            the record that is returned, or when the program ends.
         executor: ``"serial"`` (here), ``"processes"`` or ``"ray"``; the results are the same.
         watch: is told how far the tasks are.
         workers: of ``"processes"``.
@@ -89,15 +92,24 @@ def simulate(
     }
     config = Configuration.load(table)
     place = Path(tempfile.mkdtemp(prefix="torchglb-")) if out is None else Path(out)
-    return run(
-        config,
-        place,
-        executor=executor,
-        watch=watch,
-        workers=workers,
-        address=address,
-        save_every=save_every,
-    )
+    remove = partial(shutil.rmtree, place, ignore_errors=True)
+    try:
+        record = run(
+            config,
+            place,
+            executor=executor,
+            watch=watch,
+            workers=workers,
+            address=address,
+            save_every=save_every,
+        )
+    except BaseException:
+        if out is None:  # nobody else knows of it
+            remove()
+        raise
+    if out is None:
+        weakref.finalize(record, remove)
+    return record
 
 
 def run(
