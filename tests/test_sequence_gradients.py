@@ -135,6 +135,29 @@ def test_a_companion_whose_estimate_is_not_unique_changes_nothing():
             torch.testing.assert_close(slopes[1], torch.stack([slope, torch.zeros_like(slope)]))
 
 
+@pytest.mark.parametrize(("family", "n"), [("probit", 2), ("probit", 8), ("bernoulli", 8)])
+def test_unconfined_sets_of_few_rows(family, n):
+    """They are searched far outside of the ball, where the loss is made of planes with edges."""
+    generator = torch.Generator().manual_seed(n + 17)
+
+    def unit(*shape: int) -> Tensor:
+        rows = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+
+    X, theta = 0.9 * unit(200, n, 3), 3.0 * unit(200, 3, 1)
+    r = FAMILIES[family].sample((X @ theta)[..., 0], generator)
+    ball = glb.Ball(3, 5.0)
+    sequence = glb.ConfidenceSequence(
+        FAMILIES[family], ball, 0.05, "gaussian-prior", batch_shape=(200,)
+    )
+    sequence.update(X.requires_grad_(), r)
+    interval = sequence.current().interval(unit(200, 4, 3))
+    ends = torch.cat(interval)
+    (slope,) = torch.autograd.grad(ends[torch.isfinite(ends)].sum(), X)
+    assert bool((interval.width > 0).all())
+    assert bool(torch.isfinite(slope).all())
+
+
 @pytest.mark.parametrize("ellipsoid", ["fixed_point", "theorem"])
 def test_ellipsoids(ellipsoid):
     check(glb.Bernoulli(), "pac-bayes", 30, ellipsoidal=True, ellipsoid=ellipsoid)

@@ -485,3 +485,45 @@ def test_a_point_of_infinite_loss_is_drawn_back_to_the_hub(kind):
     with quiet():
         found = np.asarray(draw_back(point, loss, hub, kind(np.full(6, 1.0)), level))[:, 0]
     np.testing.assert_allclose(found, [1.0, 0.5, 0.0, nan, 1.0, 1.0], atol=1e-14)
+
+
+#: in a wide ball the loss is made of planes with sharp edges: rows, rewards, arm
+EDGED = [
+    ([[-0.27, -0.27], [0.54, 0.36]], [1.0, 1.0], [-1.0, -0.2]),
+    ([[0.45, 0.54], [-0.27, 0.36]], [1.0, 0.0], [-0.8, 0.6]),
+    ([[0.36, 0.54], [-0.54, -0.63]], [0.0, 0.0], [0.4, 0.9]),
+    ([[0.27, 0.36], [0.0, 0.63], [0.9, 0.09]], [1.0, 1.0, 0.0], [-0.2, -1.0]),
+    ([[-0.36, 0.72], [-0.18, -0.9], [0.18, 0.18]], [0.0, 1.0, 0.0], [-0.4, 0.9]),
+]
+
+
+def edged(X, r, arm, **options):
+    X, r, arm = (torch.tensor(t, dtype=torch.float64) for t in (X, r, arm))
+    loss = glb.NegativeLogLikelihood(glb.Bernoulli(), X, r, **options)
+    program = glb.SublevelProgram(loss, glb.Ball(2, 100.0), X.new_full(X.shape[:-2], 6.0))
+    return program, arm[..., None, :]
+
+
+@pytest.mark.parametrize("case", EDGED)
+@pytest.mark.parametrize("tilted", [False, True])
+def test_edges_that_no_quadratic_model_sees(case, tilted):
+    options = {"tilt": torch.tensor([0.01, -0.02], dtype=torch.float64)} if tilted else {}
+    program, arm = edged(*case, **options)
+    found, oracle = native_support(program, arm), glb.support(program, arm, "conic")
+    assert float(found.gap) <= 3e-8 * (1 + float(found.upper))
+    assert float(oracle.lower) - 1e-6 <= float(found.upper) <= float(oracle.upper) + 1e-5
+    assert float(program.likelihood(found.theta)) <= 6.0
+    assert float(torch.linalg.vector_norm(found.theta)) <= 100.0
+
+
+def test_edges_of_some_companions_do_not_matter():
+    """Some arms end with the search for a price, others by the quadratic model."""
+    chosen = [EDGED[0], EDGED[1], (EDGED[0][0], [1.0, 0.0], [1.0, 0.0])]
+    program, arms = edged(*zip(*chosen, strict=True))
+    arms = torch.cat([arms, -arms, arms.flip(0)], dim=1)
+    together = native_support(program, arms)
+    for i, k in indices((3, 3)):
+        alone = native_support(element(program, (i,)), arms[i, k : k + 1])
+        for name in FIELDS:
+            one, part = getattr(alone, name), getattr(together, name)[i, k : k + 1]
+            torch.testing.assert_close(part, one, rtol=1e-9, atol=1e-9)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.arrays import which
 from torchglb.checks import check_same, check_shape
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.linalg import cut_ball
@@ -22,11 +23,14 @@ from torchglb.optim.implicit import is_transformed, opaque, wants_gradient
 from torchglb.optim.loop import Progress, iterate
 from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, pull_of_rows, roundings_of, trace
 from torchglb.ucb.differentiate import differentiable
+from torchglb.ucb.priced import Bracket, search_prices
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.sqp import ball_weight, come_back, propose, stop_at_cut
 
 #: a search that has not narrowed its gap for this many steps is given up
 PATIENCE = 25
+#: what the search by models and the search by prices know of an arm
+SHARED = ("upper", "lower", "best", "normal", "offset")
 
 
 def native_support(
@@ -224,7 +228,55 @@ def search_support(
         inner_loss=floor,
         stalled=zero,
     )
-    return iterate(step, start, report(start), max_steps)
+    search, status, num_steps = iterate(step, start, report(start), max_steps)
+    stuck = which(((status == Status.INACCURATE) & (floor <= level)).flatten())
+    if stuck.shape[0]:
+        search, status = _by_prices(program, hub, floor, arms, search, status, stuck, tol)
+    return search, status, num_steps
+
+
+def _by_prices(
+    program: SublevelProgram,
+    hub: Tensor,
+    floor: Tensor,
+    arms: Tensor,
+    search: Search,
+    status: Tensor,
+    stuck: Tensor,
+    tol: float,
+) -> tuple[Search, Tensor]:
+    """The search of some arms, an index of all ``*B x K``, carried on by :mod:`priced`."""
+    axes = status.ndim - 1
+
+    def of_problems(t: Tensor) -> Tensor:
+        return t.reshape(-1, *t.shape[axes:])[stuck // status.shape[-1]]
+
+    def of_arms(t: Tensor) -> Tensor:
+        return t.flatten(0, axes)[stuck]
+
+    def put(whole: Tensor, part: Tensor) -> Tensor:
+        return whole.flatten(0, axes).index_copy(0, stuck, part).reshape(whole.shape)
+
+    *rows, radius, level = (of_problems(t) for t in program.tensors())
+    loss = program.likelihood.rebuild(rows)
+    pull, roundings = _rounding(loss)
+    x, inner, inner_loss = of_arms(arms), of_arms(hub), of_arms(floor)
+    known = {name: of_arms(getattr(search, name)) for name in SHARED}
+    price = (known["upper"] - (x * inner).sum(-1)) / (level - inner_loss)
+    first = Bracket(
+        # by concavity at least as dear as the best price
+        price=torch.where(torch.isfinite(price) & (price > 0), price, 1.0),
+        start=inner,
+        inner=inner,
+        inner_loss=inner_loss,
+        outer=inner,
+        outer_loss=torch.full_like(level, torch.inf),
+        stalled=torch.zeros_like(level),
+        **known,
+    )
+    found, verdict = search_prices(loss, radius, level, x, first, pull[:, 0], roundings, tol)
+    new = {name: put(getattr(search, name), getattr(found, name)) for name in SHARED}
+    return search._replace(**new), put(status, verdict)
 
 
 def _rounding(likelihood: NegativeLogLikelihood) -> tuple[Tensor, float]:

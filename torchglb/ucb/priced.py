@@ -1,0 +1,138 @@
+"""Arms for which the quadratic model misleads: the dual of the program, a search for one price.
+
+For a price ``lambda > 0`` of the loss,
+
+``D(lambda) = lambda B + max_{|theta| <= S} <x, theta> - lambda L(theta) >= h(x)``,
+
+with equality at the best one. The maximiser is an estimate tilted by ``x / lambda``, which Newton's
+method finds from anywhere: also in a large ball, where the loss is made of planes with sharp edges
+that a quadratic model of any one point knows nothing of. Of two maximisers, one inside the set and
+one outside, the chord of value against loss tells the next price, and the gap falls about fourfold
+in each step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.domain import Ball
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.mle import minimize_likelihood
+from torchglb.optim.loop import Progress, iterate
+from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, trace
+
+#: a search that has not narrowed its gap for so many prices is given up
+PATIENCE = 12
+#: until a maximiser lies outside the set, prices fall by this factor
+FALL = 8.0
+MAX_PRICES = 80
+
+
+class Bracket(NamedTuple):
+    """The state of every search; all start with ``(N)``."""
+
+    price: Tensor  # the next to try
+    start: Tensor  # where its estimate begins
+    inner: Tensor  # a point of the set, and its loss
+    inner_loss: Tensor
+    outer: Tensor  # one outside, and its loss; infinite as long as there is none
+    outer_loss: Tensor
+    upper: Tensor
+    lower: Tensor
+    best: Tensor  # a feasible point that attains lower
+    normal: Tensor  # the cut that gave upper: <normal, theta> <= offset
+    offset: Tensor
+    stalled: Tensor
+
+
+def search_prices(
+    loss: NegativeLogLikelihood,
+    radius: Tensor,
+    level: Tensor,
+    arms: Tensor,
+    bracket: Bracket,
+    pull: Tensor,
+    roundings: float,
+    tol: float,
+) -> tuple[Bracket, Tensor]:
+    """Closes the gap of N programs with one arm each, from a point inside the set.
+
+    Args:
+        loss: L, with one batch axis.
+        radius: S, ``(N)``.
+        level: B, ``(N)``.
+        arms: x, ``(N, d)``.
+        bracket: what is known.
+        pull: what :func:`cut_offset` pays for rounding, ``(N)``.
+        roundings: their number.
+        tol: stop when ``upper - lower <= tol (1 + |upper|)``.
+
+    Returns:
+        The last state, and the status of each, ``(N)``.
+    """
+    ball = Ball(loss.dim, radius)
+
+    def value(point: Tensor) -> Tensor:
+        return (arms * point).sum(-1)
+
+    def report(state: Bracket) -> Progress:
+        gap = state.upper - state.lower
+        close = gap <= tol * (1.0 + state.upper.abs())
+        return Progress(close, state.stalled > PATIENCE, torch.isfinite(gap))
+
+    def step(state: Bracket) -> tuple[Bracket, Progress]:
+        tilt = arms / state.price[..., None]
+        tilt = tilt if loss.tilt is None else tilt + loss.tilt
+        tilted = NegativeLogLikelihood(
+            loss.family,
+            loss.X,
+            loss.r,
+            loss.w,
+            regularization=loss.regularization,
+            tilt=tilt,
+            shards=loss.shards,
+        )
+        point = minimize_likelihood(tilted, ball, start=state.start, throw=False).theta
+        at = loss.expand(point)
+        offset = cut_offset(
+            point, at.loss, at.gradient, trace(at.hessian), level, radius, pull, roundings
+        )
+        bound = cut_value(arms, at.gradient, offset, radius)
+        tighter = bound < state.upper
+
+        feasible = at.loss <= level
+        inner = torch.where(feasible[..., None], point, state.inner)
+        inner_loss = torch.where(feasible, at.loss, state.inner_loss)
+        outer = torch.where(feasible[..., None], state.outer, point)
+        outer_loss = torch.where(feasible, state.outer_loss, at.loss)
+        there = draw_back(outer, outer_loss, inner, inner_loss, level)
+        reached = value(there)
+        better = reached > state.lower
+
+        # the chord's slope; between its ends lies a maximiser for it
+        chord = (value(outer) - value(inner)) / (outer_loss - inner_loss)
+        price = torch.where(chord > 0, chord, state.price / FALL)
+        upper = torch.where(tighter, bound, state.upper)
+        lower = torch.where(better, reached, state.lower)
+        narrowed = upper - lower < 0.9 * (state.upper - state.lower)
+        new = Bracket(
+            price=price,
+            start=point,
+            inner=inner,
+            inner_loss=inner_loss,
+            outer=outer,
+            outer_loss=outer_loss,
+            upper=upper,
+            lower=lower,
+            best=torch.where(better[..., None], there, state.best),
+            normal=torch.where(tighter[..., None], at.gradient, state.normal),
+            offset=torch.where(tighter, offset, state.offset),
+            stalled=torch.where(narrowed, 0.0, state.stalled + 1.0),
+        )
+        return new, report(new)
+
+    last, status, _ = iterate(step, bracket, report(bracket), MAX_PRICES)
+    return last, status
