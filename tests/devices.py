@@ -169,8 +169,8 @@ def running_on(
 
     with contextlib.ExitStack() as stack:
         original = loop.iterate
-        for module in ("torchglb.optim.loop", "torchglb.optim.ball", "torchglb.ucb.native"):
-            stack.enter_context(mock.patch(f"{module}.iterate", counted(original)))
+        for module in ("optim.loop", "optim.ball", "ucb.native", "ucb.priced"):
+            stack.enter_context(mock.patch(f"torchglb.{module}.iterate", counted(original)))
         if name == PRETEND:
             copied = mock.patch("torchglb.arrays.copied", made_up_numbers)
             stack.enter_context(copied)

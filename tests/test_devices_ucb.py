@@ -38,6 +38,16 @@ def test_native_support(device_name, family, d):
 
 
 @on_every_device
+@pytest.mark.parametrize("found", ["all", "one"])
+def test_native_support_by_prices(device_name, found):
+    def call(device):
+        program, arms = program_on(device, glb.Bernoulli()), arms_on(device)
+        return native_support(program, arms, throw=False, validate=False)
+
+    assert_stays(device_name, call, steps=2, found=(found,))
+
+
+@on_every_device
 def test_native_support_with_a_center_and_a_ridge(device_name):
     def call(device):
         program = program_on(

@@ -274,7 +274,8 @@ def _by_prices(
         stalled=torch.zeros_like(level),
         **known,
     )
-    found, verdict = search_prices(loss, radius, level, x, first, pull[:, 0], roundings, tol)
+    domain = program.domain.resized(radius)
+    found, verdict = search_prices(loss, domain, level, x, first, pull[:, 0], roundings, tol)
     new = {name: put(getattr(search, name), getattr(found, name)) for name in SHARED}
     return search._replace(**new), put(status, verdict)
 

@@ -50,7 +50,7 @@ class Bracket(NamedTuple):
 
 def search_prices(
     loss: NegativeLogLikelihood,
-    radius: Tensor,
+    domain: Ball,
     level: Tensor,
     arms: Tensor,
     bracket: Bracket,
@@ -62,7 +62,7 @@ def search_prices(
 
     Args:
         loss: L, with one batch axis.
-        radius: S, ``(N)``.
+        domain: the balls, of radii S ``(N)``.
         level: B, ``(N)``.
         arms: x, ``(N, d)``.
         bracket: what is known.
@@ -73,7 +73,7 @@ def search_prices(
     Returns:
         The last state, and the status of each, ``(N)``.
     """
-    ball = Ball(loss.dim, radius)
+    radius = domain.radius_like(level)
 
     def value(point: Tensor) -> Tensor:
         return (arms * point).sum(-1)
@@ -95,7 +95,7 @@ def search_prices(
             tilt=tilt,
             shards=loss.shards,
         )
-        point = minimize_likelihood(tilted, ball, start=state.start, throw=False).theta
+        point = minimize_likelihood(tilted, domain, start=state.start, throw=False).theta
         at = loss.expand(point)
         offset = cut_offset(
             point, at.loss, at.gradient, trace(at.hessian), level, radius, pull, roundings
