@@ -114,12 +114,16 @@ class FamilyContract:
         assert_exact(got, z, self.exact(order), self.exact(order + 1))
 
     @pytest.mark.parametrize("order", [2, 3, 4, 5])
-    def test_higher_derivatives_together_are_those_alone(self, family, order):
+    def test_derivatives_of_the_loss_together_are_those_alone(self, family, order):
         z = torch.linspace(-8.0, 8.0, 33, dtype=torch.float64)
-        together = family.higher_derivatives(z, order)
-        assert len(together) == order - 2
-        for k, found in enumerate(together, start=3):
-            torch.testing.assert_close(found, family.derivative(z, k), rtol=1e-12, atol=1e-15)
+        r = family.mean(z).flip(0)
+        together = family.loss_derivatives(z, r, order)
+        assert len(together) == order + 1
+        for found, alone in zip(together, family.loss_terms(z, r), strict=False):
+            torch.testing.assert_close(found, alone, rtol=0.0, atol=0.0)
+        for k, found in enumerate(together[3:], start=3):
+            alone = family.derivative(z, k) / family.dispersion
+            torch.testing.assert_close(found, alone, rtol=1e-12, atol=1e-15)
 
     def test_higher_derivatives(self, family):
         for order in range(4, self.highest_order + 1):
@@ -356,7 +360,7 @@ class TestBernoulli(FamilyContract):
         def everything(z, r):
             parts = [family.derivative(z, order) for order in range(9)]
             parts += [family.slope(z, r), family.curvature(z), family.loss(z, r)]
-            return parts + family.higher_derivatives(z, 6) + list(family.loss_terms(z, r))
+            return parts + family.loss_derivatives(z, r, 6)
 
         info = torch.finfo(dtype)
         found = everything(z.numpy(), r.numpy())

@@ -26,7 +26,9 @@ TORCH_FROM = 256
 
 def array(values: Tensor) -> Array:
     """The same memory as a NumPy array if it is on the CPU, else the tensor itself."""
-    return values.detach().numpy() if values.device.type == "cpu" else values.detach()
+    if values.requires_grad:
+        values = values.detach()
+    return values.numpy() if values.is_cpu else values
 
 
 def tensor(values: Array) -> Tensor:
@@ -70,6 +72,11 @@ _LIMITS: dict[Any, tuple[float, float]] = {}
 def at_least(values: Array, floor: float) -> Array:
     """The larger of each value and a number."""
     return values.clamp_min(floor) if isinstance(values, Tensor) else np.maximum(values, floor)
+
+
+def at_most(values: Array, ceiling: float) -> Array:
+    """The smaller of each value and a number."""
+    return values.clamp_max(ceiling) if isinstance(values, Tensor) else np.minimum(values, ceiling)
 
 
 def finite(values: Array) -> Array:

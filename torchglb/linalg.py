@@ -35,7 +35,7 @@ def minimize_on_ball(eigenvalues: Array, coefficients: Array, radius: Array) -> 
         u = coefficients / shifted
         return u, length(u), shifted
 
-    nu = xp.zeros_like(radius)
+    nu = 0.0 * radius
     u, norm, _ = solve(nu)
     outside = ~(norm <= radius)
     if idle(outside):

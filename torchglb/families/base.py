@@ -74,10 +74,6 @@ class GLMFamily(nn.Module):
         """``m'''(z)``."""
         return _differentiate(self.variance, z)
 
-    def higher_derivatives(self, z: Tensor, order: int) -> list[Tensor]:
-        """The derivatives of m from the third to the given order; families share work here."""
-        return [self.derivative(z, k) for k in range(3, order + 1)]
-
     # ---- the loss of an observation ------------------------------------------------------
 
     def nll(self, z: Tensor, r: Tensor) -> Tensor:
@@ -105,6 +101,11 @@ class GLMFamily(nn.Module):
     def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:
         """Loss, slope ``(mu(z) - r)/g`` and curvature ``m''(z)/g``; families share work here."""
         return LossTerms(self.nll(z, r), self.slope(z, r), self.curvature(z))
+
+    def loss_derivatives(self, z: Tensor, r: Tensor, order: int) -> list[Tensor]:
+        """The loss and its derivatives in z, up to an order >= 2; families share work here."""
+        higher = [self.derivative(z, k) / self.dispersion for k in range(3, order + 1)]
+        return [*self.loss_terms(z, r), *higher]
 
     # ---- rewards -------------------------------------------------------------------------
 

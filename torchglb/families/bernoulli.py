@@ -56,25 +56,25 @@ class Binomial(GLMFamily):
         # m' - 1/2 is odd, so m^(k) is even for even k and odd for odd k
         return value if order % 2 == 0 else library(z).where(z > 0, -value, value)
 
-    def higher_derivatives(self, z: Array, order: int) -> list[Array]:  # noqa: D102
-        up, down = sigmoid(z), sigmoid(-z)
-        v = up * down
-        closed = [v * (down - up), v * (1.0 - 6.0 * v)][: max(order - 2, 0)]
-        return [self._times(value) for value in closed] + [
-            self.derivative(z, k) for k in range(5, order + 1)
-        ]
-
     def nll(self, z: Tensor, r: Tensor) -> Tensor:
         """``N log(1 + e^z) - r z`` without cancellation: a success at z = 700 costs e^-700."""
         return -(r * F.logsigmoid(z) + (self.trials - r) * F.logsigmoid(-z))
 
     def loss_terms(self, z: Array, r: Array) -> LossTerms:  # noqa: D102
+        return LossTerms(*self.loss_derivatives(z, r, 2))
+
+    def loss_derivatives(self, z: Array, r: Array, order: int) -> list[Array]:  # noqa: D102
         flipped = -z
         up, down = sigmoid(z), sigmoid(flipped)
         failures = self.trials - r
+        v = self._times(up * down)
         # mu - r = (N - r) sigma(z) - r sigma(-z), also far out
-        slope = failures * up - r * down
-        return LossTerms(self._loss(z, flipped, failures), slope, self._times(up * down))
+        found = [self._loss(z, flipped, failures), failures * up - r * down, v]
+        if order >= 3:
+            found.append(v * (down - up))
+        if order >= 4:
+            found.append(v * (1.0 - (6.0 / self.trials) * v))
+        return found + [self.derivative(z, k) for k in range(5, order + 1)]
 
     def loss(self, z: Array, r: Array) -> Array:  # noqa: D102
         return self._loss(z, -z, self.trials - r)

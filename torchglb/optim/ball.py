@@ -202,13 +202,13 @@ def _descend(
 def minimize_model(
     eigenvalues: Array, basis: Array, theta: Array, gradient: Array, radius: Array
 ) -> Array:
-    """The minimiser over the ball of the model with Hessian ``Q diag(e) Q'`` at ``theta``."""
+    """The minimiser over the ball of the model with Hessian ``Q diag(e) Q'``, e ascending."""
     xp = library(theta)
     turned = basis.mT
     b = eigenvalues * matvec(turned, theta) - matvec(turned, gradient)
     # where the curvature is pure rounding and so is the force, stay as short as possible
     rounding = 8 * theta.shape[-1] * limits(theta)[0]
-    largest = xp.amax(eigenvalues, -1)[..., None]
+    largest = eigenvalues[..., -1:]
     flat = eigenvalues <= rounding * largest
     if not idle(flat):
         scale = length(gradient)[..., None] + largest * radius[..., None]

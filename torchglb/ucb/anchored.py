@@ -22,12 +22,13 @@ from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
+from torchglb.optim.numbers import surely
 from torchglb.ucb.bounds import pull_of_rows
-from torchglb.ucb.bundle import Bundle, Round, carry_forward, empty_bundle
+from torchglb.ucb.bundle import PLANAR, Bundle
 from torchglb.ucb.contest import Contest, Verdict
 from torchglb.ucb.minimum import CarriedMinimum, FlatHistory
 from torchglb.ucb.program import SublevelProgram
-from torchglb.ucb.taylor import Bracket
+from torchglb.ucb.scan import Round
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,13 @@ class AnchoredProgram:
         d, problems = domain.dim, self.batch_shape.numel()
         like = torch.zeros((), dtype=dtype, device=self.history.device)
         if anchors is None:
-            anchors = max(64, min(16 * 2 ** min(d, 10), 100_000 // d**2))
+            anchors = 32 if d <= PLANAR else max(64, min(16 * 2 ** min(d, 10), 100_000 // d**2))
         self._radius = domain.radius_like(like).expand(self.batch_shape).reshape(problems)
         self._data = FlatHistory(family, self.history)
         self._minimum = CarriedMinimum(self._data, domain, self._radius, self.level_tol)
-        self._bundle = empty_bundle(problems, anchors, d, like)
+        self._bundle = Bundle(family, problems, anchors, d, domain.max_radius, like)
         self._pull = torch.zeros_like(self._radius)
+        self._last_ridge = 0.0, torch.zeros_like(self._radius)
         self._round = 0
         self._passes = torch.zeros_like(self._radius)
 
@@ -143,16 +145,19 @@ class AnchoredProgram:
         shape = (*self.batch_shape, len(self.history) - count)
 
         def rows(value: Any, *tail: int) -> Tensor:
-            tensor = torch.as_tensor(value, dtype=self.history.dtype, device=self.history.device)
-            if tensor.ndim:
-                return tensor.detach().reshape(self._data.problems, -1, *tail)
-            return tensor.expand(shape).reshape(self._data.problems, -1)
+            if not isinstance(value, Tensor):
+                value = torch.as_tensor(value, dtype=self._pull.dtype, device=self._pull.device)
+            if value.ndim:
+                return value.detach().reshape(self._data.problems, -1, *tail)
+            return value.expand(shape).reshape(self._data.problems, -1)
 
         X, reward = rows(x, self.domain.dim), rows(r)
         w = None if weight is None else rows(weight)
         self._minimum.observe(X, reward, w)
-        carry_forward(self._bundle, self.family, X, reward, w)
-        self._pull = self._pull + pull_of_rows(self.family, X, reward, w)
+        observed = (array(X), array(reward), None if w is None else array(w))
+        self._bundle.observe(*observed)
+        with quiet():
+            self._pull = self._pull + tensor(pull_of_rows(self.family, *observed))
 
     # ---- saving --------------------------------------------------------------------------
 
@@ -161,7 +166,7 @@ class AnchoredProgram:
         return {
             "history": self.history.state_dict(),
             "minimum": self._minimum.state_dict(),
-            "bundle": {name: t.clone() for name, t in self._bundle._asdict().items()},
+            "bundle": self._bundle.state_dict(),
             "pull": self._pull.clone(),
             "passes": self._passes.clone(),
             "round": self._round,
@@ -172,11 +177,10 @@ class AnchoredProgram:
         missing = set(self.state_dict()) - set(state)
         if missing:
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
-        for name, old in self._bundle._asdict().items():
-            check_shape(f"state['bundle'][{name!r}]", state["bundle"][name], old.shape)
+        self._bundle.check_state(state["bundle"])
         self.history.load_state_dict(state["history"])
         self._minimum.load_state_dict(state["minimum"])
-        self._bundle = Bundle(**{name: t.clone() for name, t in state["bundle"].items()})
+        self._bundle.load_state_dict(state["bundle"])
         self._pull, self._passes = state["pull"].clone(), state["passes"].clone()
         self._round = int(state["round"])
 
@@ -196,7 +200,9 @@ class AnchoredProgram:
     def _ridge(self, regularization: float | Tensor) -> Tensor:
         if isinstance(regularization, Tensor):
             return regularization.expand(self.batch_shape).reshape(-1)
-        return torch.full_like(self._radius, regularization)
+        if regularization != self._last_ridge[0]:
+            self._last_ridge = regularization, torch.full_like(self._radius, regularization)
+        return self._last_ridge[1]
 
     # ---- the program of this round -------------------------------------------------------
 
@@ -214,37 +220,23 @@ class AnchoredProgram:
             level: the level itself, ``(*B)``, instead of a radius.
             regularization: lambda of a ridge term.
         """
+        _check_one(radius, level)
         shape = self.batch_shape
         ridge = self._ridge(regularization)
-        B, _, _ = self._level(radius, level, ridge, self.minimum(regularization))
+        B = self._level(radius, level, array(self.minimum(regularization).loss.reshape(-1)))
         likelihood = NegativeLogLikelihood.of(
             self.family, self.history, regularization=ridge.reshape(shape)
         )
-        return SublevelProgram(likelihood, self.domain, B.reshape(shape))
+        return SublevelProgram(likelihood, self.domain, tensor(B).reshape(shape))
 
-    def _level(
-        self,
-        radius: float | Tensor | None,
-        level: Tensor | None,
-        ridge: Tensor,
-        known: Minimum | None = None,
-    ) -> tuple[Tensor, Tensor, Bracket]:
-        """B, the minimiser and the enclosure of the minimum."""
-        if (radius is None) == (level is None):
-            got = "none" if level is None else "both"
-            raise refuse("radius, level", "exactly one of them", got)
-        if known is None:
-            hub, minimum = self._minimum.find(ridge)
-        else:
-            hub, high = known.theta.reshape(-1, self.domain.dim), known.loss.reshape(-1)
-            minimum = Bracket(high - known.slack.reshape(-1), high)
-        given = radius if level is None else level
-        assert given is not None
+    def _level(self, radius: float | Tensor | None, level: Tensor | None, least: Array) -> Array:
+        """B, for a loss whose minimum is at most ``least``."""
+        given: Any = radius if level is None else level
         if isinstance(given, Tensor):
-            given = given.to(hub).expand(self.batch_shape).reshape(-1)
+            given = array(given.to(self._radius).expand(self.batch_shape).reshape(-1))
         else:  # filled in place: a copy from the host would wait for the device
-            given = torch.full_like(minimum.high, given)
-        return (minimum.high + given if level is None else given), hub, minimum
+            given = library(least).full_like(least, given)
+        return least + given if level is None else given
 
     # ---- the optimistic arm --------------------------------------------------------------
 
@@ -278,18 +270,24 @@ class AnchoredProgram:
         check_shape("arms", arms, (*shape, "K", self.domain.dim))
         if arms.shape[-2] == 0:
             raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
+        _check_one(radius, level)
         before = self._minimum.passes
         ridge = self._ridge(regularization)
-        B, hub, bracket = self._level(radius, level, ridge, minimum)
-        self._round += 1
+        if minimum is None:
+            hub, (low, high) = self._minimum.find(ridge)
+        else:
+            hub, high = minimum.theta.reshape(-1, self.domain.dim), minimum.loss.reshape(-1)
+            low = high - minimum.slack.reshape(-1)
         flat = arms.reshape(-1, *arms.shape[-2:])
-        task = Round(
-            *(array(t) for t in (flat, B, hub, bracket.high, ridge, self._radius, self._pull))
-        )
-        contest = Contest(task, self._bundle.arrays(), self._data, self.domain, self._round)
+        given = (flat, hub, high, ridge, self._radius, self._pull)
+        X, centre, least, lam, S, pull = (array(t) for t in given)
+        task = Round(X, self._level(radius, level, least), centre, least, lam, S, pull)
+        self._round += 1
+        nature = self._minimum.nature
+        contest = Contest(task, self._bundle, self._data, nature, self.domain, self._round)
         with quiet():
             found = contest.decide(self._tie if tol is None else tol, value_tol, max_steps)
-            status = _status(found, task.level, array(bracket.low), task.hub_loss)
+            status = _status(found, task.level, array(low), task.hub_loss)
         passes = tensor(found.passes)
         self._passes = self._passes + passes
         return Choice(
@@ -301,9 +299,19 @@ class AnchoredProgram:
         )
 
 
+def _check_one(radius: float | Tensor | None, level: Tensor | None) -> None:
+    if (radius is None) == (level is None):
+        got = "none" if level is None else "both"
+        raise refuse("radius, level", "exactly one of them", got)
+
+
 def _status(found: Verdict, level: Array, low: Array, high: Array) -> Array:
     """How each problem ended; its minimum is enclosed by ``low`` and ``high``."""
     xp = library(level)
+    # what is infinite or NaN anywhere is so in this sum
+    sound = abs(high + found.upper.sum(-1)) < float("inf")
+    if surely(found.certain & (low <= level) & sound):
+        return xp.full_like(level, int(Status.CONVERGED), dtype=xp.int64)
     empty = (low > level) | (found.upper == -float("inf")).any(-1)
     undefined = xp.isnan(high + level) | (xp.isnan(found.upper.sum(-1)) & ~empty)
     status = xp.where(found.certain, int(Status.CONVERGED), int(Status.INACCURATE))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from torchglb.arrays import Array, dot, length, library, limits
+from torchglb.arrays import Array, at_least, at_most, dot, length, library, limits
 from torchglb.families import GLMFamily
 from torchglb.linalg import cut_ball
 
 
-def pull_of_rows(family: GLMFamily, X: Tensor, r: Tensor, w: Tensor | None) -> Tensor:
+def pull_of_rows(family: GLMFamily, X: Array, r: Array, w: Array | None) -> Array:
     """``sum_s w_s |x_s| c_s / g``, with ``c_s`` the larger of ``|r_s|`` and the rewards' range.
 
     S times this bounds the terms ``r z`` of the loss and, for bounded rewards, those of the slope:
@@ -25,12 +23,22 @@ def pull_of_rows(family: GLMFamily, X: Tensor, r: Tensor, w: Tensor | None) -> T
         w: weights ``(*B, n)`` or None.
     """
     ends = [abs(end) for end in family.reward_range if math.isfinite(end)]
-    largest = r.abs().clamp_min(max(ends, default=0.0)) / family.dispersion
-    size = torch.linalg.vector_norm(X, dim=-1) * largest
+    largest = at_least(abs(r), max(ends, default=0.0)) / family.dispersion
+    size = length(X) * largest
     return (size if w is None else size * w).sum(-1)
 
 
-def cut_offset(
+class Tangent(NamedTuple):
+    """The cut ``<grad L(point), theta> <= offset``; by convexity all of ``{L <= B}`` obeys it.
+
+    As computed, the offset may be too small by some times ``rounding``.
+    """
+
+    offset: Array
+    rounding: Array
+
+
+def tangent(
     point: Array,
     loss: Array,
     gradient: Array,
@@ -38,12 +46,11 @@ def cut_offset(
     level: Array,
     radius: Array,
     pull: Array,
-    roundings: float,
-) -> Array:
-    """``b`` of the cut ``<grad L(point), theta> <= b``; by convexity all of ``{L <= B}`` obeys it.
+) -> Tangent:
+    """The cut of an evaluated point, and what one rounding of the sums behind it may do to it.
 
-    Rounding is paid for, so that b errs upwards: the terms of the loss add up to at most
-    ``|L| + 2 S pull`` and those of the gradient, times S, to ``S pull + S^2 tr H``.
+    The terms of the loss add up to at most ``|L| + 2 S pull`` and those of the gradient, times S,
+    to ``S pull + S^2 tr H``.
 
     Args:
         point: ``(*, d)``.
@@ -53,11 +60,10 @@ def cut_offset(
         level: B, broadcasts with ``(*)``.
         radius: S, broadcasts with ``(*)``.
         pull: of :func:`pull_of_rows`, broadcasts with ``(*)``.
-        roundings: how many roundings of these sizes the sums behind the loss have seen.
     """
     offset = level - loss + dot(gradient, point)
     size = abs(level) + abs(loss) + abs(offset) + radius * (pull + radius * curvature)
-    return offset + (roundings * limits(point)[0]) * size
+    return Tangent(offset, limits(point)[0] * size)
 
 
 def trace(matrix: Array) -> Array:
@@ -86,4 +92,4 @@ def draw_back(point: Array, loss: Array, hub: Array, hub_loss: Array, level: Arr
     margin = 8 * limits(point)[0] * (2.0 * abs(level) + abs(hub_loss))
     safe = xp.where(abs(level) < float("inf"), level - margin, level)
     share = xp.where(loss <= safe, 1.0, (safe - hub_loss) / (loss - hub_loss))
-    return hub + xp.clip(share, 0.0, 1.0)[..., None] * (point - hub)
+    return hub + at_least(at_most(share, 1.0), 0.0)[..., None] * (point - hub)

@@ -1,8 +1,10 @@
 """One round of optimism: which arm has the largest ``h(x)``, and how sure is that?
 
 The anchors bound every arm from both sides without a pass. While the leader's lower bound does not
-beat every other arm's upper bound, one point is evaluated over the history, for the problems where
-that is so and nobody else: the SQP point of the leader or of its strongest rival.
+beat every other arm's upper bound, one point is looked at, for the problems where that is so and
+nobody else: the SQP point of the leader or of its strongest rival. Where an anchor nearby knows the
+loss there well enough, that is all; else it takes a pass over the history, and the point becomes an
+anchor itself.
 """
 
 from __future__ import annotations
@@ -23,16 +25,17 @@ from torchglb.arrays import (
 )
 from torchglb.domain import Ball
 from torchglb.likelihood import Expansion
-from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, roundings_of, trace
-from torchglb.ucb.bundle import Bundle, Round, at_anchor, insert, mark_used, scan
-from torchglb.ucb.minimum import FlatHistory
+from torchglb.ucb.bounds import Tangent, cut_value, draw_back, roundings_of, tangent, trace
+from torchglb.ucb.bundle import PLANAR, Anchor, Bundle
+from torchglb.ucb.minimum import FlatHistory, Nature
 from torchglb.ucb.native import search_support
 from torchglb.ucb.program import SublevelProgram
-from torchglb.ucb.sqp import ball_weight, come_back, propose, stop_at_cut
-from torchglb.ucb.taylor import shift_by_ridge
+from torchglb.ucb.scan import Round, Scan, scan
+from torchglb.ucb.sqp import come_back, multipliers, propose, stop_at_cut
+from torchglb.ucb.taylor import derivative_sums, remainder
 
-#: up to this dimension the best single cut says as much as several together
-PLANAR = 2
+#: a model may err by this share of what is still to be found out
+SHARE = 0.25
 
 
 class Verdict(NamedTuple):
@@ -45,13 +48,14 @@ class Verdict(NamedTuple):
     passes: Array  # (N), over the history
 
 
-class Evaluated(NamedTuple):
-    """What one pass has found for each of some problems."""
+class Seen(NamedTuple):
+    """What is known of the loss at a point, for each of some problems."""
 
+    loss: Array  # at most this
     normal: Array  # the cut <normal, theta> <= offset that the set obeys
     offset: Array
-    point: Array  # a feasible point
-    slot: Array  # where the anchor is kept
+    excess: Array  # by how much the loss may be lower than that
+    doubt: Array  # by how much loss and offset together may be too large
 
 
 class Contest:
@@ -61,105 +65,162 @@ class Contest:
         task: arms, levels and centres.
         bundle: the anchors; evaluated points join them.
         data: the history.
+        nature: the constants of the family and the rows.
         domain: the ball.
         now: the number of this round.
     """
 
     def __init__(
-        self, task: Round, bundle: Bundle, data: FlatHistory, domain: Ball, now: int
+        self,
+        task: Round,
+        bundle: Bundle,
+        data: FlatHistory,
+        nature: Nature,
+        domain: Ball,
+        now: int,
     ) -> None:
         self.task, self.bundle = task, bundle
-        self.data, self.domain, self.now = data, domain, now
+        self.data, self.nature, self.domain, self.now = data, nature, domain, now
         self.observations = len(data.history)
         self.passes = library(task.level).zeros_like(task.level)
 
     def decide(self, tol: float, value_tol: float | None, max_steps: int) -> Verdict:
         """The winner, up to ties; see :meth:`torchglb.ucb.AnchoredProgram.argmax`."""
         task, xp = self.task, library(self.task.arms)
+        # a value takes a second step of the model, a choice mostly does not
+        self.steps = 1 if self.bundle.order == 2 or value_tol is None else 2
         everyone = counting(task.arms.shape[0], task.arms)
         columns = counting(task.arms.shape[1], task.arms)
-        # a carried sum is rounded once per observation, and not at random where arms repeat
         steps = 1 if self.domain.dim <= PLANAR else 2
-        found = scan(self.bundle, task, steps, roundings=4.0 + self.observations)
-        mark_used(self.bundle, found, everyone, self.now)
-        upper, cut, lower, base = found
-        lower = xp.maximum(lower, matvec(task.arms, task.hub))
+        found = scan(self.bundle, task, steps, self._carried)
+        for slots in (found.tight, found.touch):
+            self.bundle.mark_used(slots, everyone, self.now)
+        upper, lower = found.upper, xp.maximum(found.lower, matvec(task.arms, task.hub))
 
-        def standing() -> tuple[Array, Array, Array, Array]:
-            """The leader, its strongest rival, whether its own value is open, who must go on."""
+        def standing() -> tuple[Array, Array, Array, Array, Array]:
+            """Leader, strongest rival, whose own value is open, who goes on, and for how much."""
             leader = xp.argmax(lower, -1)
             best, own = lower[everyone, leader], upper[everyone, leader]
             others = xp.where(columns == leader[:, None], -float("inf"), upper)
             rival = xp.argmax(others, -1)
-            contested = others[everyone, rival] - best > tol * (1.0 + abs(best))
+            overlap = others[everyone, rival] - best
+            contested = overlap > tol * (1.0 + abs(best))
             if value_tol is None:
-                return leader, rival, contested & False, contested
-            unclosed = own - best > value_tol * (1.0 + abs(own))
-            return leader, rival, unclosed, contested | unclosed
+                return leader, rival, contested & False, contested, overlap
+            small = value_tol * (1.0 + abs(own))
+            unclosed = own - best > small
+            return leader, rival, unclosed, contested | unclosed, xp.where(unclosed, small, overlap)
 
-        leader, rival, unclosed, going = standing()
+        leader, rival, unclosed, going, wanted = standing()
         index = which(going)
         for _ in range(max_steps):
             if not index.shape[0]:
                 break
             # the leader if its own value is wanted, else whoever of the two is known less well
-            first, second, wanted = leader[index], rival[index], unclosed[index]
+            first, second = leader[index], rival[index]
             gap = (upper - lower)[index]
             vague = take(gap, first) >= take(gap, second)
-            arm = xp.where(vague | wanted, first, second)
-            evaluated = self._evaluate(index, arm, cut[index, arm], base[index, arm])
-            base[index, arm] = evaluated.slot
-            above, below = self._bounds(index, evaluated)
-            cut[index] = xp.where(above < upper[index], evaluated.slot[:, None], cut[index])
+            arm = xp.where(vague | unclosed[index], first, second)
+            above, below = self._look(index, arm, found, wanted[index])
             upper[index] = xp.minimum(above, upper[index])
             lower[index] = xp.maximum(below, lower[index])
-            leader, rival, unclosed, going = standing()
+            leader, rival, unclosed, going, wanted = standing()
             index = which(going)
         if index.shape[0]:
             above, below = self._solve_all(index, tol)
             upper[index] = xp.minimum(above, upper[index])
             lower[index] = xp.maximum(below, lower[index])
-            leader, _, _, going = standing()
+            leader, _, _, going, _ = standing()
         return Verdict(leader, upper, lower, ~going, self.passes)
 
-    def _evaluate(self, index: Array, arm: Array, cut: Array, base: Array) -> Evaluated:
-        """One pass at the SQP point of one arm of each picked problem; it becomes an anchor."""
-        arms, B, hub, floor, ridge, S, pull = self.task.pick(index)
-        xp = library(arms)
-        x = arms[counting(arms.shape[0], arms), arm]
-        tangent_point, tight = at_anchor(self.bundle, index, cut, ridge)
-        offset = self._offset(tangent_point, tight, B, S, pull)
-        theta, at = at_anchor(self.bundle, index, base, ridge)
+    @property
+    def _carried(self) -> float:
+        """Roundings of a carried sum: one per observation, and not at random where arms repeat."""
+        return 4.0 + self.observations
+
+    def _look(self, index: Array, arm: Array, found: Scan, wanted: Array) -> tuple[Array, Array]:
+        """Bounds on all arms of the picked problems, from the SQP point of one arm of each."""
+        task = self.task.pick(index)
+        arms, B, hub, floor, _, S, _ = task
+        x = arms[counting(index.shape[0], arms), arm]
+        slot, tight = found.touch[index, arm], found.tight[index, arm]
+        anchor = self.bundle.at(index, slot)
+        normal, offset = (t[index, tight] for t in found.cuts)
+        for _ in range(self.steps):
+            trial, weight = self._propose(task, x, anchor, normal, offset)
+            anchor = anchor._replace(shift=trial - anchor.point)
+        if self.bundle.order == 2:
+            seen = self._by_pass(task, trial, index, arm, found)
+        else:
+            seen = self._by_model(task, trial, index, anchor)
+            enough = weight * seen.doubt <= SHARE * wanted
+            self.bundle.shift[index, slot] = anchor.shift
+            self.bundle.excess[index, slot] = seen.excess
+            rest = which(~enough)
+            if rest.shape[0]:
+                part = index[rest]
+                exact = self._by_pass(task.pick(rest), trial[rest], part, arm[rest], found)
+                for old, new in zip(seen, exact, strict=True):
+                    old[rest] = new
+        point = draw_back(trial, seen.loss, hub, floor, B)
+        normal, offset = seen.normal[:, None, :], seen.offset[:, None]
+        return cut_value(arms, normal, offset, S[:, None]), matvec(arms, point)
+
+    def _propose(
+        self, task: Round, x: Array, anchor: Anchor, normal: Array, offset: Array
+    ) -> tuple[Array, Array]:
+        """A point near the maximiser of ``x``, and what the level weighs there."""
+        _, B, hub, floor, ridge, S, _ = task
+        xp = library(x)
+        theta, at = anchor.point + anchor.shift, anchor.model(anchor.shift, ridge)
+        weight, outward = multipliers(x, at.gradient, theta)
         eigenvalues, basis = xp.linalg.eigh(finite(at.hessian))
-        guess = ball_weight(x, at.gradient, theta)
-        forth = propose(x, theta, at.gradient, eigenvalues, basis, B - at.loss, S, guess)
-        forth = stop_at_cut(theta, forth, tight.gradient, offset)
-        # an anchor far outside is no base for a quadratic model: come back along the chord first
+        # aim so far below the level that the point can be proven feasible
+        room, guess = B - at.loss - 2.0 * anchor.excess, outward / weight
+        forth = propose(x, theta, at.gradient, eigenvalues, basis, room, S, guess)
+        forth = stop_at_cut(theta, forth, normal, offset)
+        # a point far outside is no base for a quadratic model: come back along the chord first
         far = at.loss - B > B - floor
-        trial = forth
         if not idle(far):
-            trial = xp.where(far[:, None], come_back(theta, at, hub, floor, B), forth)
+            forth = xp.where(far[:, None], come_back(theta, at, hub, floor, B), forth)
+        return forth, weight
 
-        found = self.data.likelihood(tensor(index)).expand(tensor(trial))
-        data = Expansion(*(array(t) for t in found))
+    def _by_model(self, task: Round, trial: Array, index: Array, anchor: Anchor) -> Seen:
+        """What the Taylor model of an anchor says, its remainder and all roundings paid for.
+
+        With a slope that errs by e in the dual norm of the Hessian there, a point at a distance
+        delta in its norm may lie e delta lower than the tangent says, but it lies
+        ``delta^2 / (2 + 2 R S D)`` higher by the curvature, D the longest row: never lower than by
+        ``e^2 (1 + R S D) / 2``.
+        """
+        longest, ratio, concordance = (t[index] for t in self.nature)
+        p = trial - anchor.point
+        at = anchor.model(p, task.ridge)
+        error = remainder(p, anchor.local(p), longest, ratio, concordance, self.bundle.order)
+        cut = self._tangent(task, trial, at)
+        dip = 0.5 * error.slope * error.slope * (1.0 + concordance * longest * task.radius)
+        excess = error.value + self._carried * cut.rounding
+        doubt = 4.0 * excess + dip
+        return Seen(at.loss + excess, at.gradient, cut.offset + excess + dip, excess, doubt)
+
+    def _by_pass(self, task: Round, trial: Array, index: Array, arm: Array, found: Scan) -> Seen:
+        """One pass over the history; the point becomes an anchor."""
+        rows, order = self.data.rows(tensor(index)), self.bundle.order
+        sums = derivative_sums(self.data.family, tensor(trial), *rows, order)
+        sums = [array(t) for t in self.data.shards.sum(*sums)]
         self.passes[index] += 1.0
-        slot = xp.argmin(self.bundle.used[index], -1)
-        insert(self.bundle, index, slot, trial, data, self.now)
-        there = shift_by_ridge(data, trial, ridge)
-        offset = self._offset(trial, there, B, S, pull)
-        point = draw_back(trial, there.loss, hub, floor, B)
-        return Evaluated(there.gradient, offset, point, slot)
+        slot = library(trial).argmin(self.bundle.used[index], -1)
+        self.bundle.insert(index, slot, trial, sums, self.now)
+        at = Anchor(trial, sums, 0.0 * trial, 0.0).expansion(task.ridge)
+        cut = self._tangent(task, trial, at)
+        offset = cut.offset + roundings_of(self.observations) * cut.rounding
+        found.cuts.replace(index, slot, at.gradient, offset)
+        found.touch[index, arm] = found.tight[index, arm] = slot
+        return Seen(at.loss, at.gradient, offset, 0.0 * offset, 0.0 * offset)
 
-    def _bounds(self, index: Array, evaluated: Evaluated) -> tuple[Array, Array]:
-        """What an evaluated point says of all arms of its problem, from above and from below."""
-        arms, S = self.task.arms[index], self.task.radius[index]
-        normal, offset, point, _ = evaluated
-        above = cut_value(arms, normal[:, None, :], offset[:, None], S[:, None])
-        return above, matvec(arms, point)
-
-    def _offset(self, point: Array, at: Expansion, B: Array, S: Array, pull: Array) -> Array:
-        roundings = roundings_of(self.observations)
-        return cut_offset(point, at.loss, at.gradient, trace(at.hessian), B, S, pull, roundings)
+    def _tangent(self, task: Round, point: Array, at: Expansion) -> Tangent:
+        _, B, _, _, _, S, pull = task
+        return tangent(point, at.loss, at.gradient, trace(at.hessian), B, S, pull)
 
     def _solve_all(self, index: Array, tol: float) -> tuple[Array, Array]:
         """All arms of the picked problems to tolerance, where single steps did not decide."""

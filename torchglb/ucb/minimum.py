@@ -8,12 +8,22 @@ when it does not, the model is moved to its own minimum by one pass over the his
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchglb.arrays import array, at_least, finite, library, quiet, tensor, which
+from torchglb.arrays import (
+    Array,
+    array,
+    at_least,
+    finite,
+    length,
+    library,
+    quiet,
+    tensor,
+    which,
+)
 from torchglb.distributed import Shards
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -67,6 +77,14 @@ class FlatHistory:
         return index.shape[0] == self.problems
 
 
+class Nature(NamedTuple):
+    """What bounds the remainder of a Taylor model, for N problems."""
+
+    longest: Array  # the largest |x_s| so far
+    ratio: Array  # of the derivative after the last one of the model to the second
+    concordance: Array
+
+
 class CarriedMinimum:
     """``min L`` over the ball, followed through time for N problems.
 
@@ -104,9 +122,16 @@ class CarriedMinimum:
 
     def observe(self, X: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         """Carries the model forward by rows ``(N, k, d)``: O(k d^q)."""
-        self._longest = torch.maximum(self._longest, torch.linalg.vector_norm(X, dim=-1).amax(-1))
+        rows, longest = array(X), array(self._longest)
+        xp = library(rows)
+        self._longest = tensor(xp.maximum(longest, xp.amax(length(rows), -1)))
         added = derivative_sums(self.data.family, self._point, X, r, w, self.order)
         self._sums = [old + more for old, more in zip(self._sums, added, strict=True)]
+
+    @property
+    def nature(self) -> Nature:
+        """The constants of the family and of the rows so far."""
+        return Nature(*(array(t) for t in (self._longest, self._ratio, self._concordance)))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit."""

@@ -21,11 +21,18 @@ from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.optim.implicit import is_transformed, opaque, wants_gradient
 from torchglb.optim.loop import Progress, iterate
-from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, pull_of_rows, roundings_of, trace
+from torchglb.ucb.bounds import (
+    cut_value,
+    draw_back,
+    pull_of_rows,
+    roundings_of,
+    tangent,
+    trace,
+)
 from torchglb.ucb.differentiate import differentiable
 from torchglb.ucb.priced import Bracket, search_prices
 from torchglb.ucb.program import SublevelProgram, SupportResult
-from torchglb.ucb.sqp import ball_weight, come_back, propose, stop_at_cut
+from torchglb.ucb.sqp import come_back, multipliers, propose, stop_at_cut
 
 #: a search that has not narrowed its gap for this many steps is given up
 PATIENCE = 25
@@ -179,7 +186,8 @@ def search_support(
         trial = search.trial
         at = program.likelihood.expand(trial)
         value, gradient, hessian = at
-        offset = cut_offset(trial, value, gradient, trace(hessian), level, radius, pull, roundings)
+        cut = tangent(trial, value, gradient, trace(hessian), level, radius, pull)
+        offset = cut.offset + roundings * cut.rounding
         bound = cut_value(arms, gradient, offset, radius)
         tighter = bound < search.upper
         upper = torch.where(tighter, bound, search.upper)
@@ -196,7 +204,8 @@ def search_support(
         inner_loss = torch.where(feasible & better, value, search.inner_loss)
 
         # near the boundary: an SQP step from here, drawn back to the best cut if it crosses that
-        forth = sqp_point(trial, at, ball_weight(arms, gradient, trial))
+        level_weight, ball_weight = multipliers(arms, gradient, trial)
+        forth = sqp_point(trial, at, ball_weight / level_weight)
         forth = stop_at_cut(trial, forth, normal, offset)
         back = come_back(trial, at, search.inner, search.inner_loss, level)
         far = value - level > level - floor
@@ -281,7 +290,7 @@ def _by_prices(
 
 
 def _rounding(likelihood: NegativeLogLikelihood) -> tuple[Tensor, float]:
-    """What :func:`cut_offset` pays for rounding: sizes ``(*B, 1)`` and their number."""
+    """What a cut pays for rounding: sizes ``(*B, 1)`` and their number."""
     X, tilt = likelihood.X, likelihood.tilt
     (pull,) = likelihood.shards.sum(pull_of_rows(likelihood.family, X, likelihood.r, likelihood.w))
     if tilt is not None:

@@ -63,13 +63,13 @@ def propose(
     move = pole - theta
     alone = dot(gradient + 0.5 * curvature * move, move) <= room
 
-    omega = xp.zeros_like(room)
+    omega = 0.0 * radius
     u = maximiser(omega)[0]
     norm = length(u)
     search = (norm > radius) & ~alone
     if not idle(search):
-        close = 32 * eps
-        low, high = omega, xp.full_like(room, float("inf"))
+        close = eps**0.75  # the rest is done by scaling onto the sphere
+        low, high = omega, omega + float("inf")
         # a guess far from the curvature is none, and would cost more steps than it saves
         stiff = eigenvalues[..., -1]
         sensible = (guess > 1e-6 * stiff) & (guess < 1e6 * stiff)
@@ -86,15 +86,18 @@ def propose(
             bend = dot(u, ray) * growth / at_least(2.0 * reach * reach * spread, tiny)
             slope = bend - dot(u, u * spring)
             newton = omega + norm * norm * (1.0 - norm / radius) / slope
-            middle = xp.where(low > 0, xp.sqrt(low * high), 0.01 * high)
-            middle = xp.where(high < float("inf"), middle, 10.0 * omega)
-            update = xp.where((newton > low) & (newton < high), newton, middle)
+            update, lost = newton, ~((newton > low) & (newton < high))
+            if not idle(lost):
+                middle = xp.where(low > 0, xp.sqrt(low * high), 0.01 * high)
+                middle = xp.where(high < float("inf"), middle, 10.0 * omega)
+                update = xp.where(lost, middle, newton)
             done = (abs(norm / radius - 1.0) < close) | (abs(update - omega) <= eps * omega)
             search = search & ~done
-            omega = xp.where(search, update, omega)
             if idle(search):
                 break
-        u = maximiser(omega)[0]
+            omega = xp.where(search, update, omega)
+        else:
+            u = maximiser(omega)[0]
     u = xp.where(alone[..., None], pole, u)
     u = matvec(basis, u)
     # land a few roundings inside the sphere: from outside, from the sphere itself, and from just
@@ -104,16 +107,18 @@ def propose(
     return u * xp.where(onto, edge / norm, 1.0)[..., None]
 
 
-def ball_weight(x: Array, gradient: Array, theta: Array) -> Array:
-    """omega as a point near the solution has it; 0 where it says nothing.
+def multipliers(x: Array, gradient: Array, theta: Array) -> tuple[Array, Array]:
+    """Of the level and of the ball, as a point near the solution has them.
 
-    At the solution ``x = lambda grad L(theta) + nu theta``, and omega is ``nu / lambda``: here both
-    multipliers are fitted by least squares.
+    At the solution ``x = lambda grad L(theta) + nu theta``: here both are fitted by least squares.
+    Where that makes no sense the level is alone.
     """
     gg, gt, tt = dot(gradient, gradient), dot(gradient, theta), dot(theta, theta)
     xg, xt = dot(x, gradient), dot(x, theta)
-    along, out = xg * tt - xt * gt, xt * gg - xg * gt  # lambda and nu, times the same positive
-    return library(x).where((along > 0) & (out > 0), out / along, 0.0)
+    along, out = xg * tt - xt * gt, xt * gg - xg * gt  # both times the same positive number
+    both = (along > 0) & (out > 0)
+    where, shared = library(x).where, gg * tt - gt * gt
+    return where(both, along / shared, abs(xg) / gg), where(both, out / shared, 0.0)
 
 
 def stop_at_cut(start: Array, end: Array, normal: Array, offset: Array) -> Array:

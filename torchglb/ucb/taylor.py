@@ -18,7 +18,18 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchglb.arrays import Array, array, at_least, dot, length, library, limits, matvec, tensor
+from torchglb.arrays import (
+    Array,
+    array,
+    at_least,
+    dot,
+    length,
+    library,
+    limits,
+    matvec,
+    quiet,
+    tensor,
+)
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
 
@@ -40,6 +51,27 @@ def choose_order(family: GLMFamily, dim: int, radius: float) -> int:
     return order
 
 
+def row_derivatives(
+    family: GLMFamily, z: Array, r: Array, w: Array | None, order: int
+) -> list[Array]:
+    """The weighted loss of every row and its derivatives in z, orders 0 to q."""
+    if family.takes_arrays or isinstance(z, Tensor):
+        found = family.loss_derivatives(z, r, order)
+    else:
+        found = [array(t) for t in family.loss_derivatives(tensor(z), tensor(r), order)]
+    return found if w is None else [column * w for column in found]
+
+
+def monomials(rows: Array, order: int) -> list[Array]:
+    """The products of k entries of each row, k = 0 to q: ``(N, n, d^k)``."""
+    powers = [0.0 * rows[..., :1] + 1.0, rows]
+    problems, n, d = rows.shape
+    for k in range(2, order + 1):
+        products = powers[-1][..., :, None] * rows[..., None, :]
+        powers.append(products.reshape(problems, n, d**k))
+    return powers[: order + 1]
+
+
 def derivative_sums(
     family: GLMFamily, point: Tensor, X: Tensor, r: Tensor, w: Tensor | None, order: int
 ) -> list[Tensor]:
@@ -53,25 +85,19 @@ def derivative_sums(
         w: weights ``(N, n)`` or None.
         order: q.
     """
-    z = (X @ point[..., None])[..., 0]
-    terms = family.loss_terms(z, r)
-    columns = [terms.loss, terms.slope, terms.curvature]
-    columns += [values / family.dispersion for values in family.higher_derivatives(z, order)]
     rows, weights = array(X), None if w is None else array(w)
-    problems = rows.shape[0]
-    powers = [library(rows).ones_like(rows[..., :1]), rows]
+    with quiet():
+        z = matvec(rows, array(point))
+        columns = row_derivatives(family, z, array(r), weights, order)
+    half = -(-order // 2)
+    powers = monomials(rows, half if rows.shape[1] > 1 else order)
+    if rows.shape[1] == 1:
+        return [tensor(column * power[:, 0]) for column, power in zip(columns, powers, strict=True)]
     sums = []
-    for k, column in enumerate(array(values) for values in columns):
-        if weights is not None:
-            column = column * weights
-        left, right = k // 2, k - k // 2
-        while len(powers) <= right:
-            last = powers[-1]
-            size = last.shape[-1] * rows.shape[-1]
-            products = last[..., :, None] * rows[..., None, :]
-            powers.append(products.reshape(*rows.shape[:-1], size))
-        outer = (powers[left] * column[..., None]).mT @ powers[right]  # (N, d^left, d^right)
-        sums.append(tensor(outer.reshape(problems, -1)))
+    for k, column in enumerate(columns):
+        left, right = powers[k // 2], powers[k - k // 2]
+        outer = (left * column[..., None]).mT @ right  # (N, d^(k/2), d^(k/2))
+        sums.append(tensor(outer.reshape(rows.shape[0], rows.shape[-1] ** k)))
     return sums
 
 
@@ -109,6 +135,36 @@ class Bracket(NamedTuple):
     high: Array
 
 
+class Remainder(NamedTuple):
+    """How far a Taylor model may be off."""
+
+    value: Array
+    slope: Array  # in the dual norm of the Hessian there
+
+
+def remainder(
+    p: Array, local: Array, longest: Array, ratio: Array, concordance: Array, order: int
+) -> Remainder:
+    """Of the model at a displacement ``p (N, d)`` from its centre.
+
+    Args:
+        p: the displacement.
+        local: its square in the Hessian at the centre, ``(N)``.
+        longest: the largest |x_s| so far, ``(N)``.
+        ratio: C, a number or ``(N)``.
+        concordance: R, a number or ``(N)``.
+        order: q.
+    """
+    xp = library(p)
+    reach = longest * length(p)  # D
+    stretch = xp.exp((0.5 * concordance) * reach)
+    growth = ratio * (stretch * stretch) * reach ** (order - 1)
+    return Remainder(
+        growth * local * (1 / math.factorial(order + 1)),
+        growth * stretch * xp.sqrt(local) * (1 / math.factorial(order)),
+    )
+
+
 def certify(
     model: Model,
     eigenvalues: Array,
@@ -143,7 +199,6 @@ def certify(
     """
     xp = library(p)
     inf = float("inf")
-    reach = longest * length(p)  # D
     eigenvalues = at_least(eigenvalues, 0.0)
     norm_squared = dot(theta, theta)
     gradient = model.gradient + ridge[..., None] * theta
@@ -153,13 +208,11 @@ def certify(
     residual = gradient + nu[..., None] * theta
     along, turned = matvec(basis.mT, p), matvec(basis.mT, residual)
     local = dot(eigenvalues * along, along)  # |p|^2_H
-    growth = ratio * xp.exp(concordance * reach) * reach ** (order - 1)
-    value_error = growth * local / math.factorial(order + 1)
-    slope_error = growth * xp.exp(0.5 * concordance * reach) * xp.sqrt(local)
-    slope_error = slope_error / math.factorial(order)
+    value_error, slope_error = remainder(p, local, longest, ratio, concordance, order)
 
     # the Hessian at theta is at least e^(-R D) times that at c
-    metric = xp.exp(-concordance * reach)[..., None] * eigenvalues + (nu + ridge)[..., None]
+    shrunk = xp.exp(-concordance * (longest * length(p)))
+    metric = shrunk[..., None] * eigenvalues + (nu + ridge)[..., None]
     metric = at_least(metric, limits(p)[1])
     decrement = xp.sqrt(dot(turned, turned / metric)) + slope_error
     stiffness = concordance * longest / xp.sqrt(metric[..., 0])  # b

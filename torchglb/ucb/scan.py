@@ -1,0 +1,127 @@
+"""What the anchors say of every arm, without a pass.
+
+Each anchor's cut bounds every arm from above; each anchor, drawn back to the level along the chord
+to the centre, bounds every arm from below.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torchglb.arrays import Array, at_least, counting, dot, length, library, limits, take
+from torchglb.ucb.bounds import draw_back, tangent
+from torchglb.ucb.bundle import Bundle
+
+
+class Round(NamedTuple):
+    """The programs of one round, N at once."""
+
+    arms: Array  # (N, K, d)
+    level: Array  # B, (N)
+    hub: Array  # a feasible centre, (N, d)
+    hub_loss: Array  # an upper bound on its loss, (N)
+    ridge: Array  # lambda, (N)
+    radius: Array  # S, (N)
+    pull: Array  # the size of what is rounded, (N); see bounds.pull_of_rows
+
+    def pick(self, index: Array) -> Round:
+        """The same for some of the problems."""
+        return Round(*(t[index] for t in self))
+
+
+class Cuts(NamedTuple):
+    """The cuts ``<normal, theta> <= offset`` of all anchors."""
+
+    normal: Array  # (N, A, d)
+    offset: Array  # (N, A)
+
+    def replace(self, rows: Array, slot: Array, normal: Array, offset: Array) -> None:
+        """Other cuts in the place of some."""
+        self.normal[rows, slot], self.offset[rows, slot] = normal, offset
+
+
+class Scan(NamedTuple):
+    """What the anchors say of every arm."""
+
+    upper: Array  # (N, K)
+    tight: Array  # (N, K), the anchor behind upper
+    lower: Array  # (N, K)
+    touch: Array  # (N, K), the anchor behind lower
+    cuts: Cuts
+
+
+def scan(bundle: Bundle, task: Round, steps: int, roundings: float) -> Scan:
+    """Bounds on every arm from all anchors, O(K A d), no pass.
+
+    Args:
+        bundle: the anchors.
+        task: arms, levels and centres.
+        steps: how many cuts may be combined.
+        roundings: that the carried sums have seen.
+    """
+    arms, level, hub, hub_loss, ridge, radius, pull = task
+    xp = library(arms)
+    B, S, size, lam = level[:, None], radius[:, None], pull[:, None], ridge[:, None]
+    points = bundle.points
+    loss = bundle.loss + 0.5 * lam * dot(points, points)
+    gradient = bundle.gradient + lam[..., None] * points
+    curvature = bundle.curvature + bundle.dim * lam
+    cut = tangent(points, loss, gradient, curvature, B, S, size)
+    offset = cut.offset + roundings * cut.rounding
+    steep = at_least(length(gradient), limits(arms)[1])
+    units = gradient / steep[..., None]
+    upper, tight = combine_cuts(arms, units, offset / steep, radius, steps)
+    drawn = draw_back(points, loss, hub[:, None, :], hub_loss[:, None], B)
+    reached = arms @ drawn.mT
+    touch = xp.argmax(reached, -1)
+    return Scan(upper, tight, take(reached, touch), touch, Cuts(gradient, offset))
+
+
+def combine_cuts(
+    arms: Array, units: Array, reach: Array, radius: Array, steps: int
+) -> tuple[Array, Array]:
+    """Upper bounds from several cuts at once, and the first cut taken for each arm.
+
+    For any weights ``alpha >= 0``, ``h(x) <= sum_a alpha_a reach_a + S |x - sum_a alpha_a u_a|``,
+    by duality over the ball. Each step gives the one cut that lowers the bound most its best
+    weight.
+
+    Args:
+        arms: ``(N, K, d)``.
+        units: unit normals ``(N, A, d)``.
+        reach: ``(N, A)``: the set obeys ``<u_a, theta> <= reach_a``.
+        radius: S, ``(N)``.
+        steps: cuts to combine, at least 1.
+    """
+    xp = library(arms)
+    eps, tiny = limits(arms)
+    S = radius[:, None, None]
+    near = xp.minimum(xp.maximum(reach[:, None, :], -S), S)  # (N, 1, A)
+    chord = xp.sqrt((S - near) * (S + near))
+    slack = near / at_least(chord, tiny**0.5)  # finite: it may be multiplied by zero
+    left, paid = arms, xp.zeros_like(arms[..., 0])
+    weights = paid
+    every = counting(arms.shape[0], arms)[:, None]
+    first = None
+    for _ in range(steps):
+        along = left @ units.mT  # (N, K, A)
+        squared = dot(left, left)[..., None]
+        across = xp.sqrt(at_least(squared - along * along, 0.0))
+        # where a cut has no weight it leaves the whole ball
+        value = xp.where(
+            along > slack * across, near * along + chord * across, S * xp.sqrt(squared)
+        )
+        choice = xp.argmin(value, -1)
+        first = choice if first is None else first
+        alpha = take(along, choice) - slack[every, 0, choice] * take(across, choice)
+        normal, at_reach = units[every, choice], reach[every, choice]
+        # a cut beyond the sphere has no weight, nor has one without a slope: it pays nothing
+        alpha = xp.where(at_reach < radius[:, None], at_least(alpha, 0.0), 0.0)
+        left = left - alpha[..., None] * normal
+        paid = paid + xp.where(alpha > 0, alpha * at_reach, 0.0)
+        weights = weights + alpha
+    assert first is not None
+    # whatever was chosen, and however it was rounded, the weights certify this value
+    rest = length(left)
+    scale = abs(paid) + radius[:, None] * (rest + weights + length(arms))
+    return paid + radius[:, None] * rest + 8 * eps * scale, first
