@@ -30,6 +30,7 @@ from torch import Tensor
 import torchglb as glb
 
 S, K, REPLICATES = 4.0, 20, 10
+TIE = 1e-9  # arms whose values agree to this, relative to 1 + |h|, count as tied
 SLSQP, SHARP = "SciPy SLSQP", "SciPy SLSQP, ftol 1e-9"
 CONIC = "Clarabel, re-solve x K"
 ALL, CERTAIN, TO_GAP = "ours, all arms", "ours, winner certain", "ours, its value to 1e-9"
@@ -130,9 +131,8 @@ def play(bandit: Bandit, rounds: int, value_tol: float | None) -> tuple[Row, Row
     for _ in range(rounds):
         arms = bandit.arms()
         began = time.process_time()
-        choice = bandit.program.argmax(
-            arms, radius(bandit.t, bandit.d, bandit.S), value_tol=value_tol
-        )
+        beta_squared = radius(bandit.t, bandit.d, bandit.S)
+        choice = bandit.program.argmax(arms, beta_squared, tol=TIE, value_tol=value_tol)
         choosing += time.process_time() - began
         winner = choice.index[:, None]
         own = (choice.upper - choice.lower).gather(-1, winner)

@@ -34,6 +34,8 @@ from torchglb.ucb.scan import Round, Scan, scan
 from torchglb.ucb.sqp import come_back, multipliers, propose, stop_at_cut
 from torchglb.ucb.taylor import derivative_sums, remainder
 
+#: how closely a step is made to end on the sphere where nothing rests on it
+ROUGH = 1e-5
 #: a model may err by this share of what is still to be found out
 SHARE = 0.25
 
@@ -83,12 +85,13 @@ class Contest:
         self.data, self.nature, self.domain, self.now = data, nature, domain, now
         self.observations = len(data.history)
         self.passes = library(task.level).zeros_like(task.level)
+        self.precisions: tuple[float | None, ...] = (None,)  # of the SQP steps of a look
 
     def decide(self, tol: float, value_tol: float | None, max_steps: int) -> Verdict:
         """The winner, up to ties; see :meth:`torchglb.ucb.AnchoredProgram.argmax`."""
         task, xp = self.task, library(self.task.arms)
-        # a value takes a second step of the model, a choice mostly does not
-        self.steps = 1 if self.bundle.order == 2 or value_tol is None else 2
+        if self.bundle.order > 2:  # steps are free of passes: a value takes two, a choice one
+            self.precisions = (ROUGH,) if value_tol is None else (ROUGH, None)
         everyone = counting(task.arms.shape[0], task.arms)
         columns = counting(task.arms.shape[1], task.arms)
         steps = 1 if self.domain.dim <= PLANAR else 2
@@ -142,20 +145,23 @@ class Contest:
         """Bounds on all arms of the picked problems, from the SQP point of one arm of each."""
         task = self.task.pick(index)
         arms, B, hub, floor, _, S, _ = task
+        xp = library(arms)
         x = arms[counting(index.shape[0], arms), arm]
         slot, tight = found.touch[index, arm], found.tight[index, arm]
-        anchor = self.bundle.at(index, slot)
+        before = anchor = self.bundle.at(index, slot)
         normal, offset = (t[index, tight] for t in found.cuts)
-        for _ in range(self.steps):
-            trial, weight = self._propose(task, x, anchor, normal, offset)
+        for precision in self.precisions:
+            trial, weight = self._propose(task, x, anchor, normal, offset, precision)
             anchor = anchor._replace(shift=trial - anchor.point)
         if self.bundle.order == 2:
             seen = self._by_pass(task, trial, index, arm, found)
         else:
             seen = self._by_model(task, trial, index, anchor)
             enough = weight * seen.doubt <= SHARE * wanted
-            self.bundle.shift[index, slot] = anchor.shift
-            self.bundle.excess[index, slot] = seen.excess
+            # the next look starts from here, if the model can be trusted here
+            shift = xp.where(enough[:, None], anchor.shift, before.shift)
+            self.bundle.shift[index, slot] = shift
+            self.bundle.excess[index, slot] = xp.where(enough, seen.excess, before.excess)
             rest = which(~enough)
             if rest.shape[0]:
                 part = index[rest]
@@ -167,7 +173,13 @@ class Contest:
         return cut_value(arms, normal, offset, S[:, None]), matvec(arms, point)
 
     def _propose(
-        self, task: Round, x: Array, anchor: Anchor, normal: Array, offset: Array
+        self,
+        task: Round,
+        x: Array,
+        anchor: Anchor,
+        normal: Array,
+        offset: Array,
+        precision: float | None,
     ) -> tuple[Array, Array]:
         """A point near the maximiser of ``x``, and what the level weighs there."""
         _, B, hub, floor, ridge, S, _ = task
@@ -177,7 +189,7 @@ class Contest:
         eigenvalues, basis = xp.linalg.eigh(finite(at.hessian))
         # aim so far below the level that the point can be proven feasible
         room, guess = B - at.loss - 2.0 * anchor.excess, outward / weight
-        forth = propose(x, theta, at.gradient, eigenvalues, basis, room, S, guess)
+        forth = propose(x, theta, at.gradient, eigenvalues, basis, room, S, guess, precision)
         forth = stop_at_cut(theta, forth, normal, offset)
         # a point far outside is no base for a quadratic model: come back along the chord first
         far = at.loss - B > B - floor
