@@ -22,7 +22,7 @@ from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim.loop import Progress, iterate
-from torchglb.ucb.bounds import cut_offset, cut_value, draw_back, trace
+from torchglb.ucb.bounds import cut_value, draw_back, tangent, trace
 
 #: a search that has not narrowed its gap for so many prices is given up
 PATIENCE = 12
@@ -66,7 +66,7 @@ def search_prices(
         level: B, ``(N)``.
         arms: x, ``(N, d)``.
         bracket: what is known.
-        pull: what :func:`cut_offset` pays for rounding, ``(N)``.
+        pull: the sizes that are rounded, of :func:`~torchglb.ucb.bounds.pull_of_rows`, ``(N)``.
         roundings: their number.
         tol: stop when ``upper - lower <= tol (1 + |upper|)``.
 
@@ -97,9 +97,8 @@ def search_prices(
         )
         point = minimize_likelihood(tilted, domain, start=state.start, throw=False).theta
         at = loss.expand(point)
-        offset = cut_offset(
-            point, at.loss, at.gradient, trace(at.hessian), level, radius, pull, roundings
-        )
+        cut = tangent(point, at.loss, at.gradient, trace(at.hessian), level, radius, pull)
+        offset = cut.offset + roundings * cut.rounding
         bound = cut_value(arms, at.gradient, offset, radius)
         tighter = bound < state.upper
 
