@@ -210,6 +210,8 @@ class FamilyContract:
             torch.testing.assert_close(
                 terms.curvature, family.variance(z) / g, rtol=8 * eps, atol=0
             )
+            both = family.slope_and_curvature(z, r)
+            torch.testing.assert_close(both, (family.slope(z, r), family.curvature(z)))
 
     def test_dispersion_divides_the_loss(self, family):
         z = grid(torch.float64, 5.0)
@@ -360,6 +362,7 @@ class TestBernoulli(FamilyContract):
         def everything(z, r):
             parts = [family.derivative(z, order) for order in range(9)]
             parts += [family.slope(z, r), family.curvature(z), family.loss(z, r)]
+            parts += family.slope_and_curvature(z, r)
             return parts + family.loss_derivatives(z, r, 6)
 
         info = torch.finfo(dtype)

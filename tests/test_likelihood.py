@@ -146,6 +146,7 @@ def test_parts_of_an_expansion(name, generator):
     if (sums := likelihood.on_arrays()) is not None:
         found = [torch.from_numpy(part) for part in sums.derivatives(theta.numpy())]
         torch.testing.assert_close(found, [gradient, hessian])
+        torch.testing.assert_close(torch.from_numpy(sums.rounded_value(theta.numpy())), loss)
 
 
 def test_gradients_reach_the_data(generator):

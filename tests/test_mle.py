@@ -1,5 +1,6 @@
 import itertools
 import math
+import sys
 
 import pytest
 import torch
@@ -238,6 +239,38 @@ def test_many_products_are_approached_by_gradients(dtype, generator, monkeypatch
     torch.testing.assert_close(alone.theta, fit.theta, rtol=close, atol=close)
 
 
+@pytest.mark.parametrize("n", [100, 2000])  # approached by Newton's steps, and by gradients
+def test_a_wrong_guess_of_the_loss_changes_nothing(n, generator, monkeypatch):
+    """The gap is compared with the loss itself in the end, for each problem of a batch alone."""
+    rows, ball = data((6,), n, 8, generator), glb.Ball(8, 12.0)
+    rows.r[:3] = (rows.X[:3, :, 0] > 0).double()  # a loss that is far from usual
+    family, tol = glb.Bernoulli(), 1e-6
+    monkeypatch.setattr("torchglb.mle.USUAL_LOSS", 1e3)
+    # the approach has to go all the way
+    monkeypatch.setattr(sys.modules["torchglb.optim.newton"], "descend", None)
+    inside = rows.X.new_tensor([5.0] * 3 + [0.1] * 3)
+    fit = glb.constrained_mle(family, rows, ball, tol=tol, regularization=inside)
+    likelihood = glb.NegativeLogLikelihood(family, *rows, regularization=inside)
+    assert_optimal(fit, likelihood, ball, tol)
+    for i in range(6):
+        alone = glb.constrained_mle(
+            family, glb.Rows(*(t[i] for t in rows)), ball, tol=tol, regularization=inside[i]
+        )
+        assert alone.num_steps == fit.num_steps[i]
+        torch.testing.assert_close(alone.theta, fit.theta[i], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_looking_back_saves_steps(batch, generator, monkeypatch):
+    rows = data(batch, 200, 3, generator)
+    steps = []
+    for _ in range(2):
+        fit = glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(3, 10.0), tol=1e-12)
+        steps.append(int(fit.num_steps.sum()))
+        monkeypatch.setattr("torchglb.optim.approach.look_back", lambda g, H, s: 0.0 * g.sum(-1))
+    assert steps[0] < steps[1]
+
+
 @pytest.mark.parametrize("radius", [10.0, 0.5])
 def test_many_features_have_an_exact_hessian(radius, generator):
     """Inside, the approach starts from one in single precision; no trace of that is returned."""
@@ -468,6 +501,20 @@ def test_gradients_through_a_history(generator):
     direct = glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r), glb.Ball(3, 0.5))
     (expected,) = torch.autograd.grad(direct.theta.sum(), X)
     torch.testing.assert_close(through, expected)
+
+
+def test_transforms_see_through_a_history(generator):
+    X, r, _, _ = (t[0] for t in small(glb.Bernoulli(), generator))
+
+    def loss(r):
+        history = glb.History(3, family=glb.Bernoulli())
+        history.append(X, r)
+        return glb.constrained_mle(glb.Bernoulli(), history, glb.Ball(3, 0.5)).loss
+
+    expected = torch.func.grad(
+        lambda r: glb.constrained_mle(glb.Bernoulli(), glb.Rows(X, r), glb.Ball(3, 0.5)).loss
+    )(r)
+    torch.testing.assert_close(torch.func.grad(loss)(r), expected)
 
 
 def test_loss_gradient_is_the_envelope(generator):

@@ -16,7 +16,6 @@ from torchglb.optim import (
     newton,
     raise_unless_converged,
 )
-from torchglb.optim.approach import of_arrays
 from torchglb.optim.loop import Progress, iterate
 
 DTYPES = [torch.float32, torch.float64]
@@ -104,10 +103,10 @@ def solve(
         if solver != "newton":
             options["shortcuts"] = Shortcuts(
                 lambda t: function(t)[0],
-                of_arrays(lambda t: function(t)[1]),
-                of_arrays(lambda t: function(t)[1:]),
+                lambda t: function(t)[1],
+                lambda t: function(t)[1:],
                 cheap=solver == "approach by Newton",
-            )
+            ).taking_arrays()
         return newton(lambda t: Evaluation(*function(t)), start, radius, tol=tol, **options)
     return lbfgs(lambda t: function(t)[:2], start, radius, tol=tol, **options)
 

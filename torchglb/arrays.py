@@ -102,7 +102,7 @@ def length(v: Array) -> Array:
 
 def matvec(matrix: Array, v: Array) -> Array:
     """``M v`` for ``(*, m, d)`` and ``(*, d)``."""
-    return (matrix @ v[..., None])[..., 0]
+    return matrix @ v if v.ndim == 1 else (matrix @ v[..., None])[..., 0]
 
 
 def take(values: Array, index: Array) -> Array:

@@ -6,10 +6,10 @@ Checks of shape, dtype and device never look at values. Checks of values are gat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,10 +122,10 @@ class ValueChecks:
 
     def finite(self, name: str, value: Tensor) -> None:
         """Asks for no NaN and no infinity."""
-        # either makes the sum not finite, at a fraction of the price of looking at every entry
-        total = value.sum()
+        entries = _at_hand(value)
         self._add(
-            math.isfinite(total.item()) if _at_hand(total) else torch.isfinite(total),
+            # either makes a sum not finite, at a fraction of the price of looking at every entry
+            torch.isfinite(value.sum()) if entries is None else bool(np.isfinite(entries).all()),
             lambda: _first_offender(name, torch.isfinite(value), "finite values", value),
         )
 
@@ -133,11 +133,11 @@ class ValueChecks:
         """Asks for ``low <= value <= high``; a NaN is not within."""
         if not value.numel():
             return
-        least, most = torch.aminmax(value)
+        entries = _at_hand(value)
         self._add(
-            low <= least.item() and most.item() <= high
-            if _at_hand(value)
-            else (least >= low) & (most <= high),
+            (value.amin() >= low) & (value.amax() <= high)
+            if entries is None
+            else bool(low <= entries.min() and entries.max() <= high),
             lambda: _first_offender(name, (value >= low) & (value <= high), expected, value),
         )
 
@@ -151,13 +151,17 @@ class ValueChecks:
                 raise error
 
     def _add(self, holds: bool | Tensor, explain: Callable[[], InputError | None]) -> None:
-        self._holds.append(holds)
-        self._explain.append(explain)
+        if holds is not True:
+            self._holds.append(holds)
+            self._explain.append(explain)
 
 
-def _at_hand(value: Tensor) -> bool:
-    """Whether looking at a value costs nothing."""
-    return value.device.type == "cpu"
+def _at_hand(value: Tensor) -> np.ndarray[Any, Any] | None:
+    """The entries as NumPy sees them; None on a device, and within a torch.func transform."""
+    plain = value.detach()
+    if not plain.is_cpu or torch._C._functorch.is_functorch_wrapped_tensor(plain):
+        return None
+    return plain.numpy()
 
 
 def _first_offender(name: str, holds: Tensor, expected: str, value: Tensor) -> InputError | None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,8 @@ from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 
+#: a ridge that all problems share
+NUMBER = (int, float)
 #: from so many entries on, NumPy's faster products make up for the change of library
 NUMPY_FROM = 4096
 
@@ -62,7 +65,7 @@ class RowSums:
     @property
     def is_ridged(self) -> bool:
         """Whether a ridge term is present."""
-        return not isinstance(self.regularization, int | float) or self.regularization > 0
+        return not isinstance(self.regularization, NUMBER) or self.regularization > 0
 
     # ---- evaluation: theta is (*B, d), or (*B, P, d) for P points of each problem -----------
 
@@ -106,8 +109,8 @@ class RowSums:
             rough: a Hessian in single precision will do, as a model for a solver.
         """
         z, gram = self._features(theta), self._rough_gram if rough else self._gram
-        gradient = self._combined(self._weighted(self.family.slope(z, self._rewards(theta))))
-        hessian = gram(self._weighted(self.family.curvature(z)))
+        slope, curvature = self.family.slope_and_curvature(z, self._rewards(theta))
+        gradient, hessian = self._combined(self._weighted(slope)), gram(self._weighted(curvature))
         gradient, hessian = self.shards.sum(gradient, hessian)
         return self._add_gradient(gradient, theta), self._add_hessian(hessian, theta)
 
@@ -170,7 +173,7 @@ class RowSums:
     def _ridge(self, theta: Array, axes: int) -> float | Array:
         """lambda, as it multiplies a quantity of each point with so many axes."""
         ridge = self.regularization
-        if isinstance(ridge, int | float):
+        if isinstance(ridge, NUMBER):
             return ridge
         axes = axes if self._single(theta) else axes + 1
         return ridge.reshape(ridge.shape + (1,) * axes)
@@ -247,15 +250,14 @@ class NegativeLogLikelihood(RowSums, nn.Module):
             check_same("regularization", regularization, "X", X)
             if regularization.ndim:
                 check_shape("regularization", regularization, X.shape[:-2])
-        elif not isinstance(regularization, int | float) or not 0.0 <= regularization < math.inf:
+        elif not isinstance(regularization, NUMBER) or not 0.0 <= regularization < math.inf:
             raise refuse("regularization", "a non-negative number", repr(regularization))
         if tilt is not None:
             check_same("tilt", tilt, "X", X)
             check_shape("tilt", tilt, (*X.shape[:-2], X.shape[-1]))
         self.family = family
-        self.X, self.r, self.w = X, r, w
-        self.regularization, self.tilt = regularization, tilt
-        self.shards = shards
+        # not one by one: a module looks twice at every attribute
+        vars(self).update(X=X, r=r, w=w, regularization=regularization, tilt=tilt, shards=shards)
 
     @classmethod
     def of(
@@ -319,13 +321,12 @@ class NegativeLogLikelihood(RowSums, nn.Module):
 
     def on_arrays(self) -> RowSums | None:
         """The same sums on NumPy arrays, of ``(*B, d)`` points; None where that is not possible."""
-        if self.X.device.type != "cpu" or not (self.family.takes_arrays and self.shards.is_whole):
+        family, X, ridge = self.family, self.X, self.regularization
+        if not (X.is_cpu and family.takes_arrays and self.shards.is_whole):
             return None
-        X, r, w, ridge, tilt = (
-            array(t) if isinstance(t, Tensor) else t
-            for t in (self.X, self.r, self.w, self.regularization, self.tilt)
-        )
-        return RowSums(self.family, X, r, w, ridge, tilt, self.shards)
+        w, tilt = (None if t is None else array(t) for t in (self.w, self.tilt))
+        ridge = array(ridge) if isinstance(ridge, Tensor) else ridge
+        return RowSums(family, array(X), array(self.r), w, ridge, tilt, self.shards)
 
     def forward(self, theta: Tensor) -> Tensor:
         """L(theta), of shape ``theta.shape[:-1]``."""
@@ -337,8 +338,9 @@ class NegativeLogLikelihood(RowSums, nn.Module):
 
 def _product(a: Array, b: Array) -> Array:
     """``a @ b``; by NumPy where it is faster: batches, few columns, and nothing recorded."""
-    if not isinstance(a, Tensor):
-        return a @ b
+    if isinstance(a, np.ndarray):
+        # for matrices both are the same, but for the overhead
+        return a.dot(b) if a.ndim < 3 and b.ndim < 3 else a @ b
     if torch.is_inference_mode_enabled() and a.device.type == "cpu" and a.numel() >= NUMPY_FROM:
         return tensor(array(a) @ array(b))
     return a @ b

@@ -22,7 +22,6 @@ from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Evaluation, Shortcuts, SolveResult, lbfgs, newton, raise_unless_converged
-from torchglb.optim.approach import of_arrays
 from torchglb.optim.implicit import (
     is_transformed,
     newton_polish,
@@ -34,8 +33,10 @@ from torchglb.optim.implicit import (
 
 #: above this many features a Hessian costs more than the steps it saves
 NEWTON_LIMIT = 200
-#: below this n d^2 a Hessian costs little more than a gradient
-CHEAP_BELOW = 100_000
+#: below this n d a Hessian costs less than the steps it saves
+CHEAP_BELOW = 10_000
+#: a guess of the loss per row
+USUAL_LOSS = 0.5
 #: from so many features on, a Hessian in single precision takes less than half the time
 ROUGH_FROM = 32
 #: curvature below so many eps of the largest is rounding (measured: 6 eps at most, whatever d)
@@ -198,7 +199,8 @@ def minimize_likelihood(
         start = domain.project(start)
     else:
         start = X.new_zeros((*batch, likelihood.dim))
-    radius = domain.radius_like(X).expand(batch)
+    radius = domain.radius_like(X)
+    radius = radius if radius.shape == batch else radius.expand(batch)
 
     def minimize(
         loss: NegativeLogLikelihood, start: Tensor, radius: Tensor
@@ -209,15 +211,16 @@ def minimize_likelihood(
         rough = d >= ROUGH_FROM and n >= d and loss.X.dtype == torch.float64
         sums = loss.on_arrays()
         parts = sums or loss
-        gradient, derivatives = parts.gradient, partial(parts.derivatives, rough=rough)
         shortcuts = Shortcuts(
-            loss.rounded_value,
-            gradient if sums else of_arrays(gradient),
-            derivatives if sums else of_arrays(derivatives),
-            cheap=n * d * d < CHEAP_BELOW,
+            parts.rounded_value,
+            parts.gradient,
+            partial(parts.derivatives, rough=rough),
+            cheap=n * d < CHEAP_BELOW,
             rough=rough,
-            size=0.1 * n,
+            size=USUAL_LOSS * n,
         )
+        if sums is None:
+            shortcuts = shortcuts.taking_arrays()
         return newton(loss.expand, start, radius, tol=tol, max_steps=max_steps, shortcuts=shortcuts)
 
     def solve(start: Tensor, radius: Tensor, *data: Tensor) -> tuple[Tensor, ...]:

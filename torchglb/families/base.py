@@ -36,7 +36,7 @@ class GLMFamily(nn.Module):
     reward_range: tuple[float, float] = (-float("inf"), float("inf"))
     #: whether rewards must be whole numbers
     integer_rewards: bool = False
-    #: whether m, its derivatives, ``loss`` and ``loss_terms`` take NumPy arrays as well (within
+    #: whether m and all of the loss but ``nll`` take NumPy arrays as well (within
     #: :func:`torchglb.arrays.quiet`) and return such; a subclass has to say so again
     takes_arrays: bool = False
 
@@ -97,6 +97,10 @@ class GLMFamily(nn.Module):
         """``m''(z) / g``, the second derivative of the loss in z."""
         variance = self.variance(z)
         return variance if self.dispersion == 1.0 else variance / self.dispersion
+
+    def slope_and_curvature(self, z: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Both; families share work here."""
+        return self.slope(z, r), self.curvature(z)
 
     def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:
         """Loss, slope ``(mu(z) - r)/g`` and curvature ``m''(z)/g``; families share work here."""

@@ -60,6 +60,10 @@ class Binomial(GLMFamily):
         """``N log(1 + e^z) - r z`` without cancellation: a success at z = 700 costs e^-700."""
         return -(r * F.logsigmoid(z) + (self.trials - r) * F.logsigmoid(-z))
 
+    def slope_and_curvature(self, z: Array, r: Array) -> tuple[Array, Array]:  # noqa: D102
+        up, down = sigmoid(z), sigmoid(-z)
+        return self._times(up) - r, self._times(up * down)
+
     def loss_terms(self, z: Array, r: Array) -> LossTerms:  # noqa: D102
         return LossTerms(*self.loss_derivatives(z, r, 2))
 

@@ -81,6 +81,17 @@ def is_regular(low: Numbers, high: Numbers, factor: Array) -> Numbers:
     return low > 16 * limits(factor)[0] ** 0.5 * high
 
 
+def look_back(gradient: Array, hessian: Array, s: Array) -> Numbers:
+    """``t^2`` for the share t of the last step s that Newton's step goes on by, else 0.
+
+    ``t = <g, s>/<s, Hs>`` is the projection of ``H^-1 g`` onto s in the metric of the Hessian; see
+    :mod:`torchglb.optim.newton`.
+    """
+    share = dot(gradient, s) / (dot(s, matvec(hessian, s)) + limits(s)[1])
+    share = share * share
+    return pick(share <= 0.25, share, 0.0)  # while steps shrink: far out there is nothing to learn
+
+
 def descend(
     evaluate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
     model: Callable[[Point], Tensor],

@@ -21,27 +21,27 @@ from torchglb.arrays import Array
 Numbers = Any
 
 
-def numbers(values: Tensor | Numbers) -> Numbers:
+def numbers(values: Array | Numbers) -> Numbers:
     """The values for bookkeeping."""
-    if isinstance(values, Tensor) and values.device.type == "cpu":
+    if isinstance(values, Tensor):
+        if not values.is_cpu:
+            return values
         return values.numpy() if values.ndim else values.item()
-    return values
+    return values.item() if isinstance(values, np.generic) else values
 
 
 def norm(v: Array) -> Numbers:
     """``|v|`` over the last axis."""
-    if isinstance(v, Tensor):
-        return numbers(torch.linalg.vector_norm(v, dim=-1))
-    return dot(v, v) ** 0.5
+    if isinstance(v, np.ndarray):
+        return dot(v, v) ** 0.5
+    return numbers(torch.linalg.vector_norm(v, dim=-1))
 
 
 def dot(u: Array, v: Array) -> Numbers:
     """``<u, v>`` over the last axis."""
-    if isinstance(u, Tensor):
-        return numbers(torch.linalg.vecdot(u, v))
-    if u.ndim == 1:
-        return (u @ v).item()
-    return (u[..., None, :] @ v[..., None])[..., 0, 0]
+    if isinstance(u, np.ndarray):
+        return float(u.dot(v)) if u.ndim == 1 else (u[..., None, :] @ v[..., None])[..., 0, 0]
+    return numbers(torch.linalg.vecdot(u, v))
 
 
 def tensor(values: Numbers, like: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def pick(mask: Numbers, a: Any, b: Any) -> Any:
     if isinstance(mask, bool):
         return a if mask else b
     if not isinstance(a, Tensor) and not isinstance(mask, Tensor):
-        return np.where(mask, a, b)
+        return np.where(mask.reshape(mask.shape + (1,) * (np.ndim(a) - mask.ndim)), a, b)
     if not isinstance(a, Tensor):
         return torch.where(mask, a, b)
     if a.numel() == 0:
