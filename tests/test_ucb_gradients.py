@@ -152,6 +152,31 @@ def test_envelope_theorem(case):
     torch.testing.assert_close(torch.autograd.grad(lower.sum(), arms)[0], g_arms, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("d", [2, 3, 5])
+def test_an_arm_with_many_maximisers(d):
+    """Rows of one direction say nothing across it: a question along it has many answers."""
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(d, generator=generator, dtype=torch.float64)
+        x = (0.8 * x / torch.linalg.vector_norm(x)).requires_grad_()
+        X, r = x.detach().expand(60, d), (torch.arange(60) % 3 == 0).double()
+        level = torch.tensor(41.0, dtype=torch.float64, requires_grad=True)
+
+        def support(arm, rows, level, r=r, d=d):
+            loss = glb.NegativeLogLikelihood(glb.Bernoulli(), rows, r)
+            return native_support(glb.SublevelProgram(loss, glb.Ball(d, 4.0), level), arm[None])
+
+        result = support(x, X, level)
+        slope, price = torch.autograd.grad(result.upper[0], (x, level), retain_graph=True)
+        torch.testing.assert_close(slope, result.theta[0].detach())  # a maximiser, in the ball
+        torch.testing.assert_close(price, result.multiplier[0].detach(), rtol=1e-3, atol=0.0)
+        with pytest.raises(glb.SolverError, match="not a differentiable function of the data"):
+            torch.autograd.grad(result.theta.sum(), x)
+        # rows and question turned together: <x, theta> is bounded by the level alone
+        (slope,) = torch.autograd.grad(support(x, x.expand(60, d), level).upper[0], x)
+        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0.0, atol=1e-6)
+
+
 def test_zero_arm_has_zero_derivative():
     """h is not differentiable in x there (any feasible theta will do), but it is in the rest."""
     arms, *rest = inputs("both", "bernoulli")

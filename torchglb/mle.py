@@ -23,6 +23,7 @@ from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Evaluation, Shortcuts, SolveResult, lbfgs, newton, raise_unless_converged
 from torchglb.optim.implicit import (
+    flat_directions,
     is_transformed,
     newton_polish,
     opaque,
@@ -39,8 +40,6 @@ CHEAP_BELOW = 10_000
 USUAL_LOSS = 0.5
 #: from so many features on, a Hessian in single precision takes less than half the time
 ROUGH_FROM = 32
-#: curvature below so many eps of the largest is rounding (measured: 6 eps at most, whatever d)
-FLAT = 32
 
 
 @dataclass(frozen=True)
@@ -284,7 +283,7 @@ def _differentiable(
     on = active.to(theta.dtype)[..., None]
     nu = torch.where(active, nu, torch.zeros_like(nu))
     eye = torch.eye(d, dtype=theta.dtype, device=theta.device)
-    found, hold = theta, _flat_directions(hessian + nu[..., None, None] * eye)
+    found, hold = theta, flat_directions(hessian + nu[..., None, None] * eye, on * theta)
 
     def system(y: Tensor) -> tuple[Tensor, Tensor]:
         theta, nu = y[..., :d], y[..., d:]
@@ -305,17 +304,3 @@ def _differentiable(
     astray = ~active & (ratio > 1.0 + torch.finfo(theta.dtype).eps ** 0.25)
     theta = theta - ((1.0 - 1.0 / ratio.clamp_min(1.0))[..., None] * theta).detach()
     return torch.where(astray[..., None], found, theta), astray | (hold != 0).flatten(-2).any(-1)
-
-
-def _flat_directions(curvature: Tensor) -> Tensor:
-    """A multiple of the projection on the directions without curvature, ``(*B, d, d)``.
-
-    Of an element with none of them, or of one that is not finite, exactly 0.
-    """
-    # a NaN would make eigh raise for the whole batch
-    known = torch.isfinite(curvature).flatten(-2).all(-1)[..., None]
-    values, basis = torch.linalg.eigh(torch.where(known[..., None], curvature, 0.0))
-    largest = values[..., -1:]
-    flat = (values <= FLAT * torch.finfo(values.dtype).eps * largest) & known
-    weight = flat * torch.where(largest > 0, largest, 1.0)
-    return (basis * weight[..., None, :]) @ basis.mT

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from torchglb.errors import SolverError
 
+#: curvature below so many eps of its trace is rounding (measured: 6 eps at most, whatever d)
+FLAT = 32
+
 
 def is_transformed(*tensors: Tensor) -> bool:
     """Whether a torch.func transform (vmap, grad, jvp) is looking at one of the tensors."""
@@ -97,6 +100,30 @@ def newton_polish(
             refuse_singular(what, info != 0)
         y = y - step[..., 0]
     return y
+
+
+def flat_directions(curvature: Tensor, *normals: Tensor) -> Tensor:
+    """A multiple of the projection on the directions in which a solution is free, ``(*B, d, d)``.
+
+    Added to the curvature of a system, it holds the solution where it is in these directions: of
+    many solutions one is followed. Exactly 0 for an element that has none of them, and for one that
+    is not finite.
+
+    Args:
+        curvature: positive semidefinite, ``(*B, d, d)``.
+        normals: of the constraints that hold with equality, ``(*B, d)``; 0 for those that do not.
+    """
+    # a NaN would make eigh raise for the whole batch
+    known = torch.isfinite(curvature).flatten(-2).all(-1)[..., None]
+    curvature = torch.where(known[..., None], curvature, 0.0)
+    size = torch.diagonal(curvature, dim1=-2, dim2=-1).sum(-1)[..., None]
+    size = torch.where(size > 0, size, 1.0)
+    for normal in normals:
+        unit = torch.nn.functional.normalize(torch.where(known, normal, 0.0), dim=-1)
+        curvature = curvature + (size * unit)[..., :, None] * unit[..., None, :]
+    values, basis = torch.linalg.eigh(curvature)
+    flat = (values <= FLAT * torch.finfo(values.dtype).eps * size) & known
+    return (basis * (flat * size)[..., None, :]) @ basis.mT
 
 
 def refuse_singular(what: str, singular: Tensor) -> None:

@@ -2,7 +2,9 @@
 
 ``x = lambda grad L(theta) + nu theta``, with ``L(theta) = B`` or lambda = 0, and ``|theta| = S`` or
 nu = 0. The Lagrangian at the solution gives the value; its derivatives in theta, lambda and nu
-vanish there, which is the envelope theorem.
+vanish there, which is the envelope theorem. It needs no unique maximiser; an arm that has many (one
+in the span of a few rows, far from the ball's edge) has a kink there in some directions, and its
+derivative is that of the maximiser that was found. The maximiser itself then has none.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from torchglb.optim.implicit import newton_polish
+from torchglb.optim.implicit import flat_directions, newton_polish, withheld
 from torchglb.ucb.program import SublevelProgram, SupportResult
 
 #: a multiplier below this share of |x| counts as zero
@@ -30,7 +32,7 @@ def differentiable(program: SublevelProgram, arms: Tensor, result: SupportResult
     # which constraints hold with equality, from the cut that certified the value
     theta, multiplier = result.theta.detach(), result.multiplier.detach()
     with torch.no_grad():
-        gradient = loss.value_and_gradient(theta)[1]
+        _, gradient, hessian = loss.expand(theta)
         length = torch.linalg.vector_norm(arms, dim=-1)
         rest = arms - multiplier[..., None] * gradient
         nu = (rest * theta).sum(-1) / radius.square()
@@ -46,16 +48,22 @@ def differentiable(program: SublevelProgram, arms: Tensor, result: SupportResult
         lam = torch.where(loss_on, multiplier, 0.0)
         nu = torch.where(ball_on, nu, 0.0)
         start = torch.cat([theta, lam[..., None], nu[..., None]], dim=-1)
+        # a maximiser need not be unique: it stays where it is in the directions that do not matter
+        bend = lam[..., None, None] * hessian + nu[..., None, None] * eye
+        hold = flat_directions(bend, on_loss[..., None] * gradient, on_ball[..., None] * theta)
+        free = (hold != 0).flatten(-2).any(-1) & ~idle
+        found = theta
 
     def system(y: Tensor) -> tuple[Tensor, Tensor]:
         theta, lam, nu = y[..., :d], y[..., d : d + 1], y[..., d + 1 :]
         value, gradient, hessian = loss.expand(theta)
-        kkt = arms - lam * gradient - nu * theta
+        held = (hold @ (theta - found)[..., None])[..., 0]
+        kkt = arms - lam * gradient - nu * theta - held
         excess = on_loss * (value - level) + (on_loss - 1) * lam[..., 0]
         sphere = 0.5 * (theta.square().sum(-1) - radius.square())
         sphere = on_ball * sphere + (on_ball - 1) * nu[..., 0]
         residual = torch.cat([kkt, excess[..., None], sphere[..., None]], dim=-1)
-        curvature = lam[..., None] * hessian + nu[..., None] * eye
+        curvature = lam[..., None] * hessian + nu[..., None] * eye + hold
         zero = torch.zeros_like(lam)[..., None]
         top = torch.cat([-curvature, -gradient[..., None], -theta[..., None]], dim=-1)
         of_loss = torch.cat(
@@ -82,6 +90,6 @@ def differentiable(program: SublevelProgram, arms: Tensor, result: SupportResult
         result,
         upper=result.upper + change,
         lower=result.lower + change,
-        theta=result.theta + (theta - theta.detach()),
+        theta=withheld(result.theta + (theta - theta.detach()), free, "theta"),
         multiplier=result.multiplier + (lam - lam.detach()),
     )
