@@ -62,7 +62,18 @@ DOORS = {
 }
 #: parts that several policies stand on; none of them is a policy
 SHARED_POLICY_MODULES = frozenset(
-    {"base", "carried", "design", "exact", "fitted", "free", "parts", "rank_one", "registry"}
+    {
+        "base",
+        "carried",
+        "design",
+        "exact",
+        "fitted",
+        "free",
+        "online",
+        "parts",
+        "rank_one",
+        "registry",
+    }
 )
 BELOW_BASE: frozenset[str] = frozenset()
 POLICY_COLLECTORS = frozenset({"policies/__init__.py", "policies/registry.py"})

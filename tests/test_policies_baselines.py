@@ -282,9 +282,8 @@ def test_ellipsoids_cover(name):
     for t in range(T):
         index = policy.select(world.arms[t])
         policy.update(*(v[:, 0] for v in rows_of(world, index[None], t)))
-        state = policy.state_dict()["state"]
-        shape = state[{"ol2m": "Z", "ada-ofu-ecolog": "W"}.get(name, "V")]["matrix"]
-        centre = policy.centre if name == "gloc" else policy.theta
+        shape = policy.state_dict()["state"]["V"]["matrix"]
+        centre = policy.theta if name == "oful" else policy.centre
         away = world.theta - centre
         square = policy.radius().square() if name == "oful" else policy.squared_radius()
         missed |= (away * (shape @ away[..., None])[..., 0]).sum(-1) > square

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import check_choice, check_count, refuse
-from torchglb.environments.base import Environment, register
+from torchglb.environments.base import Environment, picked, register
 from torchglb.random_streams import RandomStreams
 
 THETAS = ("paper", "random")
@@ -114,14 +114,12 @@ class FiniteArms(GLMBandit):
         return block.arms[place]
 
     def rewards(self, t: int, x: Tensor, index: Tensor | None) -> Tensor:  # noqa: D102
-        assert index is not None
         block, place = self._at(t)
-        return self.family.quantile(_pick(block.z[place], index), self.luck(t))
+        return self.family.quantile(picked(block.z[place], index), self.luck(t))
 
     def regret(self, t: int, x: Tensor, index: Tensor | None) -> Tensor:  # noqa: D102
-        assert index is not None
         block, place = self._at(t)
-        return block.best[place] - _pick(block.mean[place], index)
+        return block.best[place] - picked(block.mean[place], index)
 
 
 @register
@@ -179,8 +177,3 @@ def uniform_in_ball(
     # rounding may leave the ball by an ulp
     limit = 1.0 - math.ldexp(1.0, -23 if dtype == torch.float32 else -52)
     return (x * limit).to(dtype)
-
-
-def _pick(values: Tensor, index: Tensor) -> Tensor:
-    """The entries ``(N)`` of ``values (N, K)``."""
-    return values.gather(-1, index[:, None])[:, 0]

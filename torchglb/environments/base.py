@@ -82,6 +82,12 @@ class Environment(ABC):
         """What the arms that were played lose on average to the best one, ``(N)``."""
 
 
+def picked(values: Tensor, index: Tensor | None) -> Tensor:
+    """The entries ``(N)`` of ``values (N, K)``, for the arms that were played."""
+    assert index is not None  # only arms of the unit ball have none
+    return values.gather(-1, index[:, None])[:, 0]
+
+
 _ENVIRONMENTS: dict[str, type[Environment]] = {}
 _GIVEN = frozenset({"self", "family", "S", "replicates", "seed"})
 

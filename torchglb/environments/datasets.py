@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchglb.checks import ValueChecks, check_choice, check_count, refuse
 from torchglb.domain import Ball
-from torchglb.environments.base import Environment, register
+from torchglb.environments.base import Environment, picked, register
 from torchglb.errors import InputError
 from torchglb.families import Poisson
 from torchglb.history import Rows
@@ -152,12 +152,12 @@ class TableBandit(Environment):
         return self._rows[self._draw(t, self.count)]
 
     def rewards(self, t: int, x: Tensor, index: Tensor | None) -> Tensor:  # noqa: D102
-        return _pick(self._values[self._draw(t, self.count)], index)
+        return picked(self._values[self._draw(t, self.count)], index)
 
     def regret(self, t: int, x: Tensor, index: Tensor | None) -> Tensor:
         """The best value on show less the one that was played."""
         shown = self._values[self._draw(t, self.count)]
-        return shown.amax(-1) - _pick(shown, index)
+        return shown.amax(-1) - picked(shown, index)
 
 
 class ClassificationBandit(TableBandit):
@@ -257,7 +257,7 @@ class RandHIE(TableBandit):
     def regret(self, t: int, x: Tensor, index: Tensor | None) -> Tensor:
         """The largest fitted mean on show less that of the arm that was played."""
         mean = self.family.mean((self.arms(t) * self._fit[:, None, :]).sum(-1))
-        return mean.amax(-1) - _pick(mean, index)
+        return mean.amax(-1) - picked(mean, index)
 
 
 @lru_cache(maxsize=16)
@@ -266,9 +266,3 @@ def _fitted(name: str, dim: int, S: float) -> Tensor:
     target = torch.from_numpy(load_table(name).target.astype(np.float64))
     rows = Rows(unit_ball_rows(name, dim), target)
     return constrained_mle(Poisson(), rows, Ball(dim, S)).theta
-
-
-def _pick(values: Tensor, index: Tensor | None) -> Tensor:
-    """The entries ``(N)`` of ``values (N, K)``."""
-    assert index is not None
-    return values.gather(-1, index[:, None])[:, 0]

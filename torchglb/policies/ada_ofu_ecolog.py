@@ -25,7 +25,6 @@ No history is kept: O(d^2) memory and time per round (O(d^3) in rounds in which 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,14 +34,14 @@ from torchglb.arrays import idle, which
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.optim import Evaluation, Status, newton, raise_unless_converged
-from torchglb.policies.base import Policy, Requirements, towards
-from torchglb.policies.parts import farthest_point, taken
+from torchglb.policies.base import Requirements
+from torchglb.policies.online import OnlinePolicy
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
 
 @register
-class AdaOFUECOLog(Policy):
+class AdaOFUECOLog(OnlinePolicy):
     """ada-OFU-ECOLog.
 
     Args:
@@ -54,22 +53,12 @@ class AdaOFUECOLog(Policy):
 
     name = "ada-ofu-ecolog"
     requires = Requirements(families=(Bernoulli,))
+    carried = ("excess",)
 
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)
-        d, shape = domain.dim, tuple(self.batch_shape)
-        self._theta = torch.zeros((*shape, d), dtype=self.dtype, device=self.device)
-        self._S = domain.radius_like(self._theta).expand(shape)
-        self._W = RankOneInverse.scaled_identity(self._S, shape, d, self._theta)
+        self._V = self._begin(self._S)  # W
         self._excess = torch.zeros_like(self._S)  # sum of l_s(theta_bar) - l_s(theta')
-
-    @property
-    def theta(self) -> Tensor:
-        """The online estimate, in the ball, ``(*B, d)``."""
-        return self._theta
-
-    def estimate(self) -> Tensor:  # noqa: D102
-        return self.theta
 
     def squared_radius(self) -> Tensor:
         """sigma, ``(*B)``."""
@@ -79,37 +68,15 @@ class AdaOFUECOLog(Policy):
         u = stiffness * nu / 4 + S.square() / stiffness
         return 4 * S.square() + 2 * stiffness * (u + self._excess) + 4 * math.log(1 + t)
 
-    def select_ball(self) -> Tensor:
-        """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
-        return towards(farthest_point(self._theta, self._W.matrix, self.squared_radius()))
-
-    def _scores(self, arms: Tensor) -> Tensor:
-        mean = (arms @ self._theta[..., None])[..., 0]
-        return mean + self.squared_radius().sqrt()[..., None] * self._W.norms(arms)
-
-    def _update(self, x: Tensor, r: Tensor) -> None:
-        for i in range(x.shape[-2]):  # an online method: one observation after the other
-            self._step(x[..., i, :], r[..., i])
-
     def _step(self, x: Tensor, r: Tensor) -> None:
         # the real loss and the imaginary pair, side by side: failures and successes of each
         failures = torch.stack([1 - r, torch.ones_like(r)])
         successes = torch.stack([r, torch.ones_like(r)])
-        theta = _proximal(x, failures, successes, self._theta, self._W, self._S)
+        theta = _proximal(x, failures, successes, self._theta, self._V, self._S)
         z, z_bar = (x * theta).sum(-1)
         self._excess = self._excess + self.family.nll(z_bar, r) - self.family.nll(z, r)
         self._theta = theta[0]
-        self._W.add(x, self.family.variance(z))
-
-    def _state(self) -> dict[str, Any]:
-        names = ("theta", "excess")
-        return {"W": self._W.state_dict()} | {n: getattr(self, f"_{n}").clone() for n in names}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        theta = taken(state, "theta", self._theta)
-        excess = taken(state, "excess", self._excess)
-        self._W.load_state_dict(state["W"])
-        self._theta, self._excess = theta, excess
+        self._V.add(x, self.family.variance(z))
 
 
 def _proximal(

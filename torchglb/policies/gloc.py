@@ -23,7 +23,6 @@ No history is kept: O(d^2) memory and time per round (O(d^3) in rounds with a pr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,14 +31,13 @@ from torch import Tensor
 from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
-from torchglb.policies.base import Policy, towards
-from torchglb.policies.parts import farthest_point, project_in_norm, taken
-from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.online import OnlinePolicy
+from torchglb.policies.parts import project_in_norm
 from torchglb.policies.registry import register
 
 
 @register
-class GLOC(Policy):
+class GLOC(OnlinePolicy):
     """GLOC.
 
     Args:
@@ -50,16 +48,15 @@ class GLOC(Policy):
     """
 
     name = "gloc"
+    carried = ("moment", "regret")
 
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)
-        d, shape = domain.dim, tuple(self.batch_shape)
+        d, S = domain.dim, self._S
         self._least = self._smallest_variance()
         largest = self._constant(family.max_variance)
         if not bool((largest < math.inf).all()):
             raise refuse("family", "one with bounded m'' on the ball, which gloc needs", largest)
-        zero = torch.zeros((*shape, d), dtype=self.dtype, device=self.device)
-        S = domain.radius_like(zero).expand(shape)
         low, high = family.reward_range
         if isinstance(family, Gaussian):
             self._noise = torch.full_like(S, family.sigma)
@@ -67,21 +64,12 @@ class GLOC(Policy):
             self._noise = S.clone()
         else:
             self._noise = largest
-        self._theta, self._moment = zero, zero.clone()
+        self._moment = torch.zeros_like(self._theta)
         self._regret = 2 * self._least * S.square() * d
-        self._V = RankOneInverse.scaled_identity(float(d), shape, d, zero)
+        self._V = self._begin(float(d))
 
     @property
-    def theta(self) -> Tensor:
-        """The online estimate, in the ball, ``(*B, d)``."""
-        return self._theta
-
-    def estimate(self) -> Tensor:  # noqa: D102
-        return self.theta
-
-    @property
-    def centre(self) -> Tensor:
-        """The centre of the ellipsoid, ``(*B, d)``."""
+    def centre(self) -> Tensor:  # noqa: D102
         return self._V.solve(self._moment)
 
     def squared_radius(self) -> Tensor:
@@ -89,18 +77,6 @@ class GLOC(Policy):
         k, B, ratio = self._least, self._regret, self._noise / self._least
         inside = 1 + 2 * B / k + 4 * ratio**4 / self.delta**2
         return 1 + 4 / k * B + 8 * ratio.square() * (2 * inside.sqrt() / self.delta).log()
-
-    def select_ball(self) -> Tensor:
-        """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
-        return towards(farthest_point(self.centre, self._V.matrix, self.squared_radius()))
-
-    def _scores(self, arms: Tensor) -> Tensor:
-        mean = (arms @ self.centre[..., None])[..., 0]
-        return mean + self.squared_radius().sqrt()[..., None] * self._V.norms(arms)
-
-    def _update(self, x: Tensor, r: Tensor) -> None:
-        for i in range(x.shape[-2]):  # an online method: one observation after the other
-            self._step(x[..., i, :], r[..., i])
 
     def _step(self, x: Tensor, r: Tensor) -> None:
         z = (x * self._theta).sum(-1)
@@ -112,13 +88,3 @@ class GLOC(Policy):
         self._regret = self._regret + slope.square() * length / (2 * self._least)
         moved = self._theta - (slope / self._least)[..., None] * turned
         self._theta = project_in_norm(moved, self._V.matrix, self.domain)
-
-    def _state(self) -> dict[str, Any]:
-        names = ("theta", "moment", "regret")
-        return {"V": self._V.state_dict()} | {n: getattr(self, f"_{n}").clone() for n in names}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        theta, moment = (taken(state, n, self._theta) for n in ("theta", "moment"))
-        regret = taken(state, "regret", self._regret)
-        self._V.load_state_dict(state["V"])
-        self._theta, self._moment, self._regret = theta, moment, regret

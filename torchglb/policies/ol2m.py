@@ -17,7 +17,6 @@ No history is kept: O(d^2) memory and time per round (O(d^3) in rounds with a pr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,14 +24,14 @@ from torch import Tensor
 
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
-from torchglb.policies.base import Policy, Requirements, towards
-from torchglb.policies.parts import farthest_point, project_in_norm, taken
-from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.base import Requirements
+from torchglb.policies.online import OnlinePolicy
+from torchglb.policies.parts import project_in_norm
 from torchglb.policies.registry import register
 
 
 @register
-class OL2M(Policy):
+class OL2M(OnlinePolicy):
     """OL2M.
 
     Args:
@@ -47,49 +46,18 @@ class OL2M(Policy):
 
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)
-        d, shape = domain.dim, tuple(self.batch_shape)
-        self._theta = torch.zeros((*shape, d), dtype=self.dtype, device=self.device)
-        self._S = domain.radius_like(self._theta).expand(shape)
         self._b = 0.5 * torch.sigmoid(-self._S)  # 1/(2(1 + e^S))
-        self._Z = RankOneInverse.scaled_identity(float(d), shape, d, self._theta)
-
-    @property
-    def theta(self) -> Tensor:
-        """The online estimate, in the ball, ``(*B, d)``."""
-        return self._theta
-
-    def estimate(self) -> Tensor:  # noqa: D102
-        return self.theta
+        self._V = self._begin(float(domain.dim))  # Z
 
     def squared_radius(self) -> Tensor:
         """``radius^2``, ``(*B)``."""
         d, t, S, b = self.domain.dim, self.rounds + 1, self._S, self._b
         failure = math.log(4 * math.log(t + 1) * t * t / self.delta)
-        growth = self._Z.logdet - d * math.log(d)
+        growth = self._V.logdet - d * math.log(d)
         return 8 * S + d * S.square() + (8 / b + 16 * S / 3) * failure + 2 / b * growth
-
-    def select_ball(self) -> Tensor:
-        """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
-        return towards(farthest_point(self._theta, self._Z.matrix, self.squared_radius()))
-
-    def _scores(self, arms: Tensor) -> Tensor:
-        mean = (arms @ self._theta[..., None])[..., 0]
-        return mean + self.squared_radius().sqrt()[..., None] * self._Z.norms(arms)
-
-    def _update(self, x: Tensor, r: Tensor) -> None:
-        for i in range(x.shape[-2]):  # an online method: one observation after the other
-            self._step(x[..., i, :], r[..., i])
 
     def _step(self, x: Tensor, r: Tensor) -> None:
         slope = self.family.mean((x * self._theta).sum(-1)) - r
-        self._Z.add(x, 0.5 * self._b)
-        moved = self._theta - slope[..., None] * self._Z.solve(x)
-        self._theta = project_in_norm(moved, self._Z.matrix, self.domain)
-
-    def _state(self) -> dict[str, Any]:
-        return {"Z": self._Z.state_dict(), "theta": self._theta.clone()}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        theta = taken(state, "theta", self._theta)
-        self._Z.load_state_dict(state["Z"])
-        self._theta = theta
+        self._V.add(x, 0.5 * self._b)
+        moved = self._theta - slope[..., None] * self._V.solve(x)
+        self._theta = project_in_norm(moved, self._V.matrix, self.domain)

@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_probability, refuse
 from torchglb.radii.lipschitz import LipschitzBound
-from torchglb.radii.theorem31 import LipschitzRadius
+from torchglb.radii.theorem31 import LipschitzRadius, shared_delta
 
 SCALES = 64  # nets down to S 2^-63: finer ones cannot be best for any finite float L_t
 
@@ -37,13 +36,7 @@ def covering(
         >>> round(float(covering(torch.tensor(300.0), 4.0, 2, 0.05).radius), 3)
         23.905
     """
-    check_probability("delta", delta)
-    if isinstance(lipschitz, Tensor):
-        lipschitz = LipschitzBound(lipschitz, 0.0)
-    left = delta - lipschitz.failure
-    if left <= 0:
-        expected = f"a Lipschitz bound that fails with probability below delta = {delta:g}"
-        raise refuse("lipschitz", expected, f"{lipschitz.failure:g}")
+    lipschitz, left = shared_delta(lipschitz, delta)
     value = lipschitz.value
     k = torch.arange(SCALES, dtype=value.dtype, device=value.device)
     # log(1 + 2S/c_k) = log(1 + 2^(k+1))

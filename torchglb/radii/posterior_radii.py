@@ -45,7 +45,7 @@ from torchglb.radii.pac_bayes import (
     ellipsoids,
 )
 from torchglb.radii.problem import Problem
-from torchglb.radii.simple_radii import mean_loss_level
+from torchglb.radii.simple_radii import MeanLoss, rounding_at
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,9 @@ class PACBayes(PosteriorRadius):
     def fallback(  # noqa: D102
         self, problem: Problem, state: State, theta_hat: Tensor, loss: Tensor
     ) -> Tensor:
-        return mean_loss_level(problem, statistics_of(state), theta_hat, loss)
+        statistics = statistics_of(state)
+        slack = rounding_at(problem, statistics, theta_hat, loss)
+        return loss + MeanLoss().squared(problem, statistics, loss).radius + slack
 
     def screen(self, problem: Problem, anchor: Anchor, state: State) -> Screening:  # noqa: D102
         candidates = self._candidates(problem)

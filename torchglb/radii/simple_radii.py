@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -24,14 +25,57 @@ from torchglb.radii.lipschitz import LipschitzBound, data_lipschitz, table1
 from torchglb.radii.mean_loss import mean_loss_radius
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, empty_statistics
-from torchglb.radii.theorem31 import INFIMA, theorem31
+from torchglb.radii.theorem31 import INFIMA, LipschitzRadius, theorem31
 
 CONSTANTS = ("table1", "data")
 LIPSCHITZ_SHARE = 0.05  # of delta, for the constants that hold with high probability only
 
 
+class SimpleRadius(StatisticsRadius):
+    """A radius that needs the running sums and the loss at theta_hat, and no pass of its own."""
+
+    @abstractmethod
+    def squared(self, problem: Problem, statistics: RowStatistics, loss: Tensor) -> LipschitzRadius:
+        """beta^2, for ``L(theta_hat)``, and how delta was divided."""
+
+    def evaluate(  # noqa: D102
+        self,
+        problem: Problem,
+        state: State,
+        likelihood: NegativeLogLikelihood,
+        theta_hat: Tensor,
+        loss_hat: Tensor | None = None,
+        gradient_hat: Tensor | None = None,
+        hessian_hat: Tensor | None = None,
+    ) -> Evaluation:
+        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
+        statistics = statistics_of(state)
+        found = self.squared(problem, statistics, loss)
+        level = loss + found.radius + rounding_at(problem, statistics, theta_hat, loss)
+        deltas = (found.delta_likelihood, found.delta_lipschitz)
+        return conclude(level, loss, problem.dtype, deltas, passes, state)
+
+
 @dataclass(frozen=True)
-class Lipschitz(StatisticsRadius):
+class ConstantRadius(SimpleRadius):
+    """One that rests on a Lipschitz constant of the loss.
+
+    Args:
+        constant: ``"table1"`` or ``"data"``, as in :class:`Lipschitz`.
+    """
+
+    constant: str = "table1"
+
+    def __post_init__(self) -> None:
+        check_choice("constant", self.constant, CONSTANTS)
+
+    def init(self, problem: Problem) -> State:  # noqa: D102
+        lipschitz_constant(problem, empty_statistics(problem), self.constant)
+        return super().init(problem)
+
+
+@dataclass(frozen=True)
+class Lipschitz(ConstantRadius):
     """Theorem 3.1. O(1) to evaluate with Table 1, O(d^3) with the data; no pass.
 
     Args:
@@ -46,97 +90,52 @@ class Lipschitz(StatisticsRadius):
         Lipschitz(constant='data', inf='exact')
     """
 
-    constant: str = "table1"
     inf: str = "exact"
 
     def __post_init__(self) -> None:
-        check_choice("constant", self.constant, CONSTANTS)
+        super().__post_init__()
         check_choice("inf", self.inf, INFIMA)
 
-    def init(self, problem: Problem) -> State:  # noqa: D102
-        lipschitz_constant(problem, empty_statistics(problem), self.constant)
-        return super().init(problem)
-
-    def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
-    ) -> Evaluation:
-        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
-        statistics = statistics_of(state)
+    def squared(  # noqa: D102
+        self, problem: Problem, statistics: RowStatistics, loss: Tensor
+    ) -> LipschitzRadius:
         bound = lipschitz_constant(problem, statistics, self.constant)
         found = theorem31(bound, problem.S, problem.dim, problem.delta, self.inf)
-        radius = found.radius
-        if bound.failure > 0:
-            exact = data_lipschitz(problem.family, statistics, problem.S)
-            floor = theorem31(exact, problem.S, problem.dim, problem.delta, self.inf)
-            radius = torch.maximum(radius, floor.radius)
-        slack = rounding_at(problem, statistics, theta_hat, loss)
-        deltas = (found.delta_likelihood, found.delta_lipschitz)
-        return conclude(loss + radius + slack, loss, problem.dtype, deltas, passes, state)
+        if bound.failure == 0:
+            return found
+        exact = data_lipschitz(problem.family, statistics, problem.S)
+        floor = theorem31(exact, problem.S, problem.dim, problem.delta, self.inf)
+        return found._replace(radius=torch.maximum(found.radius, floor.radius))
 
 
 @dataclass(frozen=True)
-class MeanLoss(StatisticsRadius):
+class MeanLoss(SimpleRadius):
     """Theorem 3.1 with the mean loss in place of a Lipschitz constant; O(1) to evaluate, no pass.
 
     Never larger than :class:`Lipschitz` with either constant.
     """
 
-    def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
-    ) -> Evaluation:
-        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
-        level = mean_loss_level(problem, statistics_of(state), theta_hat, loss)
-        return conclude(level, loss, problem.dtype, (problem.delta, 0.0), passes, state)
+    def squared(  # noqa: D102
+        self, problem: Problem, statistics: RowStatistics, loss: Tensor
+    ) -> LipschitzRadius:
+        ball_loss = statistics.ball_loss / problem.family.dispersion
+        radius = mean_loss_radius(ball_loss, loss, problem.dim, problem.delta)
+        return LipschitzRadius(radius, problem.delta, 0.0)
 
 
 @dataclass(frozen=True)
-class Covering(StatisticsRadius):
+class Covering(ConstantRadius):
     """The covering theorem of the appendix in its valid form: looser than Theorem 3.1. No pass.
 
     Args:
         constant: of the loss, as in :class:`Lipschitz`.
     """
 
-    constant: str = "table1"
-
-    def __post_init__(self) -> None:
-        check_choice("constant", self.constant, CONSTANTS)
-
-    def init(self, problem: Problem) -> State:  # noqa: D102
-        lipschitz_constant(problem, empty_statistics(problem), self.constant)
-        return super().init(problem)
-
-    def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
-    ) -> Evaluation:
-        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
-        statistics = statistics_of(state)
+    def squared(  # noqa: D102
+        self, problem: Problem, statistics: RowStatistics, loss: Tensor
+    ) -> LipschitzRadius:
         bound = lipschitz_constant(problem, statistics, self.constant)
-        found = covering(bound, problem.S, problem.dim, problem.delta)
-        slack = rounding_at(problem, statistics, theta_hat, loss)
-        deltas = (found.delta_likelihood, found.delta_lipschitz)
-        return conclude(loss + found.radius + slack, loss, problem.dtype, deltas, passes, state)
+        return covering(bound, problem.S, problem.dim, problem.delta)
 
 
 def lipschitz_constant(
@@ -152,15 +151,6 @@ def lipschitz_constant(
         expected = "a family with a row in Table 1 (rewards of finite range, Gaussian, Poisson)"
         raise InputError(f"{refuse('family', expected, name)}; constant='data' serves any family")
     return bound
-
-
-def mean_loss_level(
-    problem: Problem, statistics: RowStatistics, theta_hat: Tensor, loss: Tensor
-) -> Tensor:
-    """The level of :class:`MeanLoss`, ``(*B)``; also what :class:`PACBayes` falls back on."""
-    ball_loss = statistics.ball_loss / problem.family.dispersion
-    radius = mean_loss_radius(ball_loss, loss, problem.dim, problem.delta)
-    return loss + radius + rounding_at(problem, statistics, theta_hat, loss)
 
 
 def rounding_at(problem: Problem, statistics: RowStatistics, theta: Tensor, loss: Tensor) -> Tensor:

@@ -49,6 +49,18 @@ def shrinkage_infimum(slope: Tensor, dim: int, inf: str = "exact") -> Tensor:
     return log_form if inf == "closed_form" else torch.where(slope <= dim, slope, log_form)
 
 
+def shared_delta(lipschitz: LipschitzBound | Tensor, delta: float) -> tuple[LipschitzBound, float]:
+    """The bound (a tensor stands for a deterministic one), and what it leaves of delta."""
+    check_probability("delta", delta)
+    if isinstance(lipschitz, Tensor):
+        lipschitz = LipschitzBound(lipschitz, 0.0)
+    left = delta - lipschitz.failure
+    if left <= 0:
+        expected = f"a Lipschitz bound that fails with probability below delta = {delta:g}"
+        raise refuse("lipschitz", expected, f"{lipschitz.failure:g}")
+    return lipschitz, left
+
+
 def theorem31(
     lipschitz: LipschitzBound | Tensor,
     S: Tensor | float,
@@ -76,12 +88,6 @@ def theorem31(
         >>> round(float(theorem31(torch.tensor(300.0), 4.0, 2, 0.05).radius), 3)
         19.176
     """
-    check_probability("delta", delta)
-    if isinstance(lipschitz, Tensor):
-        lipschitz = LipschitzBound(lipschitz, 0.0)
-    left = delta - lipschitz.failure
-    if left <= 0:
-        expected = f"a Lipschitz bound that fails with probability below delta = {delta:g}"
-        raise refuse("lipschitz", expected, f"{lipschitz.failure:g}")
+    lipschitz, left = shared_delta(lipschitz, delta)
     infimum = shrinkage_infimum(2.0 * S * lipschitz.value, dim, inf)
     return LipschitzRadius(infimum - math.log(left), left, lipschitz.failure)

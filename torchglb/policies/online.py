@@ -1,0 +1,91 @@
+"""The base of the policies that keep no history: an ellipsoid and one step for each observation.
+
+    index ``<x, centre> + radius |x|`` in V^-1
+
+with V a matrix that grows by one outer product at a time: O(d^2) memory and time per round.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
+from torchglb.policies.base import Policy, towards
+from torchglb.policies.parts import farthest_point, taken
+from torchglb.policies.rank_one import RankOneInverse
+
+
+class OnlinePolicy(Policy):
+    """A policy with an online estimate in the ball and an ellipsoid.
+
+    Args:
+        family: the GLM family.
+        domain: the ball that contains theta*.
+        args: further settings of :class:`Policy`, by position.
+        settings: the same, by name.
+    """
+
+    #: what is carried besides theta and V, as the names of attributes without their underscore
+    carried: ClassVar[tuple[str, ...]] = ()
+    #: V, whatever its name in the paper; made by :meth:`_begin`
+    _V: RankOneInverse
+
+    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
+        super().__init__(family, domain, *args, **settings)
+        shape = tuple(self.batch_shape)
+        self._theta = torch.zeros((*shape, domain.dim), dtype=self.dtype, device=self.device)
+        self._S = domain.radius_like(self._theta).expand(shape)
+
+    def _begin(self, scale: Tensor | float) -> RankOneInverse:
+        """V before the first observation, ``scale I``."""
+        shape, d = tuple(self.batch_shape), self.domain.dim
+        return RankOneInverse.scaled_identity(scale, shape, d, self._theta)
+
+    @abstractmethod
+    def squared_radius(self) -> Tensor:
+        """``radius^2``, ``(*B)``."""
+
+    @abstractmethod
+    def _step(self, x: Tensor, r: Tensor) -> None:
+        """Adds one observation, ``x (*B, d)`` and ``r (*B)``."""
+
+    @property
+    def theta(self) -> Tensor:
+        """The online estimate, in the ball, ``(*B, d)``."""
+        return self._theta
+
+    @property
+    def centre(self) -> Tensor:
+        """The centre of the ellipsoid, ``(*B, d)``."""
+        return self._theta
+
+    def estimate(self) -> Tensor:  # noqa: D102
+        return self.theta
+
+    def select_ball(self) -> Tensor:
+        """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
+        return towards(farthest_point(self.centre, self._V.matrix, self.squared_radius()))
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        mean = (arms @ self.centre[..., None])[..., 0]
+        return mean + self.squared_radius().sqrt()[..., None] * self._V.norms(arms)
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        for i in range(x.shape[-2]):  # an online method: one observation after the other
+            self._step(x[..., i, :], r[..., i])
+
+    def _state(self) -> dict[str, Any]:
+        names = ("theta", *self.carried)
+        return {"V": self._V.state_dict()} | {n: getattr(self, f"_{n}").clone() for n in names}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        names = ("theta", *self.carried)
+        found = {f"_{n}": taken(state, n, getattr(self, f"_{n}")) for n in names}
+        self._V.load_state_dict(state["V"])
+        self.__dict__.update(found)
