@@ -42,7 +42,8 @@ def bounds(
     """Ends of an interval, after two updates and a look in between."""
     half = X.shape[-2] // 2
     sequence.update(X[..., :half, :], r[..., :half])
-    sequence.current()
+    if half >= X.shape[-1] or not sequence.ellipsoidal:  # the centre of an ellipsoid must be unique
+        sequence.current()
     sequence.update(X[..., half:, :], r[..., half:])
     interval = sequence.current().interval(x, scale=scale)
     return interval.lower, interval.upper
