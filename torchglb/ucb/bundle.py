@@ -81,16 +81,21 @@ class Bundle:
         follows = dim <= PLANAR and like.device.type == "cpu"
         self.order = choose_order(family, dim, radius) if follows else 2
         shape = (problems, anchors)
-        names = ["points", "shift", *(f"order {k}" for k in range(self.order + 1))]
-        names += ["excess", "used"]
-        widths = [dim, dim, *(dim**k for k in range(self.order + 1))]
-        tensors = [like.new_zeros((*shape, width)) for width in widths]
-        # the last round in which the anchor decided something
-        tensors += [like.new_zeros(shape), like.new_full(shape, -1.0)]
-        self._tensors = dict(zip(names, tensors, strict=True))
-        self._totals = tensors[2 : 3 + self.order]
+        self._tensors = {
+            "points": like.new_zeros((*shape, dim)),
+            "shift": like.new_zeros((*shape, dim)),
+            "excess": like.new_zeros(shape),
+            "curvature": like.new_zeros((*shape, 1)),
+            # the last round in which the anchor decided something
+            "used": like.new_full(shape, -1.0),
+        }
+        self._totals = [like.new_zeros((*shape, dim**k)) for k in range(self.order + 1)]
+        self._tensors |= {f"order {k}": total for k, total in enumerate(self._totals)}
         # one memory, seen by torch and by NumPy
-        self.points, self.shift, *self.sums, self.excess, self.used = (array(t) for t in tensors)
+        views = {name: array(t) for name, t in self._tensors.items()}
+        self.points, self.shift, self.excess = views["points"], views["shift"], views["excess"]
+        self.used, self._curvature = views["used"], views["curvature"]
+        self.sums = [array(total) for total in self._totals]
 
     @property
     def loss(self) -> Array:
@@ -104,8 +109,8 @@ class Bundle:
 
     @property
     def curvature(self) -> Array:
-        """The trace of the Hessian, ``(N, A)``."""
-        return self.sums[2][..., :: self.dim + 1].sum(-1)
+        """The trace of the Hessian, ``(N, A)``: carried too, since its terms lie far apart."""
+        return self._curvature[..., 0]
 
     def observe(self, x: Array, r: Array, w: Array | None) -> None:
         """Adds observations ``x (N, k, d)``, ``r`` and ``w (N, k)`` to every anchor: O(A k d^q)."""
@@ -116,10 +121,12 @@ class Bundle:
         powers = monomials(x, self.order)
         for total, column, power in zip(self._totals, columns, powers, strict=True):
             total.baddbmm_(tensor(column), tensor(power))
+        self._tensors["curvature"].baddbmm_(tensor(columns[2]), tensor((x * x).sum(-1)[..., None]))
 
     def insert(self, rows: Array, slot: Array, point: Array, sums: list[Array], now: int) -> None:
         """Puts one new anchor into the given slot of each of the problems ``rows``."""
         self.points[rows, slot] = point
+        self._curvature[rows, slot] = sums[2][..., :: self.dim + 1].sum(-1)[..., None]
         self.shift[rows, slot] = 0.0
         self.excess[rows, slot] = 0.0
         self.used[rows, slot] = float(now)

@@ -56,7 +56,7 @@ class Seen(NamedTuple):
     loss: Array  # at most this
     normal: Array  # the cut <normal, theta> <= offset that the set obeys
     offset: Array
-    excess: Array  # by how much the loss may be lower than that
+    excess: Array  # what a model's loss was raised by, for its errors
     doubt: Array  # by how much loss and offset together may be too large
 
 
@@ -223,7 +223,7 @@ class Contest:
         self.passes[index] += 1.0
         slot = library(trial).argmin(self.bundle.used[index], -1)
         self.bundle.insert(index, slot, trial, sums, self.now)
-        at = Anchor(trial, sums, 0.0 * trial, 0.0).expansion(task.ridge)
+        at = self.bundle.at(index, slot).expansion(task.ridge)
         cut = self._tangent(task, trial, at)
         offset = cut.offset + roundings_of(self.observations) * cut.rounding
         found.cuts.replace(index, slot, at.gradient, offset)

@@ -12,6 +12,9 @@ from torchglb.arrays import Array, at_least, counting, dot, length, library, lim
 from torchglb.ucb.bounds import draw_back, tangent
 from torchglb.ucb.bundle import Bundle
 
+#: of a negative weight, in the choice of a cut
+PENALTY = 1e6
+
 
 class Round(NamedTuple):
     """The programs of one round, N at once."""
@@ -106,14 +109,13 @@ def combine_cuts(
     for _ in range(steps):
         along = left @ units.mT  # (N, K, A)
         squared = dot(left, left)[..., None]
-        across = xp.sqrt(at_least(squared - along * along, 0.0))
-        # where a cut has no weight it leaves the whole ball
-        value = xp.where(
-            along > slack * across, near * along + chord * across, S * xp.sqrt(squared)
-        )
+        across = xp.sqrt(abs(squared - along * along))
+        weight = along - slack * across
+        # a cut whose weight would be negative leaves the whole ball: it is not to be chosen
+        value = near * along + chord * across + PENALTY * (abs(weight) - weight)
         choice = xp.argmin(value, -1)
         first = choice if first is None else first
-        alpha = take(along, choice) - slack[every, 0, choice] * take(across, choice)
+        alpha = take(weight, choice)
         normal, at_reach = units[every, choice], reach[every, choice]
         # a cut beyond the sphere has no weight, nor has one without a slope: it pays nothing
         alpha = xp.where(at_reach < radius[:, None], at_least(alpha, 0.0), 0.0)
