@@ -64,9 +64,9 @@ def hessian_error(minimum: CarriedMinimum, shift: Tensor) -> Tensor:
         minimum: whose Taylor model is meant.
         shift: how far from its point, ``(N, d)``.
     """
-    reach = minimum._longest * torch.linalg.vector_norm(shift, dim=-1)
+    reach = minimum.longest * torch.linalg.vector_norm(shift, dim=-1)
     power = minimum.order - 1
-    growth = minimum._ratio * torch.exp(minimum._concordance * reach) * reach**power
+    growth = minimum._ratio * torch.exp(minimum.concordance * reach) * reach**power
     # a ratio of 0 is an exact model; infinity times no distance is no error either
     return torch.where(reach > 0, growth / math.factorial(power), 0.0)
 
@@ -109,7 +109,7 @@ class PredictableMinimum(CarriedMinimum):
         """The minimiser, ``(N, d)``, with an imagined row that is forgotten afterwards."""
         if imagined is None:
             return self.find(ridge)[0]
-        sums, point, longest = self._sums, self._point, self._longest
+        sums, point, longest = self._sums, self._point, self.longest
         x, y, w = imagined
         assert w is not None
         self.data.imagined = imagined
@@ -122,6 +122,6 @@ class PredictableMinimum(CarriedMinimum):
             torch.where(moved, now - more, old)
             for now, more, old in zip(self._sums, extra, sums, strict=True)
         ]
-        self._longest = longest
+        self.longest = longest
         self.data.imagined = None
         return theta

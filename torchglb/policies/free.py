@@ -127,7 +127,7 @@ class FreeMinimum(CarriedMinimum):
 
     def by_model(self, index: Tensor, ridge: Tensor, tilt: Tensor, shift: Tensor) -> Near:
         """Newton steps on the Taylor model, from ``shift (N', d)``: no pass."""
-        known = (self._longest, self._radius, self._ratio, self._concordance)
+        known = (self.longest, self._radius, self._ratio, self.concordance)
         state = (self._point, ridge, tilt, *known, *self._sums)
         c, lam, W, longest, S, ratio, concordance, *sums = (
             state if self.data.is_all(index) else [t[index] for t in state]
@@ -156,7 +156,7 @@ class FreeMinimum(CarriedMinimum):
         lam, S = ridge[index], self._radius[index]
         step = -_solve(hessian, gradient)
         local = -(gradient * step).sum(-1)
-        steepness = (self._concordance * self._longest)[index]
+        steepness = (self.concordance * self.longest)[index]
         reach = steepness * _length(step)  # D
         # (e^D - 1 - D)/D, whose first term alone is D/2
         share = torch.where(reach > 1e-4, torch.expm1(reach) / reach - 1.0, 0.51 * reach)

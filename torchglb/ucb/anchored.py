@@ -24,11 +24,15 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
 from torchglb.optim.numbers import surely
 from torchglb.ucb.bounds import pull_of_rows
-from torchglb.ucb.bundle import PLANAR, Bundle
+from torchglb.ucb.bundle import Bundle
 from torchglb.ucb.contest import Contest, Verdict
 from torchglb.ucb.minimum import CarriedMinimum, FlatHistory
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.scan import Round
+from torchglb.ucb.taylor import Nature, remainder_ratio
+
+#: anchors for each corner of a cube, up to as many as have this many entries in their Hessians
+PER_CORNER, LARGEST_HESSIANS = 8, 100_000
 
 
 @dataclass(frozen=True)
@@ -121,11 +125,13 @@ class AnchoredProgram:
         d, problems = domain.dim, self.batch_shape.numel()
         like = torch.zeros((), dtype=dtype, device=self.history.device)
         if anchors is None:
-            anchors = 32 if d <= PLANAR else max(64, min(16 * 2 ** min(d, 10), 100_000 // d**2))
+            anchors = max(32, min(PER_CORNER * 2 ** min(d, 10), LARGEST_HESSIANS // d**2))
         self._radius = domain.radius_like(like).expand(self.batch_shape).reshape(problems)
         self._data = FlatHistory(family, self.history)
         self._minimum = CarriedMinimum(self._data, domain, self._radius, self.level_tol)
         self._bundle = Bundle(family, problems, anchors, d, domain.max_radius, like)
+        ratio = domain.constant(remainder_ratio(family, self._bundle.order), like)
+        self._ratio = ratio.expand(self.batch_shape).reshape(problems)
         self._pull = torch.zeros_like(self._radius)
         self._last_ridge = 0.0, torch.zeros_like(self._radius)
         self._round = 0
@@ -283,7 +289,8 @@ class AnchoredProgram:
         X, centre, least, lam, S, pull = (array(t) for t in given)
         task = Round(X, self._level(radius, level, least), centre, least, lam, S, pull)
         self._round += 1
-        nature = self._minimum.nature
+        longest, concordance = self._minimum.longest, self._minimum.concordance
+        nature = Nature(array(longest), array(self._ratio), array(concordance))
         contest = Contest(task, self._bundle, self._data, nature, self.domain, self._round)
         with quiet():
             found = contest.decide(self._tie if tol is None else tol, value_tol, max_steps)

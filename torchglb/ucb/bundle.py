@@ -1,7 +1,7 @@
 """Anchors: points at which the loss and its derivatives are carried forward exactly.
 
 At a fixed point the loss changes by one term per observation, so the cut of every anchor is exact
-again in the next round at a cost of O(d^2), without a pass over the history. In the plane the
+again in the next round at a cost of O(d^2), without a pass over the history. In few dimensions the
 anchors carry further derivatives, so that the loss is known near them as well: then an arm whose
 maximiser moves a little from round to round is followed for many rounds without a pass.
 """
@@ -25,8 +25,9 @@ from torchglb.ucb.taylor import (
     shift_by_ridge,
 )
 
-#: up to this dimension anchors carry more than the Hessian
-PLANAR = 2
+#: the largest number of entries of a derivative beyond the Hessian: up to d = 4 it saves more
+#: passes than it costs
+LARGEST_CARRIED = 64
 
 
 class Anchor(NamedTuple):
@@ -78,8 +79,8 @@ class Bundle:
     ) -> None:
         self.family, self.dim = family, dim
         # on a device a pass is cheap next to the host's wait for what it might save
-        follows = dim <= PLANAR and like.device.type == "cpu"
-        self.order = choose_order(family, dim, radius) if follows else 2
+        largest = LARGEST_CARRIED if like.device.type == "cpu" else 0
+        self.order = choose_order(family, dim, radius, largest)
         shape = (problems, anchors)
         self._tensors = {
             "points": like.new_zeros((*shape, dim)),

@@ -26,14 +26,16 @@ from torchglb.arrays import (
 from torchglb.domain import Ball
 from torchglb.likelihood import Expansion
 from torchglb.ucb.bounds import Tangent, cut_value, draw_back, roundings_of, tangent, trace
-from torchglb.ucb.bundle import PLANAR, Anchor, Bundle
-from torchglb.ucb.minimum import FlatHistory, Nature
+from torchglb.ucb.bundle import Anchor, Bundle
+from torchglb.ucb.minimum import FlatHistory
 from torchglb.ucb.native import search_support
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.scan import Round, Scan, scan
 from torchglb.ucb.sqp import come_back, multipliers, propose, stop_at_cut
-from torchglb.ucb.taylor import derivative_sums, remainder
+from torchglb.ucb.taylor import Nature, derivative_sums, remainder
 
+#: up to this dimension the best single cut says as much as several together
+PLANAR = 2
 #: how closely a step is made to end on the sphere where nothing rests on it
 ROUGH = 1e-5
 #: a model may err by this share of what is still to be found out
@@ -205,12 +207,17 @@ class Contest:
         ``delta^2 / (2 + 2 R S D)`` higher by the curvature, D the longest row: never lower than by
         ``e^2 (1 + R S D) / 2``.
         """
-        longest, ratio, concordance = (t[index] for t in self.nature)
+        nature = Nature(*(t[index] for t in self.nature))
         p = trial - anchor.point
         at = anchor.model(p, task.ridge)
-        error = remainder(p, anchor.local(p), longest, ratio, concordance, self.bundle.order)
+        error = remainder(p, anchor.local(p), nature, self.bundle.order)
         cut = self._tangent(task, trial, at)
-        dip = 0.5 * error.slope * error.slope * (1.0 + concordance * longest * task.radius)
+        dip = (
+            0.5
+            * error.slope
+            * error.slope
+            * (1.0 + nature.concordance * nature.longest * task.radius)
+        )
         excess = error.value + self._carried * cut.rounding
         doubt = 4.0 * excess + dip
         return Seen(at.loss + excess, at.gradient, cut.offset + excess + dip, excess, doubt)

@@ -8,13 +8,12 @@ when it does not, the model is moved to its own minimum by one pass over the his
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import (
-    Array,
     array,
     at_least,
     finite,
@@ -33,11 +32,13 @@ from torchglb.mle import minimize_likelihood
 from torchglb.optim.ball import frank_wolfe_gap, minimize_model
 from torchglb.ucb.taylor import (
     Bracket,
+    Nature,
     add_to_diagonal,
     certify,
     choose_order,
     derivative_sums,
     evaluate_model,
+    remainder_ratio,
 )
 
 
@@ -77,14 +78,6 @@ class FlatHistory:
         return index.shape[0] == self.problems
 
 
-class Nature(NamedTuple):
-    """What bounds the remainder of a Taylor model, for N problems."""
-
-    longest: Array  # the largest |x_s| so far
-    ratio: Array  # of the derivative after the last one of the model to the second
-    concordance: Array
-
-
 class CarriedMinimum:
     """``min L`` over the ball, followed through time for N problems.
 
@@ -93,6 +86,11 @@ class CarriedMinimum:
         domain: the ball.
         radius: S of every problem, ``(N)``.
         tol: the minimum is certified to this.
+
+    Attributes:
+        longest: the largest |x_s| so far, ``(N)``.
+        concordance: R, ``(N)``.
+        passes: over the history so far, ``(N)``.
     """
 
     def __init__(self, data: FlatHistory, domain: Ball, radius: Tensor, tol: float) -> None:
@@ -103,39 +101,30 @@ class CarriedMinimum:
         d, family = domain.dim, data.family
         self.order = choose_order(family, d, domain.max_radius)
 
-        def ratio(S: float) -> float:
-            known = family.derivative_ratio(self.order + 1, S)
-            return float("inf") if known is None else known
-
         def per_problem(constant: Callable[[float], float]) -> Tensor:
             values = domain.constant(constant, radius)
             return values.expand(data.history.batch_shape).reshape(-1)
 
-        self._ratio = per_problem(ratio)
-        self._concordance = per_problem(family.self_concordance)
+        self._ratio = per_problem(remainder_ratio(family, self.order))
+        self.concordance = per_problem(family.self_concordance)
         self._everyone = torch.arange(data.problems, device=radius.device)
         self._sums = [radius.new_zeros((data.problems, d**k)) for k in range(self.order + 1)]
         self._point = radius.new_zeros((data.problems, d))
         self._shift = torch.zeros_like(self._point)
-        self._longest = torch.zeros_like(radius)
+        self.longest = torch.zeros_like(radius)
         self.passes = torch.zeros_like(radius)
 
     def observe(self, X: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         """Carries the model forward by rows ``(N, k, d)``: O(k d^q)."""
-        rows, longest = array(X), array(self._longest)
+        rows, longest = array(X), array(self.longest)
         xp = library(rows)
-        self._longest = tensor(xp.maximum(longest, xp.amax(length(rows), -1)))
+        self.longest = tensor(xp.maximum(longest, xp.amax(length(rows), -1)))
         added = derivative_sums(self.data.family, self._point, X, r, w, self.order)
         self._sums = [old + more for old, more in zip(self._sums, added, strict=True)]
 
-    @property
-    def nature(self) -> Nature:
-        """The constants of the family and of the rows so far."""
-        return Nature(*(array(t) for t in (self._longest, self._ratio, self._concordance)))
-
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit."""
-        names = ("_point", "_shift", "_longest", "passes")
+        names = ("_point", "_shift", "longest", "passes")
         return {"sums": [t.clone() for t in self._sums]} | {
             name.lstrip("_"): getattr(self, name).clone() for name in names
         }
@@ -144,7 +133,7 @@ class CarriedMinimum:
         """Continues from a saved state."""
         self._sums = [t.clone() for t in state["sums"]]
         self._point, self._shift = state["point"].clone(), state["shift"].clone()
-        self._longest, self.passes = state["longest"].clone(), state["passes"].clone()
+        self.longest, self.passes = state["longest"].clone(), state["passes"].clone()
 
     def find(self, ridge: Tensor) -> tuple[Tensor, Bracket]:
         """A point of the ball and an enclosure of the minimum, no wider than the tolerance.
@@ -179,14 +168,13 @@ class CarriedMinimum:
             self._shift,
             ridge,
             self._radius,
-            self._longest,
+            self.longest,
             self._ratio,
-            self._concordance,
+            self.concordance,
             *self._sums,
         )
-        c, p, lam, S, longest, ratio, concordance, *sums = (
-            array(t if everyone else t[index]) for t in state
-        )
+        c, p, lam, S, *constants = (array(t if everyone else t[index]) for t in state)
+        nature, sums = Nature(*constants[:3]), constants[3:]
         xp, d = library(c), c.shape[-1]
         with quiet():
             model = evaluate_model(sums, p)
@@ -205,9 +193,7 @@ class CarriedMinimum:
                 p,
                 lam,
                 S,
-                longest,
-                ratio,
-                concordance,
+                nature,
                 self.order,
             )
         shift = tensor(p)

@@ -13,7 +13,7 @@ after the last pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -39,16 +39,26 @@ LARGEST_TENSOR = 1024
 HIGHEST_ORDER = 4
 
 
-def choose_order(family: GLMFamily, dim: int, radius: float) -> int:
+def choose_order(family: GLMFamily, dim: int, radius: float, largest: int = LARGEST_TENSOR) -> int:
     """The highest order q whose tensor is small and whose remainder can be bounded (at least 2)."""
     order = 2
     while (
         order < HIGHEST_ORDER
-        and dim ** (order + 1) <= LARGEST_TENSOR
+        and dim ** (order + 1) <= largest
         and family.derivative_ratio(order + 2, radius) is not None
     ):
         order += 1
     return order
+
+
+def remainder_ratio(family: GLMFamily, order: int) -> Callable[[float], float]:
+    """C of a model of that order, as a function of S; infinite where it is not known."""
+
+    def ratio(radius: float) -> float:
+        known = family.derivative_ratio(order + 1, radius)
+        return math.inf if known is None else known
+
+    return ratio
 
 
 def row_derivatives(
@@ -135,6 +145,14 @@ class Bracket(NamedTuple):
     high: Array
 
 
+class Nature(NamedTuple):
+    """What bounds the remainder of a Taylor model, for N problems."""
+
+    longest: Array  # the largest |x_s| so far
+    ratio: Array  # C; see remainder_ratio
+    concordance: Array  # R
+
+
 class Remainder(NamedTuple):
     """How far a Taylor model may be off."""
 
@@ -142,20 +160,17 @@ class Remainder(NamedTuple):
     slope: Array  # in the dual norm of the Hessian there
 
 
-def remainder(
-    p: Array, local: Array, longest: Array, ratio: Array, concordance: Array, order: int
-) -> Remainder:
+def remainder(p: Array, local: Array, nature: Nature, order: int) -> Remainder:
     """Of the model at a displacement ``p (N, d)`` from its centre.
 
     Args:
         p: the displacement.
         local: its square in the Hessian at the centre, ``(N)``.
-        longest: the largest |x_s| so far, ``(N)``.
-        ratio: C, a number or ``(N)``.
-        concordance: R, a number or ``(N)``.
+        nature: R, C and the longest row.
         order: q.
     """
     xp = library(p)
+    longest, ratio, concordance = nature
     reach = longest * length(p)  # D
     stretch = xp.exp((0.5 * concordance) * reach)
     growth = ratio * (stretch * stretch) * reach ** (order - 1)
@@ -173,9 +188,7 @@ def certify(
     p: Array,
     ridge: Array,
     radius: Array,
-    longest: Array,
-    ratio: Array,
-    concordance: Array,
+    nature: Nature,
     order: int,
 ) -> Bracket:
     """Encloses ``min L`` over the ball from the model at ``theta = c + p``; no pass.
@@ -192,12 +205,11 @@ def certify(
         p: the displacement.
         ridge: lambda, ``(N)``.
         radius: S, ``(N)``.
-        longest: the largest |x_s| so far, ``(N)``.
-        ratio: C, a number or ``(N)``.
-        concordance: R, a number or ``(N)``.
+        nature: R, C and the longest row.
         order: q.
     """
     xp = library(p)
+    longest, _, concordance = nature
     inf = float("inf")
     eigenvalues = at_least(eigenvalues, 0.0)
     norm_squared = dot(theta, theta)
@@ -208,7 +220,7 @@ def certify(
     residual = gradient + nu[..., None] * theta
     along, turned = matvec(basis.mT, p), matvec(basis.mT, residual)
     local = dot(eigenvalues * along, along)  # |p|^2_H
-    value_error, slope_error = remainder(p, local, longest, ratio, concordance, order)
+    value_error, slope_error = remainder(p, local, nature, order)
 
     # the Hessian at theta is at least e^(-R D) times that at c
     shrunk = xp.exp(-concordance * (longest * length(p)))
