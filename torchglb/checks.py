@@ -129,8 +129,10 @@ class ValueChecks:
             lambda: _first_offender(name, torch.isfinite(value), "finite values", value),
         )
 
-    def within(self, name: str, value: Tensor, low: float, high: float, expected: str) -> None:
-        """Asks for ``low <= value <= high``; a NaN is not within."""
+    def within(
+        self, name: str, value: Tensor, low: float, high: float, expected: Callable[[], str]
+    ) -> None:
+        """Asks for ``low <= value <= high``; a NaN is not within. ``expected`` says so in words."""
         if not value.numel():
             return
         entries = _at_hand(value)
@@ -138,7 +140,7 @@ class ValueChecks:
             (value.amin() >= low) & (value.amax() <= high)
             if entries is None
             else bool(low <= entries.min() and entries.max() <= high),
-            lambda: _first_offender(name, (value >= low) & (value <= high), expected, value),
+            lambda: _first_offender(name, (value >= low) & (value <= high), expected(), value),
         )
 
     def settle(self) -> None:
@@ -158,7 +160,7 @@ class ValueChecks:
 
 def _at_hand(value: Tensor) -> np.ndarray[Any, Any] | None:
     """The entries as NumPy sees them; None on a device, and within a torch.func transform."""
-    plain = value.detach()
+    plain = value.detach()  # within a transform this is wrapped even if the value is not
     if not plain.is_cpu or torch._C._functorch.is_functorch_wrapped_tensor(plain):
         return None
     return plain.numpy()

@@ -234,13 +234,13 @@ class History:
             norm = torch.linalg.vector_norm(x, dim=-1)
             slack = 64 * torch.finfo(self.dtype).eps
             limit = self.max_norm * (1 + slack)
-            checks.within("x", norm, 0.0, limit, f"rows of norm at most {self.max_norm:g}")
+            checks.within("x", norm, 0.0, limit, lambda: f"rows of norm at most {self.max_norm:g}")
         if self.family is not None:
             self.family.require_rewards(checks, r)
         else:
             checks.finite("r", r)
         checks.finite("weight", w)
-        checks.within("weight", w, 0.0, math.inf, "non-negative weights")
+        checks.within("weight", w, 0.0, math.inf, lambda: "non-negative weights")
         checks.settle()
 
     def _extend(self, x: Tensor, w: Tensor, y: Tensor, *, copy: bool) -> None:

@@ -282,9 +282,14 @@ class NegativeLogLikelihood(RowSums, nn.Module):
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that were given, each with the full batch shape; see :meth:`rebuild`."""
-        ridge = self.regularization
-        full = ridge.expand(self.batch_shape) if isinstance(ridge, Tensor) else None
-        return tuple(t for t in (self.X, self.r, self.w, full, self.tilt) if t is not None)
+        ridge, given = self.regularization, [self.X, self.r]
+        if self.w is not None:
+            given.append(self.w)
+        if isinstance(ridge, Tensor):
+            given.append(ridge.expand(self.batch_shape))
+        if self.tilt is not None:
+            given.append(self.tilt)
+        return tuple(given)
 
     def rebuild(self, tensors: Sequence[Tensor]) -> NegativeLogLikelihood:
         """The same loss over other tensors, in the order of :meth:`tensors`."""
@@ -313,7 +318,7 @@ class NegativeLogLikelihood(RowSums, nn.Module):
             self.family.require_rewards(checks, self.r)
             if self.w is not None:
                 checks.finite("w", self.w)
-                checks.within("w", self.w, 0.0, math.inf, "non-negative weights")
+                checks.within("w", self.w, 0.0, math.inf, lambda: "non-negative weights")
         if isinstance(ridge := self.regularization, Tensor):
             checks.finite("regularization", ridge)
             checks.require("regularization", ridge >= 0, "non-negative numbers", ridge)

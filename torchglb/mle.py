@@ -195,7 +195,7 @@ def minimize_likelihood(
     if start is not None:
         check_same("start", start, "X", X)
         check_shape("start", start, (*batch, likelihood.dim))
-        start = domain.project(start)
+        start = domain.project(start.detach())
     else:
         start = X.new_zeros((*batch, likelihood.dim))
     radius = domain.radius_like(X)
@@ -240,8 +240,7 @@ def minimize_likelihood(
             withheld(part, singular, "theta") for part in (theta, gradient, hessian)
         )
     else:
-        with torch.no_grad():
-            result, (loss, gradient, hessian) = minimize(likelihood, start, radius)
+        result, (loss, gradient, hessian) = minimize(likelihood, start, radius)
         theta, gap, status, num_steps = result.point, result.gap, result.status, result.num_steps
     if throw and not is_transformed(status):
         raise_unless_converged(status, "constrained_mle")

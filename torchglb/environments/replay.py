@@ -52,7 +52,7 @@ class Log:
             raise refuse("index", "dtype torch.int64", self.index.dtype)
         checks = ValueChecks()
         number = self.arms.shape[-2]
-        checks.within("index", self.index, 0, number - 1, f"arms from 0 to {number - 1}")
+        checks.within("index", self.index, 0, number - 1, lambda: f"arms from 0 to {number - 1}")
         if self.propensity is not None:
             check_shape("propensity", self.propensity, events)
             positive = (self.propensity > 0) & (self.propensity <= 1)

@@ -130,11 +130,14 @@ class GLMFamily(nn.Module):
         if not (math.isfinite(low) and math.isfinite(high)):
             checks.finite(name, r)
         if low > -math.inf or high < math.inf:
-            label = f"rewards of {type(self).__name__} in [{low:g}, {high:g}]"
-            checks.within(name, r, low, high, label)
+            checks.within(name, r, low, high, self._in_range)
         if self.integer_rewards:
             label = f"whole-number rewards of {type(self).__name__}"
             checks.require(name, r == torch.round(r), label, r)
+
+    def _in_range(self) -> str:
+        low, high = self.reward_range
+        return f"rewards of {type(self).__name__} in [{low:g}, {high:g}]"
 
     def check_rewards(self, r: Tensor) -> None:
         """Raises :class:`InputError` unless every reward lies in the support."""

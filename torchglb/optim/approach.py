@@ -115,8 +115,7 @@ def approach(
         left = dot(ahead, tried) + S * norm(ahead)
         moving = moving & (left <= SLOWEST * gap)
         model.follow(moving, num_steps == 1, s, ahead - g, bend)
-        theta, g = _choose(moving, (tried, ahead), (theta, g))
-        gap = pick(moving, left, gap)
+        theta, g, gap = _choose(moving, (tried, ahead, left), (theta, g, gap))
         moving = moving & (gap > target) & (num_steps < max_steps)
     exact = not objective.rough and (objective.cheap or not anywhere(num_steps > 0))
     return Place(
@@ -138,7 +137,10 @@ class _Newton:
 
     def step(self, g: Array) -> tuple[Array, Numbers]:
         """``-H^-1 (g - t^2 y) - t^2 s``, and whether that means anything."""
-        share = column(look_back(g, self.H, self.s), g)
+        share = look_back(g, self.H, self.s)
+        if surely(share == 0.0):
+            return _solve(self.H, -g)
+        share = column(share, g)
         p, regular = _solve(self.H, share * self.y - g)
         return p - share * self.s, regular
 

@@ -23,7 +23,7 @@ FLAT = 32
 
 def is_transformed(*tensors: Tensor) -> bool:
     """Whether a torch.func transform (vmap, grad, jvp) is looking at one of the tensors."""
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def wants_gradient(*tensors: Tensor) -> bool:
