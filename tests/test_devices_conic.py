@@ -25,6 +25,10 @@ class Elsewhere(torch.Tensor):
     def device(self):
         return PRETEND_DEVICE
 
+    @property
+    def is_cpu(self):
+        return False
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
