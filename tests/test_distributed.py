@@ -269,7 +269,7 @@ def test_rows_are_shared_out_evenly_and_survive_a_save(reports):
 def test_what_cannot_be_sharded_is_refused(reports):
     for report in reports:
         expected = [
-            "without requires_grad",
+            "without derivatives",
             "no derivative",
             "no derivative",
             "'native' for a sharded history",

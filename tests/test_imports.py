@@ -17,6 +17,7 @@ PACKAGE = PROJECT / "torchglb"
 # From the ground up. A module imports only from its own room and from rooms before it.
 ROOMS = (
     "errors",
+    "recording",
     "checks",
     "random_streams",
     "arrays",

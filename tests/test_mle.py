@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from problems import random_problem, reference_families
+from torch.autograd import forward_ad
 
 import torchglb as glb
 from torchglb.likelihood import RowSums
@@ -806,3 +807,41 @@ def test_unchecked_values(generator):
     other.append(GOOD.X, GOOD.r + 5)
     with pytest.raises(glb.InputError, match="^r: expected rewards of Bernoulli"):
         call(other)
+
+
+# ---- every way of differentiating, through rows and through a history ----------------------------
+
+
+@pytest.fixture
+def rows_and_direction(generator):
+    X = torch.nn.functional.normalize(torch.randn(30, 2, generator=generator, dtype=D), dim=-1)
+    r = torch.bernoulli(torch.full((30,), 0.6, dtype=D), generator=generator)
+    return 0.9 * X, r, 0.1 * torch.randn(30, 2, generator=generator, dtype=D)
+
+
+@deprecated
+@pytest.mark.parametrize("kept", ["rows", "history"])
+@pytest.mark.parametrize("S", [0.5, 5.0], ids=["on the ball", "inside"])
+def test_forward_mode_is_reverse_mode(rows_and_direction, kept, S):
+    """Tangents pass through the history, by torch.func and by dual numbers alike."""
+    X, r, V = rows_and_direction
+    family = glb.Bernoulli()
+
+    def fitted(X):
+        data = glb.Rows(X, r)
+        if kept == "history":
+            data = glb.History(2, family=family)
+            data.append(X[:10], r[:10])
+            data.append(X[10:], r[10:])
+        return glb.constrained_mle(family, data, glb.Ball(2, S), tol=1e-13).theta.sum()
+
+    expected = (torch.func.grad(fitted)(X) * V).sum()
+    assert expected.abs() > 1e-3
+    torch.testing.assert_close(torch.func.jvp(fitted, (X,), (V,))[1], expected)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(fitted(forward_ad.make_dual(X, V))).tangent
+    torch.testing.assert_close(found, expected)
+    stacked = torch.stack([X, 0.5 * X])
+    torch.testing.assert_close(
+        torch.vmap(fitted)(stacked), torch.stack([fitted(X), fitted(0.5 * X)])
+    )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchglb.errors import InputError
+from torchglb.recording import is_transformed
 
 FLOATS = (torch.float32, torch.float64)
 
@@ -161,7 +162,7 @@ class ValueChecks:
 def _at_hand(value: Tensor) -> np.ndarray[Any, Any] | None:
     """The entries as NumPy sees them; None on a device, and within a torch.func transform."""
     plain = value.detach()  # within a transform this is wrapped even if the value is not
-    if not plain.is_cpu or torch._C._functorch.is_functorch_wrapped_tensor(plain):
+    if not plain.is_cpu or is_transformed(plain):
         return None
     return plain.numpy()
 

@@ -21,6 +21,7 @@ from torchglb.checks import (
 )
 from torchglb.distributed import Shards, current
 from torchglb.families import GLMFamily
+from torchglb.recording import is_recorded, is_transformed
 
 
 class Rows(NamedTuple):
@@ -149,7 +150,7 @@ class History:
             return Rows(X.clone(), self._rewards(), w.clone())
         # appending writes behind these rows only, so a view is a snapshot; .data gives it a
         # version counter of its own, or autograd would take every append for a modification
-        X, r, w = (t if t.requires_grad else t.data for t in (X, self._rewards(), w))
+        X, r, w = (t if is_recorded(t) else t.data for t in (X, self._rewards(), w))
         return Rows(X, r, None if self._unit_weights else w)
 
     def whole(self) -> Rows:
@@ -204,11 +205,11 @@ class History:
                 w = w.expand(batch if one else (*batch, x.shape[-2]))
             check_shape("weight", w, batch if one else (*batch, x.shape[-2]))
             w = w[..., None] if one else w
-        if self.validate:
+        if self.validate and not is_transformed(x, r, w):  # vmap shows nobody its values
             self._check_values(x, r, w)
-        keeps_graph = any(t.requires_grad for t in (x, r, w, self._X, self._w, self._y))
+        keeps_graph = is_recorded(x, r, w, self._X, self._w, self._y)
         if keeps_graph and (self.aggregate or not self._shards.is_whole):
-            raise refuse("x, r, weight", "tensors without requires_grad", "one that requires it")
+            raise refuse("x, r, weight", "tensors without derivatives", "one that is recorded")
         count = x.shape[-2]
         if not self._shards.is_whole:
             mine = self._shards.mine(self._observations)

@@ -24,13 +24,12 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Evaluation, Shortcuts, SolveResult, lbfgs, newton, raise_unless_converged
 from torchglb.optim.implicit import (
     flat_directions,
-    is_transformed,
     newton_polish,
     opaque,
     refuse_singular,
-    wants_gradient,
     withheld,
 )
+from torchglb.recording import is_transformed, wants_gradient
 
 #: above this many features a Hessian costs more than the steps it saves
 NEWTON_LIMIT = 200

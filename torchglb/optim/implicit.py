@@ -16,21 +16,10 @@ import torch
 from torch import Tensor
 
 from torchglb.errors import SolverError
+from torchglb.recording import constant, is_transformed
 
 #: curvature below so many eps of its trace is rounding (measured: 6 eps at most, whatever d)
 FLAT = 32
-
-
-def is_transformed(*tensors: Tensor) -> bool:
-    """Whether a torch.func transform (vmap, grad, jvp) is looking at one of the tensors."""
-    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
-
-
-def wants_gradient(*tensors: Tensor) -> bool:
-    """Whether a derivative with respect to one of the tensors may be asked for."""
-    if is_transformed(*tensors):
-        return True
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 class _Opaque(torch.autograd.Function):
@@ -77,7 +66,7 @@ def opaque(solve: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[
     """
     if not is_transformed(*tensors):
         with torch.no_grad():
-            return solve(*(t.detach() for t in tensors))
+            return solve(*(constant(t) for t in tensors))
     return tuple(_Opaque.apply(solve, *tensors))
 
 

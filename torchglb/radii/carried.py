@@ -21,7 +21,6 @@ from torch import Tensor
 
 from torchglb.arrays import which
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.optim.implicit import wants_gradient
 from torchglb.radii.base import (
     Evaluation,
     State,
@@ -40,6 +39,7 @@ from torchglb.radii.centre import (
     select,
 )
 from torchglb.radii.problem import Problem
+from torchglb.recording import wants_gradient
 
 PASSES = ("auto", "rows", "aggregated")
 EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its loss

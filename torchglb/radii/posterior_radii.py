@@ -13,7 +13,6 @@ from torchglb.arrays import numbers_on
 from torchglb.checks import check_choice, check_positive, refuse
 from torchglb.families import QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.optim.implicit import wants_gradient
 from torchglb.radii.base import (
     Evaluation,
     Radius,
@@ -46,6 +45,7 @@ from torchglb.radii.pac_bayes import (
 )
 from torchglb.radii.problem import Problem
 from torchglb.radii.simple_radii import MeanLoss, rounding_at
+from torchglb.recording import wants_gradient
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchglb.checks import ValueChecks, as_tensor, check_choice, check_shape, refuse
 from torchglb.families import GLMFamily
-from torchglb.optim.implicit import is_transformed
+from torchglb.recording import is_transformed
 
 
 class Interval(NamedTuple):

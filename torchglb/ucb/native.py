@@ -19,8 +19,9 @@ from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.linalg import cut_ball
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
-from torchglb.optim.implicit import is_transformed, opaque, wants_gradient
+from torchglb.optim.implicit import opaque
 from torchglb.optim.loop import Progress, iterate
+from torchglb.recording import is_transformed, wants_gradient
 from torchglb.ucb.bounds import (
     cut_value,
     draw_back,
