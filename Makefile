@@ -27,7 +27,7 @@ test: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP)
 	$(RUN) -m pytest -m slow

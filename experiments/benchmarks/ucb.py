@@ -31,7 +31,7 @@ from torch import Tensor
 import torchglb as glb
 
 S, K, REPLICATES = 4.0, 20, 10
-TIE = 1e-9  # arms whose values agree to this, relative to 1 + |h|, count as tied
+TIE = 1e-10  # arms whose values agree to this, relative to 1 + |h|, count as tied
 PUBLIC, SLSQP, SHARP = "SLSQP as in the paper", "SLSQP, lean", "SLSQP, lean, ftol 1e-9"
 CONIC = "Clarabel, re-solve x K"
 ALL, CERTAIN, TO_GAP = "ours, all arms", "ours, winner certain", "ours, its value to 1e-9"
