@@ -1,10 +1,13 @@
 """What an anchor says of the loss near it: never more than is true, and enough to save passes."""
 
+import math
+
 import pytest
 import torch
 
 import torchglb as glb
 from torchglb.arrays import array
+from torchglb.optim import Status
 from torchglb.ucb import native_support
 from torchglb.ucb.anchored import AnchoredProgram
 from torchglb.ucb.contest import Contest
@@ -116,3 +119,129 @@ def test_values_are_closed_mostly_without_a_pass(family, generator):
         program.append(x, family.sample(x @ theta, generator))
     # it took more than one of every problem in every round when each value needed its own
     assert torch.stack(passes)[20:].mean() < 0.25
+
+
+# ---- where rounding or a neighbour might decide --------------------------------------------------
+
+
+@pytest.mark.parametrize("S", [10.0, 40.0])
+def test_a_row_that_rounding_has_lost_still_counts(S):
+    """One row is saturated at the only anchor and drowns in the curvature of the others."""
+    for angle in (0.3, 0.67, 1.41, 2.15, 2.89):
+        u = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+        v = torch.stack([-u[1], u[0]])
+        program = AnchoredProgram(glb.Bernoulli(), glb.Ball(2, S), anchors=1)
+        program.append(u, 1.0)
+        program.append(v.expand(400, 2), torch.arange(400, dtype=torch.float64) % 2)
+        program.argmax(u[None], radius=3.0, value_tol=1e-6)
+        stated = program.program(radius=3.0)
+        choice = program.argmax(-u[None], level=stated.level, value_tol=1e-6)
+        exact = native_support(stated, -u[None], tol=1e-9)
+        assert choice.lower <= exact.upper + 1e-9
+        assert choice.upper >= exact.lower - 1e-9
+
+
+def test_carried_losses_in_single_precision_pay_for_their_rounding(generator):
+    """Thousands of rows one by one: the feasible points are feasible in double precision too."""
+    program = AnchoredProgram(glb.Bernoulli(), glb.Ball(1, 2.0), dtype=torch.float32)
+    arms = torch.tensor([[1.0], [-1.0]])
+    for t in range(1500):
+        x = torch.rand(1, generator=generator)
+        program.append(x, torch.bernoulli(torch.sigmoid(x[0]), generator=generator))
+        if t % 250 == 249:
+            stated = program.program(radius=2.0)
+            choice = program.argmax(arms, level=stated.level)
+            rows = program.history.rows()
+            loss = glb.NegativeLogLikelihood(glb.Bernoulli(), rows.X.double(), rows.r.double())
+            double = glb.SublevelProgram(loss, glb.Ball(1, 2.0), stated.level.double())
+            exact = native_support(double, arms.double(), tol=1e-9)
+            assert (choice.lower.double() <= exact.upper + 1e-5).all(), t
+            assert (choice.upper.double() >= exact.lower - 1e-5).all(), t
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_companions_change_nothing(d, generator):
+    """Also where the level has no weight, at the pole of the ball: there it is all rounding."""
+    together = AnchoredProgram(glb.Bernoulli(), glb.Ball(d, 4.0), (6,))
+    alone = AnchoredProgram(glb.Bernoulli(), glb.Ball(d, 4.0), (1,))
+    for _ in range(80):
+        arms = torch.nn.functional.normalize(in_ball(generator, 6, 8, d), dim=-1)
+        all_six = together.argmax(arms, radius=3.0, value_tol=1e-8)
+        third = alone.argmax(arms[2:3], radius=3.0, value_tol=1e-8)
+        torch.testing.assert_close(all_six.upper[2:3], third.upper, rtol=0.0, atol=1e-10)
+        assert all_six.passes[2] == third.passes[0]
+        assert all_six.index[2] == third.index[0]
+        x = arms[torch.arange(6), all_six.index]
+        r = torch.bernoulli(torch.full((6,), 0.6, dtype=torch.float64), generator=generator)
+        together.append(x, r)
+        alone.append(x[2:3], r[2:3])
+
+
+def test_a_level_within_the_slack_of_the_minimum_promises_nothing(generator):
+    program = AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 3.0), level_tol=1e-2)
+    X = in_ball(generator, 200, 2) / S
+    program.append(X, torch.bernoulli(torch.full((200,), 0.6).double(), generator=generator))
+    arms = torch.eye(2, dtype=torch.float64)
+    program.argmax(arms, radius=2.0)
+    for _ in range(5):
+        program.append(arms[0], 1.0)
+        program.argmax(arms, radius=2.0)
+    minimum = program.minimum()
+    assert minimum.slack > 1e-8
+    choice = program.argmax(arms, level=minimum.loss - 1e-3 * minimum.slack)
+    assert choice.status == Status.INACCURATE
+    assert (choice.lower == -torch.inf).all()
+    assert torch.isfinite(choice.upper).all()
+    assert program.argmax(arms, level=minimum.loss + 1e-3).status == Status.CONVERGED
+
+
+@pytest.mark.parametrize("family", [glb.Bernoulli(), glb.Poisson()], ids=["bernoulli", "poisson"])
+def test_ties_are_decided_by_looks(family, generator, monkeypatch):
+    """Arms of nearly equal value take many looks, but never a solve of all arms."""
+    N, d = 10, 2
+    theta = 0.7 * S * torch.nn.functional.normalize(in_ball(generator, N, d), dim=-1)
+    program = AnchoredProgram(family, glb.Ball(d, S), (N,))
+    X = torch.nn.functional.normalize(in_ball(generator, N, 200, d), dim=-1)
+    program.append(X, family.sample((X * theta[:, None]).sum(-1), generator))
+    toward = torch.nn.functional.normalize(theta, dim=-1)[:, None]
+    arms = torch.nn.functional.normalize(in_ball(generator, N, 4, d) + 2 * S * toward, dim=-1)
+    stated = program.program(radius=5.0)
+    value = native_support(stated, arms, tol=1e-9).upper
+    tied = 0.9 * arms * (value.amin(-1, keepdim=True) / value)[..., None]
+    monkeypatch.setattr(Contest, "_solve_all", None)
+    choice = program.argmax(tied, level=stated.level)
+    assert (choice.status == Status.CONVERGED).all()
+
+
+def test_no_rows_and_no_room():
+    """A ridge, no observation and the radius 0: the centre is all there is."""
+    program = AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 2.0))
+    program.append(torch.zeros(0, 2).double(), torch.zeros(0).double())
+    assert len(program.history) == 0
+    arms = torch.eye(2, dtype=torch.float64)
+    choice = program.argmax(arms, radius=0.0, regularization=1.0)
+    assert (choice.upper >= 0.0).all()
+    assert (choice.lower <= 0.0).all()
+    assert (choice.upper < 1e-3).all()
+    with pytest.raises(glb.InputError, match="batch_shape: expected at least one problem, got"):
+        AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 2.0), (0,))
+
+
+def test_a_broken_state_is_refused_and_changes_nothing():
+    saved = AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 3.0))
+    saved.append([1.0, 0.0], 1.0)
+    program = AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 3.0))
+    for break_it in (
+        lambda state: state["minimum"].pop("point"),
+        lambda state: state["minimum"]["sums"].pop(),
+        lambda state: state["bundle"].pop("shift"),
+        lambda state: state["bundle"].update(points=state["bundle"]["points"].float()),
+        lambda state: state.update(pull=torch.zeros(3).double()),
+    ):
+        state = saved.state_dict()
+        break_it(state)
+        with pytest.raises(glb.InputError, match="state"):
+            program.load_state_dict(state)
+        assert len(program.history) == 0
+    program.load_state_dict(saved.state_dict())
+    assert len(program.history) == 1

@@ -6,7 +6,7 @@ Checks of shape, dtype and device never look at values. Checks of values are gat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,18 @@ def check_same(name: str, value: Tensor, other_name: str, other: Tensor) -> None
         raise refuse(name, f"the dtype of {other_name} ({other.dtype})", value.dtype)
     if value.device != other.device:
         raise refuse(name, f"the device of {other_name} ({other.device})", value.device)
+
+
+def check_tensors(name: str, given: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
+    """Refuses a table of tensors without the entries, shapes and dtypes of another."""
+    if missing := sorted(set(like) - set(given)):
+        raise refuse(name, f"the entries {sorted(like)}", f"no {missing}")
+    for key, mine in like.items():
+        entry = f"{name}[{key!r}]"
+        if not isinstance(given[key], Tensor) or given[key].dtype != mine.dtype:
+            kind = getattr(given[key], "dtype", type(given[key]).__name__)
+            raise refuse(entry, f"a tensor of dtype {mine.dtype}", kind)
+        check_shape(entry, given[key], mine.shape)
 
 
 def check_positive(name: str, value: float) -> float:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import Array, array, library, quiet, tensor
-from torchglb.checks import check_positive, check_shape, refuse
+from torchglb.checks import check_positive, check_shape, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
@@ -56,10 +56,11 @@ class Choice:
 
     Attributes:
         index: ``(*B)``, the arm with the largest ``h(x)``, up to ``tol`` where arms tie.
-        upper: ``(*B, K)``, certified upper bounds (the winner's beats all others' lower bounds).
-        lower: ``(*B, K)``, certified lower bounds.
+        upper: ``(*B, K)``, certified upper bounds.
+        lower: ``(*B, K)``, certified lower bounds (the winner's beats all others' upper bounds).
         status: ``(*B)``, of :class:`torchglb.optim.Status`: INFEASIBLE where the level is below the
-            minimum, NONFINITE where a NaN came in, INACCURATE where rounding hides the winner.
+            minimum, NONFINITE where a NaN came in, INACCURATE where rounding hides the winner, or
+            where the level is so close to the minimum that no point is feasible for certain.
         passes: ``(*B)``, passes over the history that this choice took, the minimum included.
     """
 
@@ -80,7 +81,8 @@ class AnchoredProgram:
         anchors: A, the size of the bundle; by default it grows with d until A d^2 is 10^5.
         level_tol: the minimum of the loss is certified to this; 1e-6, and 1e-2 in float32.
         aggregate: merge repeated arms in the history.
-        validate: check the values of what is appended.
+        validate: check the values of what is appended; without that it is upon the caller that no
+            row is longer than 1, for the bounds rest on it.
         dtype: float64 or float32.
         device: where everything lives.
 
@@ -123,6 +125,8 @@ class AnchoredProgram:
         )
         self.batch_shape = self.history.batch_shape
         d, problems = domain.dim, self.batch_shape.numel()
+        if not problems:
+            raise refuse("batch_shape", "at least one problem", tuple(self.batch_shape))
         like = torch.zeros((), dtype=dtype, device=self.history.device)
         if anchors is None:
             anchors = max(32, min(PER_CORNER * 2 ** min(d, 10), LARGEST_HESSIANS // d**2))
@@ -148,7 +152,10 @@ class AnchoredProgram:
         """Adds observations, as :meth:`History.append` does, and carries everything forward."""
         count = len(self.history)
         self.history.append(x, r, weight)
-        shape = (*self.batch_shape, len(self.history) - count)
+        added = len(self.history) - count
+        if not added:
+            return
+        shape = (*self.batch_shape, added)
 
         def rows(value: Any, *tail: int) -> Tensor:
             if not isinstance(value, Tensor):
@@ -179,11 +186,13 @@ class AnchoredProgram:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a saved state; refuses one of another shape."""
+        """Continues from a saved state; refuses one of another kind."""
         missing = set(self.state_dict()) - set(state)
         if missing:
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
         self._bundle.check_state(state["bundle"])
+        self._minimum.check_state(state["minimum"])
+        check_tensors("state", state, {"pull": self._pull, "passes": self._passes})
         self.history.load_state_dict(state["history"])
         self._minimum.load_state_dict(state["minimum"])
         self._bundle.load_state_dict(state["bundle"])

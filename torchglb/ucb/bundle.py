@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchglb.arrays import Array, array, at_least, dot, matvec, quiet, tensor
-from torchglb.checks import check_shape
+from torchglb.arrays import Array, array, at_least, dot, limits, matvec, quiet, tensor
+from torchglb.checks import check_tensors
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
+from torchglb.ucb.bounds import trace
 from torchglb.ucb.taylor import (
     choose_order,
     evaluate_model,
@@ -47,9 +48,15 @@ class Anchor(NamedTuple):
         """The same at ``point + p``, as the Taylor model has it."""
         return shift_by_ridge(Expansion(*evaluate_model(self.sums, p)), self.point + p, ridge)
 
-    def local(self, p: Array) -> Array:
-        """``|p|^2`` in the Hessian of the data's loss."""
-        return at_least(dot(p, matvec(self._hessian, p)), 0.0)
+    def local(self, p: Array, roundings: float) -> Array:
+        """At least ``|p|^2`` in the Hessian of the data's loss, whatever its rounding has lost."""
+        lost = (roundings * limits(p)[0]) * self.curvature * dot(p, p)
+        return at_least(dot(p, matvec(self._hessian, p)), 0.0) + lost
+
+    @property
+    def curvature(self) -> Array:
+        """The trace of the Hessian of the data's loss, ``(N)``."""
+        return trace(self._hessian)
 
     @property
     def _hessian(self) -> Array:
@@ -149,9 +156,8 @@ class Bundle:
         return {name: t.clone() for name, t in self._tensors.items()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuses a state of another shape."""
-        for name, old in self._tensors.items():
-            check_shape(f"state['bundle'][{name!r}]", state[name], old.shape)
+        """Refuses a state of another kind."""
+        check_tensors("state['bundle']", state, self._tensors)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state."""

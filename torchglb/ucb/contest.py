@@ -17,7 +17,9 @@ from torchglb.arrays import (
     counting,
     finite,
     idle,
+    length,
     library,
+    limits,
     matvec,
     take,
     tensor,
@@ -36,8 +38,10 @@ from torchglb.ucb.taylor import Nature, derivative_sums, remainder
 
 #: up to this dimension the best single cut says as much as several together
 PLANAR = 2
-#: how closely a step is made to end on the sphere where nothing rests on it
-ROUGH = 1e-5
+#: how closely a step is made to end on the sphere, if its own value is not what is asked for
+ROUGH = 1e-10
+#: looks for each pass that a problem may make
+LOOKS = 4
 #: a model may err by this share of what is still to be found out
 SHARE = 0.25
 
@@ -101,6 +105,8 @@ class Contest:
         for slots in (found.tight, found.touch):
             self.bundle.mark_used(slots, everyone, self.now)
         upper, lower = found.upper, xp.maximum(found.lower, matvec(task.arms, task.hub))
+        # a centre above the level is no feasible point, and then nothing is one for certain
+        centred = task.hub_loss <= task.level
 
         def standing() -> tuple[Array, Array, Array, Array, Array]:
             """Leader, strongest rival, whose own value is open, who goes on, and for how much."""
@@ -109,16 +115,16 @@ class Contest:
             others = xp.where(columns == leader[:, None], -float("inf"), upper)
             rival = xp.argmax(others, -1)
             overlap = others[everyone, rival] - best
-            contested = overlap > tol * (1.0 + abs(best))
+            contested = centred & (overlap > tol * (1.0 + abs(best)))
             if value_tol is None:
                 return leader, rival, contested & False, contested, overlap
             small = value_tol * (1.0 + abs(own))
-            unclosed = own - best > small
+            unclosed = centred & (own - best > small)
             return leader, rival, unclosed, contested | unclosed, xp.where(unclosed, small, overlap)
 
         leader, rival, unclosed, going, wanted = standing()
         index = which(going)
-        for _ in range(max_steps):
+        for _ in range(LOOKS * max_steps):
             if not index.shape[0]:
                 break
             # the leader if its own value is wanted, else whoever of the two is known less well
@@ -130,13 +136,15 @@ class Contest:
             upper[index] = xp.minimum(above, upper[index])
             lower[index] = xp.maximum(below, lower[index])
             leader, rival, unclosed, going, wanted = standing()
-            index = which(going)
+            index = which(going & (self.passes < max_steps))
+        index = which(going)
         if index.shape[0]:
-            above, below = self._solve_all(index, tol)
+            above, below = self._solve_all(index, tol if value_tol is None else min(tol, value_tol))
             upper[index] = xp.minimum(above, upper[index])
             lower[index] = xp.maximum(below, lower[index])
             leader, _, _, going, _ = standing()
-        return Verdict(leader, upper, lower, ~going, self.passes)
+        lower = xp.where(centred[:, None], lower, -float("inf"))
+        return Verdict(leader, upper, lower, centred & ~going, self.passes)
 
     @property
     def _carried(self) -> float:
@@ -208,17 +216,18 @@ class Contest:
         ``e^2 (1 + R S D) / 2``.
         """
         nature = Nature(*(t[index] for t in self.nature))
-        p = trial - anchor.point
+        longest, ratio, concordance = nature
+        p, xp = trial - anchor.point, library(trial)
         at = anchor.model(p, task.ridge)
-        error = remainder(p, anchor.local(p), nature, self.bundle.order)
-        cut = self._tangent(task, trial, at)
-        dip = (
-            0.5
-            * error.slope
-            * error.slope
-            * (1.0 + nature.concordance * nature.longest * task.radius)
-        )
-        excess = error.value + self._carried * cut.rounding
+        error = remainder(p, anchor.local(p, self._carried), nature, self.bundle.order)
+        far = length(p)
+        grown = anchor.curvature * xp.exp(longest * far)
+        cut = self._tangent(task, trial, at, grown)
+        # what the model adds to the terms at the anchor: to the loss, and to the slope times 2S
+        terms = (1.0 + ratio + concordance) * grown * far * (far + 2.0 * task.radius)
+        rounding = cut.rounding + limits(p)[0] * (abs(anchor.sums[0][..., 0]) + terms)
+        dip = 0.5 * error.slope * error.slope * (1.0 + concordance * longest * task.radius)
+        excess = error.value + self._carried * rounding
         doubt = 4.0 * excess + dip
         return Seen(at.loss + excess, at.gradient, cut.offset + excess + dip, excess, doubt)
 
@@ -231,15 +240,16 @@ class Contest:
         slot = library(trial).argmin(self.bundle.used[index], -1)
         self.bundle.insert(index, slot, trial, sums, self.now)
         at = self.bundle.at(index, slot).expansion(task.ridge)
-        cut = self._tangent(task, trial, at)
-        offset = cut.offset + roundings_of(self.observations) * cut.rounding
+        cut = self._tangent(task, trial, at, trace(at.hessian))
+        rounding = roundings_of(self.observations) * cut.rounding
+        offset = cut.offset + rounding
         found.cuts.replace(index, slot, at.gradient, offset)
         found.touch[index, arm] = found.tight[index, arm] = slot
-        return Seen(at.loss, at.gradient, offset, 0.0 * offset, 0.0 * offset)
+        return Seen(at.loss + rounding, at.gradient, offset, 0.0 * offset, 0.0 * offset)
 
-    def _tangent(self, task: Round, point: Array, at: Expansion) -> Tangent:
+    def _tangent(self, task: Round, point: Array, at: Expansion, curvature: Array) -> Tangent:
         _, B, _, _, _, S, pull = task
-        return tangent(point, at.loss, at.gradient, trace(at.hessian), B, S, pull)
+        return tangent(point, at.loss, at.gradient, curvature, B, S, pull)
 
     def _solve_all(self, index: Array, tol: float) -> tuple[Array, Array]:
         """All arms of the picked problems to tolerance, where single steps did not decide."""

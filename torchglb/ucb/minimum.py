@@ -23,6 +23,7 @@ from torchglb.arrays import (
     tensor,
     which,
 )
+from torchglb.checks import check_tensors, refuse
 from torchglb.distributed import Shards
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -129,6 +130,21 @@ class CarriedMinimum:
             name.lstrip("_"): getattr(self, name).clone() for name in names
         }
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuses a state of another kind."""
+        mine = self.state_dict()
+        if missing := sorted(set(mine) - set(state)):
+            raise refuse("state['minimum']", f"the entries {sorted(mine)}", f"no {missing}")
+        orders = [str(k) for k in range(len(mine["sums"]))]
+        if len(state["sums"]) != len(orders):
+            expected = f"derivatives of {len(orders)} orders"
+            raise refuse("state['minimum']['sums']", expected, f"{len(state['sums'])}")
+        given = dict(zip(orders, state["sums"], strict=True))
+        check_tensors(
+            "state['minimum']['sums']", given, dict(zip(orders, mine.pop("sums"), strict=True))
+        )
+        check_tensors("state['minimum']", state, mine)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state."""
         self._sums = [t.clone() for t in state["sums"]]
@@ -195,6 +211,7 @@ class CarriedMinimum:
                 S,
                 nature,
                 self.order,
+                4.0 + len(self.data.history),
             )
         shift = tensor(p)
         self._shift = shift if everyone else self._shift.index_copy(0, index, shift)

@@ -8,6 +8,7 @@ bounds then close quadratically too. The gap that is returned is a duality gap, 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -259,7 +260,8 @@ def _by_prices(
     axes = status.ndim - 1
 
     def of_problems(t: Tensor) -> Tensor:
-        return t.reshape(-1, *t.shape[axes:])[stuck // status.shape[-1]]
+        problems = math.prod(t.shape[:axes])  # there may be no rows to infer it from
+        return t.reshape(problems, *t.shape[axes:])[stuck // status.shape[-1]]
 
     def of_arms(t: Tensor) -> Tensor:
         return t.flatten(0, axes)[stuck]

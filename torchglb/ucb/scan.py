@@ -74,7 +74,8 @@ def scan(bundle: Bundle, task: Round, steps: int, roundings: float) -> Scan:
     steep = at_least(length(gradient), limits(arms)[1])
     units = gradient / steep[..., None]
     upper, tight = combine_cuts(arms, units, offset / steep, radius, steps)
-    drawn = draw_back(points, loss, hub[:, None, :], hub_loss[:, None], B)
+    at_most = loss + roundings * cut.rounding
+    drawn = draw_back(points, at_most, hub[:, None, :], hub_loss[:, None], B)
     reached = arms @ drawn.mT
     touch = xp.argmax(reached, -1)
     return Scan(upper, tight, take(reached, touch), touch, Cuts(gradient, offset))

@@ -118,7 +118,9 @@ def multipliers(x: Array, gradient: Array, theta: Array) -> tuple[Array, Array]:
     gg, gt, tt = dot(gradient, gradient), dot(gradient, theta), dot(theta, theta)
     xg, xt = dot(x, gradient), dot(x, theta)
     along, out = xg * tt - xt * gt, xt * gg - xg * gt  # both times the same positive number
-    both = (along > 0) & (out > 0)
+    # what is left of a difference of equal numbers says nothing
+    noise = 1e3 * limits(x)[0]
+    both = (along > noise * abs(xg) * tt) & (out > noise * abs(xt) * gg)
     where, shared = library(x).where, gg * tt - gt * gt
     return where(both, along / shared, abs(xg) / gg), where(both, out / shared, 0.0)
 

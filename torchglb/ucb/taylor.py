@@ -106,7 +106,7 @@ def derivative_sums(
     sums = []
     for k, column in enumerate(columns):
         left, right = powers[k // 2], powers[k - k // 2]
-        outer = (left * column[..., None]).mT @ right  # (N, d^(k/2), d^(k/2))
+        outer = (left * column[..., None]).mT @ right  # the orders of both sides add up to k
         sums.append(tensor(outer.reshape(rows.shape[0], rows.shape[-1] ** k)))
     return sums
 
@@ -190,6 +190,7 @@ def certify(
     radius: Array,
     nature: Nature,
     order: int,
+    roundings: float,
 ) -> Bracket:
     """Encloses ``min L`` over the ball from the model at ``theta = c + p``; no pass.
 
@@ -207,6 +208,7 @@ def certify(
         radius: S, ``(N)``.
         nature: R, C and the longest row.
         order: q.
+        roundings: that the carried sums have seen.
     """
     xp = library(p)
     longest, _, concordance = nature
@@ -219,7 +221,8 @@ def certify(
     nu = xp.where(norm_squared >= (1 - 1e-6) * radius * radius, nu, 0.0)
     residual = gradient + nu[..., None] * theta
     along, turned = matvec(basis.mT, p), matvec(basis.mT, residual)
-    local = dot(eigenvalues * along, along)  # |p|^2_H
+    lost = (roundings * limits(p)[0]) * eigenvalues.sum(-1) * dot(p, p)
+    local = dot(eigenvalues * along, along) + lost  # |p|^2_H
     value_error, slope_error = remainder(p, local, nature, order)
 
     # the Hessian at theta is at least e^(-R D) times that at c
