@@ -148,7 +148,7 @@ def test_carried_losses_in_single_precision_pay_for_their_rounding(generator):
     program = AnchoredProgram(family, ball, (N,), dtype=torch.float32)
     arms = 0.999 * torch.randn(N, 5, 1, generator=generator).sign()
     theta = 1.2 * torch.randn(N, 1, generator=generator, dtype=torch.float64).sign()
-    for t in range(1001):
+    for t in range(1501):
         k = torch.randint(0, 5 if t % 7 == 0 else 1, (N,), generator=generator)
         x = arms[torch.arange(N), k]
         r = family.sample((x * theta).sum(-1), generator).float()
