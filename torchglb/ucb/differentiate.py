@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchglb.optim.implicit import flat_directions, newton_polish, withheld
+from torchglb.recording import is_transformed
 from torchglb.ucb.program import SublevelProgram, SupportResult
 
 #: a multiplier below this share of |x| counts as zero
@@ -51,19 +52,22 @@ def differentiable(program: SublevelProgram, arms: Tensor, result: SupportResult
         # a maximiser need not be unique: it stays where it is in the directions that do not matter
         bend = lam[..., None, None] * hessian + nu[..., None, None] * eye
         hold = flat_directions(bend, on_loss[..., None] * gradient, on_ball[..., None] * theta)
-        free = (hold != 0).flatten(-2).any(-1) & ~idle
-        found = theta
+        free = (hold != 0).flatten(-2).any(-1)
+        holds = is_transformed(free) or bool(free.any())
+        free, found = free & ~idle, theta
 
     def system(y: Tensor) -> tuple[Tensor, Tensor]:
         theta, lam, nu = y[..., :d], y[..., d : d + 1], y[..., d + 1 :]
         value, gradient, hessian = loss.expand(theta)
-        held = (hold @ (theta - found)[..., None])[..., 0]
-        kkt = arms - lam * gradient - nu * theta - held
+        kkt = arms - lam * gradient - nu * theta
         excess = on_loss * (value - level) + (on_loss - 1) * lam[..., 0]
         sphere = 0.5 * (theta.square().sum(-1) - radius.square())
         sphere = on_ball * sphere + (on_ball - 1) * nu[..., 0]
+        curvature = lam[..., None] * hessian + nu[..., None] * eye
+        if holds:
+            kkt = kkt - (hold @ (theta - found)[..., None])[..., 0]
+            curvature = curvature + hold
         residual = torch.cat([kkt, excess[..., None], sphere[..., None]], dim=-1)
-        curvature = lam[..., None] * hessian + nu[..., None] * eye + hold
         zero = torch.zeros_like(lam)[..., None]
         top = torch.cat([-curvature, -gradient[..., None], -theta[..., None]], dim=-1)
         of_loss = torch.cat(

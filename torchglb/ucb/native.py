@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import which
+from torchglb.arrays import array, finite, library, quiet, tensor, which
 from torchglb.checks import check_same, check_shape
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.linalg import cut_ball
@@ -174,10 +174,12 @@ def search_support(
     sound = torch.isfinite(floor) & ~torch.isnan(level)
 
     def sqp_point(theta: Tensor, at: Expansion, guess: Tensor) -> Tensor:
-        # a NaN would make eigh raise for the whole batch; its element is stopped by its status
-        eigenvalues, basis = torch.linalg.eigh(torch.nan_to_num(at.hessian))
-        room = aim - at.loss
-        return propose(arms, theta, at.gradient, eigenvalues, basis, room, radius, guess)
+        # some hundred operations on small arrays
+        given = (arms, theta, at.gradient, at.hessian, aim - at.loss, radius, guess)
+        x, point, gradient, hessian, room, S, omega = (array(t) for t in given)
+        with quiet():
+            eigenvalues, basis = library(x).linalg.eigh(finite(hessian))
+            return tensor(propose(x, point, gradient, eigenvalues, basis, room, S, omega))
 
     def report(search: Search) -> Progress:
         gap = search.upper - search.lower
