@@ -244,7 +244,8 @@ def search_support(
     search, status, num_steps = iterate(step, start, report(start), max_steps)
     stuck = which(((status == Status.INACCURATE) & (floor <= level)).flatten())
     if stuck.shape[0]:
-        search, status = _by_prices(program, hub, floor, arms, search, status, stuck, tol)
+        search, status, passes = _by_prices(program, hub, floor, arms, search, status, stuck, tol)
+        num_steps = num_steps + passes
     return search, status, num_steps
 
 
@@ -257,8 +258,12 @@ def _by_prices(
     status: Tensor,
     stuck: Tensor,
     tol: float,
-) -> tuple[Search, Tensor]:
-    """The search of some arms, an index of all ``*B x K``, carried on by :mod:`priced`."""
+) -> tuple[Search, Tensor, Tensor]:
+    """The search of some arms, an index of all ``*B x K``, carried on by :mod:`priced`.
+
+    Returns:
+        The state, the status, and the passes that it took.
+    """
     axes = status.ndim - 1
 
     def of_problems(t: Tensor) -> Tensor:
@@ -286,12 +291,13 @@ def _by_prices(
         outer=inner,
         outer_loss=torch.full_like(level, torch.inf),
         stalled=torch.zeros_like(level),
+        passes=torch.zeros_like(stuck),
         **known,
     )
     domain = program.domain.resized(radius)
     found, verdict = search_prices(loss, domain, level, x, first, pull[:, 0], roundings, tol)
     new = {name: put(getattr(search, name), getattr(found, name)) for name in SHARED}
-    return search._replace(**new), put(status, verdict)
+    return search._replace(**new), put(status, verdict), put(0 * status, found.passes)
 
 
 def _rounding(likelihood: NegativeLogLikelihood) -> tuple[Tensor, float]:

@@ -46,6 +46,7 @@ class Bracket(NamedTuple):
     normal: Tensor  # the cut that gave upper: <normal, theta> <= offset
     offset: Tensor
     stalled: Tensor
+    passes: Tensor  # over the rows so far
 
 
 def search_prices(
@@ -95,7 +96,8 @@ def search_prices(
             tilt=tilt,
             shards=loss.shards,
         )
-        point = minimize_likelihood(tilted, domain, start=state.start, throw=False).theta
+        fit = minimize_likelihood(tilted, domain, start=state.start, throw=False)
+        point = fit.theta
         at = loss.expand(point)
         cut = tangent(point, at.loss, at.gradient, trace(at.hessian), level, radius, pull)
         offset = cut.offset + roundings * cut.rounding
@@ -130,6 +132,7 @@ def search_prices(
             normal=torch.where(tighter[..., None], at.gradient, state.normal),
             offset=torch.where(tighter, offset, state.offset),
             stalled=torch.where(narrowed, 0.0, state.stalled + 1.0),
+            passes=state.passes + fit.num_steps + 2,
         )
         return new, report(new)
 
