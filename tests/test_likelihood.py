@@ -250,3 +250,14 @@ def test_generator_covers_what_it_promises():
         for seed in range(len(KINDS) * len(FAMILIES))
     }
     assert len(seen) == len(KINDS) * len(FAMILIES)
+
+
+def test_rows_that_are_parameters_are_registered():
+    """Features that are learnt belong to the module, plain rows do not."""
+    X, r = torch.nn.Parameter(torch.eye(2)), torch.tensor([1.0, 0.0])
+    loss = glb.NegativeLogLikelihood(glb.Bernoulli(), X, r)
+    assert [name for name, _ in loss.named_parameters()] == ["X"]
+    assert loss.X is X
+    loss(torch.ones(2)).backward()
+    assert X.grad is not None
+    assert not list(glb.NegativeLogLikelihood(glb.Bernoulli(), X.detach(), r).parameters())

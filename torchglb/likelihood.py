@@ -256,8 +256,13 @@ class NegativeLogLikelihood(RowSums, nn.Module):
             check_same("tilt", tilt, "X", X)
             check_shape("tilt", tilt, (*X.shape[:-2], X.shape[-1]))
         self.family = family
-        # not one by one: a module looks twice at every attribute
-        vars(self).update(X=X, r=r, w=w, regularization=regularization, tilt=tilt, shards=shards)
+        given = {"X": X, "r": r, "w": w, "regularization": regularization, "tilt": tilt}
+        # a module looks twice at every attribute, so it is shown only what it has to register
+        vars(self).update(given, shards=shards)
+        for name, value in given.items():
+            if isinstance(value, nn.Parameter):
+                del vars(self)[name]
+                setattr(self, name, value)
 
     @classmethod
     def of(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from torchglb.arrays import Array, at_least, at_most, dot, length, library, limits
 from torchglb.families import GLMFamily
@@ -93,3 +96,36 @@ def draw_back(point: Array, loss: Array, hub: Array, hub_loss: Array, level: Arr
     safe = xp.where(abs(level) < float("inf"), level - margin, level)
     share = xp.where(loss <= safe, 1.0, (safe - hub_loss) / (loss - hub_loss))
     return hub + at_least(at_most(share, 1.0), 0.0)[..., None] * (point - hub)
+
+
+class Known(NamedTuple):
+    """What a search for a support value knows of every arm, and how long it has learnt nothing."""
+
+    upper: Tensor  # (*)
+    lower: Tensor  # (*)
+    best: Tensor  # (*, d), a feasible point that attains lower
+    normal: Tensor  # (*, d), the cut that gave upper: <normal, theta> <= offset
+    offset: Tensor  # (*)
+    stalled: Tensor  # (*), steps in a row that hardly narrowed the gap
+
+    @classmethod
+    def of(cls, state: Any) -> Known:
+        """The part of a larger state that has these names."""
+        return cls(*(getattr(state, name) for name in cls._fields))
+
+    def after(
+        self, bound: Tensor, normal: Tensor, offset: Tensor, reached: Tensor, point: Tensor
+    ) -> Known:
+        """With one more cut, which gives the value ``bound``, and one more feasible point."""
+        tighter, better = bound < self.upper, reached > self.lower
+        upper = torch.where(tighter, bound, self.upper)
+        lower = torch.where(better, reached, self.lower)
+        narrowed = upper - lower < 0.9 * (self.upper - self.lower)
+        return Known(
+            upper,
+            lower,
+            torch.where(better[..., None], point, self.best),
+            torch.where(tighter[..., None], normal, self.normal),
+            torch.where(tighter, offset, self.offset),
+            torch.where(narrowed, 0.0, self.stalled + 1.0),
+        )

@@ -40,7 +40,7 @@ from torchglb.ucb.taylor import Nature, derivative_sums, remainder
 PLANAR = 2
 #: how closely a step is made to end on the sphere, if its own value is not what is asked for
 ROUGH = 1e-10
-#: looks for each pass that a problem may make
+#: a look may be free of a pass: then there may be so many times as many
 LOOKS = 4
 #: a model may err by this share of what is still to be found out
 SHARE = 0.25
@@ -124,7 +124,7 @@ class Contest:
 
         leader, rival, unclosed, going, wanted = standing()
         index = which(going)
-        for _ in range(LOOKS * max_steps):
+        for _ in range(max_steps if self.bundle.order == 2 else LOOKS * max_steps):
             if not index.shape[0]:
                 break
             # the leader if its own value is wanted, else whoever of the two is known less well
@@ -136,8 +136,7 @@ class Contest:
             upper[index] = xp.minimum(above, upper[index])
             lower[index] = xp.maximum(below, lower[index])
             leader, rival, unclosed, going, wanted = standing()
-            index = which(going & (self.passes < max_steps))
-        index = which(going)
+            index = which(going)
         if index.shape[0]:
             above, below = self._solve_all(index, tol if value_tol is None else min(tol, value_tol))
             upper[index] = xp.minimum(above, upper[index])

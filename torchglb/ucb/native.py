@@ -24,6 +24,7 @@ from torchglb.optim.implicit import opaque
 from torchglb.optim.loop import Progress, iterate
 from torchglb.recording import is_transformed, wants_gradient
 from torchglb.ucb.bounds import (
+    Known,
     cut_value,
     draw_back,
     pull_of_rows,
@@ -193,38 +194,22 @@ def search_support(
         cut = tangent(trial, value, gradient, trace(hessian), level, radius, pull)
         offset = cut.offset + roundings * cut.rounding
         bound = cut_value(arms, gradient, offset, radius)
-        tighter = bound < search.upper
-        upper = torch.where(tighter, bound, search.upper)
-        normal = torch.where(tighter[..., None], gradient, search.normal)
-        offset = torch.where(tighter, offset, search.offset)
-
-        feasible = value <= level
         point = draw_back(trial, value, hub, floor, level)
         reached = (arms * point).sum(-1)
-        better = reached > search.lower
-        lower = torch.where(better, reached, search.lower)
-        best = torch.where(better[..., None], point, search.best)
-        inner = torch.where((feasible & better)[..., None], trial, search.inner)
-        inner_loss = torch.where(feasible & better, value, search.inner_loss)
+        known = Known.of(search).after(bound, gradient, offset, reached, point)
+        further = (value <= level) & (reached > search.lower)
 
         # near the boundary: an SQP step from here, drawn back to the best cut if it crosses that
         level_weight, ball_weight = multipliers(arms, gradient, trial)
         forth = sqp_point(trial, at, ball_weight / level_weight)
-        forth = stop_at_cut(trial, forth, normal, offset)
+        forth = stop_at_cut(trial, forth, known.normal, known.offset)
         back = come_back(trial, at, search.inner, search.inner_loss, level)
         far = value - level > level - floor
-
-        narrowed = upper - lower < 0.9 * (search.upper - search.lower)
         new = Search(
             trial=torch.where(far[..., None], back, forth),
-            upper=upper,
-            lower=lower,
-            best=best,
-            normal=normal,
-            offset=offset,
-            inner=inner,
-            inner_loss=inner_loss,
-            stalled=torch.where(narrowed, 0.0, search.stalled + 1.0),
+            inner=torch.where(further[..., None], trial, search.inner),
+            inner_loss=torch.where(further, value, search.inner_loss),
+            **known._asdict(),
         )
         return new, report(new)
 

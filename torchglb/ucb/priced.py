@@ -22,7 +22,7 @@ from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim.loop import Progress, iterate
-from torchglb.ucb.bounds import cut_value, draw_back, tangent, trace
+from torchglb.ucb.bounds import Known, cut_value, draw_back, tangent, trace
 
 #: a search that has not narrowed its gap for so many prices is given up
 PATIENCE = 12
@@ -102,7 +102,6 @@ def search_prices(
         cut = tangent(point, at.loss, at.gradient, trace(at.hessian), level, radius, pull)
         offset = cut.offset + roundings * cut.rounding
         bound = cut_value(arms, at.gradient, offset, radius)
-        tighter = bound < state.upper
 
         feasible = at.loss <= level
         inner = torch.where(feasible[..., None], point, state.inner)
@@ -110,15 +109,11 @@ def search_prices(
         outer = torch.where(feasible[..., None], state.outer, point)
         outer_loss = torch.where(feasible, state.outer_loss, at.loss)
         there = draw_back(outer, outer_loss, inner, inner_loss, level)
-        reached = value(there)
-        better = reached > state.lower
+        known = Known.of(state).after(bound, at.gradient, offset, value(there), there)
 
         # the chord's slope; between its ends lies a maximiser for it
         chord = (value(outer) - value(inner)) / (outer_loss - inner_loss)
         price = torch.where(chord > 0, chord, state.price / FALL)
-        upper = torch.where(tighter, bound, state.upper)
-        lower = torch.where(better, reached, state.lower)
-        narrowed = upper - lower < 0.9 * (state.upper - state.lower)
         new = Bracket(
             price=price,
             start=point,
@@ -126,12 +121,7 @@ def search_prices(
             inner_loss=inner_loss,
             outer=outer,
             outer_loss=outer_loss,
-            upper=upper,
-            lower=lower,
-            best=torch.where(better[..., None], there, state.best),
-            normal=torch.where(tighter[..., None], at.gradient, state.normal),
-            offset=torch.where(tighter, offset, state.offset),
-            stalled=torch.where(narrowed, 0.0, state.stalled + 1.0),
+            **known._asdict(),
             passes=state.passes + fit.num_steps + 2,
         )
         return new, report(new)
