@@ -98,23 +98,32 @@ def check_carried(program, tolerance=1e-8):
     rows = program.history.rows()
     loss = glb.NegativeLogLikelihood(program.family, *rows)
     bundle = program._bundle
-    points = torch.from_numpy(bundle.points)
+    points = torch.from_numpy(bundle.points).mT
     fresh = loss.expand(points)
     w = torch.ones_like(rows.r) if rows.w is None else rows.w
-    every = [
-        derivative_sums(program.family, points[:, a], rows.X, rows.r, w, bundle.order)
-        for a in range(points.shape[1])
-    ]
-    for k in range(bundle.order + 1):
-        old = torch.from_numpy(bundle.sums[k])
-        new = torch.stack([sums[k] for sums in every], dim=1)
-        if k <= 2:
-            torch.testing.assert_close(new, fresh[k].reshape(new.shape), rtol=1e-9, atol=1e-9)
-        assert (old - new).abs().max() <= tolerance * (1.0 + new.abs().amax()), f"order {k}"
+    new = torch.stack(
+        [
+            derivative_sums(program.family, points[:, a], rows.X, rows.r, w, bundle.monomials)
+            for a in range(points.shape[1])
+        ],
+        dim=-1,
+    )
+    old = torch.from_numpy(bundle.sums)
+    torch.testing.assert_close(new[:, 0], fresh.loss, rtol=1e-9, atol=1e-9)
+    d = points.shape[-1]
+    torch.testing.assert_close(new[:, 1 : 1 + d].mT, fresh.gradient, rtol=1e-9, atol=1e-9)
+    hessian = torch.from_numpy(bundle.monomials.hessian(new.mT.numpy()))
+    torch.testing.assert_close(hessian, fresh.hessian, rtol=1e-9, atol=1e-9)
+    trace = hessian.diagonal(dim1=-2, dim2=-1).sum(-1)
+    assert (torch.from_numpy(bundle.curvature) - trace).abs().max() <= tolerance * trace.max()
+    for k, part in enumerate(bundle.monomials.parts):
+        error = (old - new)[:, part].abs().max()
+        assert error <= tolerance * (1.0 + new[:, part].abs().amax()), f"order {k}"
     carried = program._minimum
-    sums = derivative_sums(program.family, carried._point, rows.X, rows.r, w, carried.order)
-    for k, (old, new) in enumerate(zip(carried._sums, sums, strict=True)):
-        assert (old - new).abs().max() <= tolerance * (1.0 + new.abs().max()), f"order {k}"
+    sums = carried.sums_at(carried.point, glb.Rows(rows.X, rows.r, w))
+    for k, part in enumerate(carried.monomials.parts):
+        error = (carried._sums - sums)[:, part].abs().max()
+        assert error <= tolerance * (1.0 + sums[:, part].abs().max()), f"order {k}"
 
 
 def check_minimum(program, ridge=0.0):
@@ -504,7 +513,7 @@ def test_rows_and_arms_that_require_grad_leave_no_graph():
         program.append(arms[torch.arange(2), choice.index], torch.ones(2).double())
         assert not choice.upper.requires_grad
     assert not any(t.requires_grad for t in program._bundle.state_dict().values())
-    assert not any(t.requires_grad for t in program._minimum._sums)
+    assert not program._minimum._sums.requires_grad
     assert not program.minimum().loss.requires_grad
     # and the graph of the rows is there for the solver that differentiates
     stated = program.program(level=torch.full((2,), 6.0, dtype=torch.float64))

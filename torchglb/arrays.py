@@ -21,7 +21,7 @@ from torch import Tensor
 #: a ``numpy.ndarray`` or a ``torch.Tensor``
 Array = Any
 #: from so many numbers on, torch's faster loops make up for its overhead
-TORCH_FROM = 256
+TORCH_FROM = 512
 
 
 def array(values: Tensor) -> Array:
@@ -52,9 +52,9 @@ def idle(mask: Array) -> bool:
     Only a CPU is asked: there the answer is free, elsewhere it would be a host synchronisation and
     computing what nobody needs is cheaper.
     """
-    if isinstance(mask, Tensor) and mask.device.type != "cpu":
-        return False
-    return not bool(mask.any())
+    if isinstance(mask, Tensor):
+        return mask.device.type == "cpu" and not bool(mask.any())
+    return not np.count_nonzero(mask)
 
 
 def limits(values: Array) -> tuple[float, float]:
@@ -88,21 +88,38 @@ def finite(values: Array) -> Array:
     return xp.where(xp.isfinite(values), values, 0.0)
 
 
-def dot(u: Array, v: Array) -> Array:
-    """``<u, v>`` over the last axis."""
-    return torch.linalg.vecdot(u, v) if isinstance(u, Tensor) else np.vecdot(u, v)
+def dot(u: Array, v: Array, axis: int = -1) -> Array:
+    """``<u, v>`` over an axis, the last one unless told."""
+    if isinstance(u, Tensor):
+        return torch.linalg.vecdot(u, v, dim=axis)
+    return np.vecdot(u, v) if axis == -1 else (u * v).sum(axis)
 
 
-def length(v: Array) -> Array:
-    """``|v|`` over the last axis."""
+def length(v: Array, axis: int = -1) -> Array:
+    """``|v|`` over an axis, the last one unless told."""
     if isinstance(v, Tensor):
-        return torch.linalg.vector_norm(v, dim=-1)
-    return np.sqrt(np.vecdot(v, v))
+        return torch.linalg.vector_norm(v, dim=axis)
+    return np.sqrt(dot(v, v, axis))
 
 
 def matvec(matrix: Array, v: Array) -> Array:
     """``M v`` for ``(*, m, d)`` and ``(*, d)``."""
+    if _MATVEC is not None and not isinstance(v, Tensor):
+        return _MATVEC(matrix, v)
     return matrix @ v if v.ndim == 1 else (matrix @ v[..., None])[..., 0]
+
+
+_MATVEC = getattr(np, "matvec", None)  # since NumPy 2.2
+
+
+def solve(matrices: Array, columns: Array) -> Array:
+    """``M^-1 b`` for ``(*, d, d)`` and ``(*, d, k)``; anything where a matrix has no inverse."""
+    if not isinstance(matrices, Tensor):
+        try:
+            return np.linalg.solve(matrices, columns)
+        except np.linalg.LinAlgError:  # one fails for all: torch goes on
+            pass
+    return array(torch.linalg.solve_ex(tensor(matrices), tensor(columns)).result)
 
 
 def take(values: Array, index: Array) -> Array:
@@ -120,7 +137,7 @@ def counting(count: int, like: Array) -> Array:
 
 def which(mask: Array) -> Array:
     """The indices where a mask ``(N)`` holds: the stopping test of a loop, and its host sync."""
-    return torch.nonzero(mask)[:, 0] if isinstance(mask, Tensor) else np.nonzero(mask)[0]
+    return torch.nonzero(mask)[:, 0] if isinstance(mask, Tensor) else mask.nonzero()[0]
 
 
 def settled(done: Tensor) -> bool:
@@ -158,7 +175,14 @@ def identity(d: int, like: Array) -> Array:
     """The identity, of the dtype and where ``like`` lives."""
     if isinstance(like, Tensor):
         return torch.eye(d, dtype=like.dtype, device=like.device)
-    return np.eye(d, dtype=like.dtype)
+    return _identity(d, like.dtype)
+
+
+@lru_cache(maxsize=256)
+def _identity(d: int, dtype: Any) -> Array:
+    eye = np.eye(d, dtype=dtype)
+    eye.flags.writeable = False
+    return eye
 
 
 def single(values: Array) -> Array:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.arrays import array
 from torchglb.checks import (
     FLOATS,
     ValueChecks,
@@ -191,7 +192,7 @@ class History:
         if x.ndim == len(batch) + 1:
             check_shape("x", x, (*batch, self.dim))
             check_shape("r", r, batch)
-            x, r = x[..., None, :], r[..., None]
+            x, r = x.unsqueeze(-2), r.unsqueeze(-1)
             one = True
         else:
             check_shape("x", x, (*batch, "k", self.dim))
@@ -224,7 +225,7 @@ class History:
                     self._make_room(x[..., part, :].shape[-2])
                 self._merge(x[..., part, :], r[..., part], w[..., part])
         else:
-            self._extend(x, w, w * r, copy=keeps_graph)
+            self._extend(x, w, r if weight is None else w * r, copy=keeps_graph)
         self._observations += count
         self._unit_weights = self._unit_weights and weight is None
 
@@ -253,9 +254,9 @@ class History:
             self._y = torch.cat([self._y[..., old], y], dim=-1)
         else:
             self._reserve(end)
-            self._X[..., self._used : end, :] = x
-            self._w[..., self._used : end] = w
-            self._y[..., self._used : end] = y
+            new = slice(self._used, end)
+            array(self._X)[..., new, :] = array(x)
+            array(self._w)[..., new], array(self._y)[..., new] = array(w), array(y)
         self._used = end
 
     def _reserve(self, rows: int) -> None:

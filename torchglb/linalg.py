@@ -59,40 +59,52 @@ def minimize_on_ball(eigenvalues: Array, coefficients: Array, radius: Array) -> 
 
 
 class Cut(NamedTuple):
-    """What a half-space leaves of the ball, seen from x: value and multiplier, batched."""
+    """A half-space that cuts the ball, seen from x; all entries broadcast."""
 
-    value: Array
-    multiplier: Array
+    radius: Array  # S
+    steep: Array  # |normal|
+    reach: Array  # how far the half-space reaches along its normal
+    near: Array  # the same, but no farther than the ball
+    chord: Array  # the radius of the disc that the plane cuts out
+    along: Array  # x in the direction of the normal
+    across: Array  # and across it
+    whole: Array  # |x|
+    idle: Array  # whether the maximiser over the ball obeys the cut anyway
+
+    @property
+    def value(self) -> Array:
+        """``max <x, theta>`` over ball and half-space; -inf where they do not meet."""
+        where = library(self.along).where
+        cut = self.near * self.along + self.chord * self.across
+        value = where(self.idle, self.radius * self.whole, cut)
+        return where(self.reach < -self.radius, -float("inf"), value)
+
+    @property
+    def multiplier(self) -> Array:
+        """The derivative of the value in the offset."""
+        chord = at_least(self.chord, limits(self.along)[1])
+        alpha = (self.along - self.near * self.across / chord) / self.steep
+        return library(alpha).where(self.idle, 0.0, at_least(alpha, 0.0))
 
 
 def cut_ball(x: Array, normal: Array, offset: Array, radius: Array) -> Cut:
-    """``max <x, theta>`` over ``|theta| <= S`` and ``<normal, theta> <= offset``, in closed form.
+    """The part of the ball ``|theta| <= S`` with ``<normal, theta> <= offset``, in closed form.
 
-    By duality it is ``min over alpha >= 0 of alpha offset + S |x - alpha normal|``, so the value is
-    an upper bound over every subset of ball and half-space; the minimising alpha is the multiplier,
-    its derivative in ``offset``. All arguments broadcast; the last axis of ``x`` and ``normal`` is
-    d. An empty intersection has the value ``-inf``.
+    By duality ``max <x, theta>`` over it is ``min over alpha >= 0 of alpha offset + S |x - alpha
+    normal|``, so the value is an upper bound over every subset of ball and half-space; the
+    minimising alpha is the multiplier. All arguments broadcast; the last axis of ``x`` and
+    ``normal`` is d. A half-space without a normal holds everything or, if its offset is negative,
+    nothing.
     """
     xp = library(x)
-    (_, tiny), inf = limits(x), float("inf")
-    size = length(normal)
-    steep = at_least(size, tiny)
-    unit = normal / steep[..., None]
-    # a half-space without a normal holds everything or nothing
-    edge = xp.where(offset >= 0, xp.full_like(offset, inf), -inf)
-    reach = xp.where(size > tiny, offset / steep, edge)
-    along = dot(x, unit)
+    steep = at_least(length(normal), limits(x)[1])
+    unit, reach = normal / steep[..., None], offset / steep
+    along, whole = dot(x, unit), length(x)
     across = length(x - along[..., None] * unit)
-    whole = length(x)
-    inactive = (reach >= radius) | (radius * along <= reach * whole)
+    idle = (reach >= radius) | (radius * along <= reach * whole)
     near = xp.minimum(xp.maximum(reach, -radius), radius)
     chord = xp.sqrt((radius - near) * (radius + near))
-    value = xp.where(inactive, radius * whole, near * along + chord * across)
-    multiplier = (along - near * across / at_least(chord, tiny)) / steep
-    return Cut(
-        xp.where(reach < -radius, -inf, value),
-        xp.where(inactive, 0.0, at_least(multiplier, 0.0)),
-    )
+    return Cut(radius, steep, reach, near, chord, along, across, whole, idle)
 
 
 def inverse_forms(x: Tensor, matrix: Tensor) -> Tensor:

@@ -71,14 +71,20 @@ class Binomial(GLMFamily):
         flipped = -z
         up, down = sigmoid(z), sigmoid(flipped)
         failures = self.trials - r
-        v = self._times(up * down)
+        v = up * down
         # mu - r = (N - r) sigma(z) - r sigma(-z), also far out
-        found = [self._loss(z, flipped, failures), failures * up - r * down, v]
+        found = [self._loss(z, flipped, failures), failures * up - r * down, self._times(v)]
         if order >= 3:
-            found.append(v * (down - up))
+            # t = sigma(-z) - sigma(z) has t^2 = 1 - 4v, v' = v t and t' = -2v
+            tilted = v * (down - up)
+            found.append(self._times(tilted))
         if order >= 4:
-            found.append(v * (1.0 - (6.0 / self.trials) * v))
-        return found + [self.derivative(z, k) for k in range(5, order + 1)]
+            found.append(self._times(v * (1.0 - 6.0 * v)))
+        if order >= 5:
+            found.append(self._times(tilted * (1.0 - 12.0 * v)))
+        if order >= 6:
+            found.append(self._times(v * (1.0 - v * (30.0 - 120.0 * v))))
+        return found + [self.derivative(z, k) for k in range(7, order + 1)]
 
     def loss(self, z: Array, r: Array) -> Array:  # noqa: D102
         return self._loss(z, -z, self.trials - r)

@@ -214,13 +214,17 @@ def minimize_model(
     eigenvalues: Array, basis: Array, theta: Array, gradient: Array, radius: Array
 ) -> Array:
     """The minimiser over the ball of the model with Hessian ``Q diag(e) Q'``, e ascending."""
-    xp = library(theta)
-    turned = basis.mT
-    b = eigenvalues * matvec(turned, theta) - matvec(turned, gradient)
+    xp, turned = library(theta), basis.mT
+    force = matvec(turned, gradient)
     # where the curvature is pure rounding and so is the force, stay as short as possible
     rounding = 8 * theta.shape[-1] * limits(theta)[0]
     largest = eigenvalues[..., -1:]
     flat = eigenvalues <= rounding * largest
+    if surely(~flat):
+        free = theta - matvec(basis, force / eigenvalues)
+        if surely(length(free) <= radius):
+            return free
+    b = eigenvalues * matvec(turned, theta) - force
     if not idle(flat):
         scale = length(gradient)[..., None] + largest * radius[..., None]
         b = xp.where(flat & (abs(b) <= rounding * scale), 0.0, b)

@@ -65,7 +65,7 @@ def surely(mask: Numbers) -> bool:
     """Whether the mask is known to hold everywhere; on an accelerator asking would be a sync."""
     if isinstance(mask, bool):
         return mask
-    return not isinstance(mask, Tensor) and bool(mask.all())
+    return not isinstance(mask, Tensor) and np.count_nonzero(mask) == mask.size
 
 
 def pick(mask: Numbers, a: Any, b: Any) -> Any:

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import which
+from torchglb.arrays import array, tensor, which
 from torchglb.history import Rows
 from torchglb.ucb.minimum import CarriedMinimum, FlatHistory
-from torchglb.ucb.taylor import derivative_sums, evaluate_model
 
 
 class Fit(NamedTuple):
@@ -46,15 +45,16 @@ def fit(minimum: CarriedMinimum, ridge: Tensor, tol: float) -> Fit:
     minimum.find(ridge)
     # the loss is known to the tolerance, but where it is flat theta is not: one more Newton step
     everyone = torch.arange(ridge.shape[0], device=ridge.device)
-    theta, bracket = minimum._step(everyone, ridge)
-    late = which(~(hessian_error(minimum, minimum._shift) <= tol))
-    if late.numel():
+    found, bracket = minimum._step(everyone, ridge)
+    late = which(array(~(hessian_error(minimum, minimum._shift) <= tol)))
+    if late.shape[0]:
         # one pass, then a Newton step that is short enough for the Hessian to hold
-        minimum._recenter(late, theta[late])
-        stepped = minimum._step(late, ridge)
-        theta, bracket = minimum._merge(late, theta, bracket, *stepped)
-    model = evaluate_model(minimum._sums, minimum._shift)
-    return Fit(theta, bracket.high, model.gradient + ridge[:, None] * theta, model.hessian)
+        index = tensor(late)
+        minimum._recenter(index, tensor(found[late]))
+        minimum._put(late, found, bracket, *minimum._step(index, ridge))
+    model, theta = minimum.model(), tensor(found)
+    gradient = model.gradient + ridge[:, None] * theta
+    return Fit(theta, tensor(bracket.high), gradient, model.hessian)
 
 
 def hessian_error(minimum: CarriedMinimum, shift: Tensor) -> Tensor:
@@ -108,20 +108,17 @@ class PredictableMinimum(CarriedMinimum):
     def predict(self, ridge: Tensor, imagined: Rows | None = None) -> Tensor:
         """The minimiser, ``(N, d)``, with an imagined row that is forgotten afterwards."""
         if imagined is None:
-            return self.find(ridge)[0]
+            return tensor(self.find(ridge)[0])
         sums, point, longest = self._sums, self._point, self.longest
         x, y, w = imagined
         assert w is not None
         self.data.imagined = imagined
         self.observe(x, y, w)
-        theta, _ = self.find(ridge)
+        theta = tensor(self.find(ridge)[0])
         # where the model has moved, its sums hold the imagined row at the new point
         moved = (self._point != point).any(-1)[:, None]
-        extra = derivative_sums(self.data.family, self._point, x, y, w, self.order)
-        self._sums = [
-            torch.where(moved, now - more, old)
-            for now, more, old in zip(self._sums, extra, sums, strict=True)
-        ]
+        extra = self.sums_at(self._point, imagined)
+        self._sums = torch.where(moved, self._sums - extra, sums)
         self.longest = longest
         self.data.imagined = None
         return theta

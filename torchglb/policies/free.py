@@ -22,12 +22,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import which
+from torchglb.arrays import array, tensor, which
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.policies.carried import hessian_error
 from torchglb.policies.parts import ridge_minimum
 from torchglb.ucb.minimum import CarriedMinimum
-from torchglb.ucb.taylor import evaluate_model
 
 #: Newton steps on the Taylor model, and passes before the solver with a line search takes over
 MODEL_STEPS, PASSES = 3, 4
@@ -94,8 +93,7 @@ class FreeMinimum(CarriedMinimum):
             self._recenter(open_, found.theta)
             near = near._replace(theta=near.theta.index_copy(0, open_, found.theta))
         self._shift = near.theta - self._point
-        hessian = evaluate_model(self._sums, self._shift).hessian
-        return near.theta, hessian + ridge[:, None, None] * _eye(self._point)
+        return near.theta, self.model().hessian + ridge[:, None, None] * _eye(self._point)
 
     def tilted(
         self,
@@ -128,20 +126,20 @@ class FreeMinimum(CarriedMinimum):
     def by_model(self, index: Tensor, ridge: Tensor, tilt: Tensor, shift: Tensor) -> Near:
         """Newton steps on the Taylor model, from ``shift (N', d)``: no pass."""
         known = (self.longest, self._radius, self._ratio, self.concordance)
-        state = (self._point, ridge, tilt, *known, *self._sums)
-        c, lam, W, longest, S, ratio, concordance, *sums = (
+        state = (self._sums, self._point, ridge, tilt, *known)
+        sums, c, lam, W, longest, S, ratio, concordance = (
             state if self.data.is_all(index) else [t[index] for t in state]
         )
+        jet = self.monomials.jet(array(sums))
         bend = lam[:, None, None] * _eye(c)
         p = shift
         for _ in range(MODEL_STEPS):
-            model = evaluate_model(sums, p)
-            gradient = model.gradient + lam[:, None] * (c + p) - W
-            p = p - _solve(model.hessian + bend, gradient)
-        gradient = evaluate_model(sums, p).gradient + lam[:, None] * (c + p) - W
-        d = c.shape[-1]
+            _, gradient, hessian = (tensor(t)[:, 0] for t in jet.at(array(p)[:, None]))
+            gradient = gradient + lam[:, None] * (c + p) - W
+            p = p - _solve(hessian + bend, gradient)
+        gradient = tensor(jet.slope(array(p)[:, None])[1])[:, 0] + lam[:, None] * (c + p) - W
         reach = longest * _length(p)  # D
-        around = sums[2].unflatten(-1, (d, d))
+        around = tensor(self.monomials.hessian(array(sums)))
         local = (p * (around @ p[..., None])[..., 0]).sum(-1).clamp_min(0.0)  # |p|^2 in H(c)
         growth = ratio * torch.exp(1.5 * concordance * reach) * reach ** (self.order - 1)
         slope_error = growth * local.sqrt() / math.factorial(self.order)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array, array, library, quiet, tensor
-from torchglb.checks import check_positive, check_shape, check_tensors, refuse
+from torchglb.arrays import Array, array, length, library, quiet, tensor
+from torchglb.checks import check_positive, check_same, check_shape, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
@@ -135,16 +136,19 @@ class AnchoredProgram:
         self._minimum = CarriedMinimum(self._data, domain, self._radius, self.level_tol)
         self._bundle = Bundle(family, problems, anchors, d, domain.max_radius, like)
         ratio = domain.constant(remainder_ratio(family, self._bundle.order), like)
-        self._ratio = ratio.expand(self.batch_shape).reshape(problems)
-        self._pull = torch.zeros_like(self._radius)
+        self._constants = (
+            array(ratio.expand(self.batch_shape).reshape(problems)),
+            array(self._minimum.concordance),
+        )
+        self._pull = array(torch.zeros_like(self._radius))
         self._last_ridge = 0.0, torch.zeros_like(self._radius)
         self._round = 0
-        self._passes = torch.zeros_like(self._radius)
+        self._passes = array(torch.zeros_like(self._radius))
 
     @property
     def passes(self) -> Tensor:
         """Passes over the history so far, ``(*B)``; one pass evaluates one point."""
-        return (self._passes + self._minimum.passes).reshape(self.batch_shape)
+        return (tensor(self._passes) + self._minimum.passes).reshape(self.batch_shape)
 
     # ---- data ----------------------------------------------------------------------------
 
@@ -155,22 +159,25 @@ class AnchoredProgram:
         added = len(self.history) - count
         if not added:
             return
-        shape = (*self.batch_shape, added)
+        problems, shape = self._data.problems, (*self.batch_shape, added)
 
-        def rows(value: Any, *tail: int) -> Tensor:
+        def rows(value: Any, *tail: int) -> Array:
             if not isinstance(value, Tensor):
-                value = torch.as_tensor(value, dtype=self._pull.dtype, device=self._pull.device)
-            if value.ndim:
-                return value.detach().reshape(self._data.problems, -1, *tail)
-            return value.expand(shape).reshape(self._data.problems, -1)
+                value = torch.as_tensor(value, dtype=self._radius.dtype, device=self._radius.device)
+            value = value.detach() if value.ndim else value.detach().expand(shape)
+            return array(value).reshape(problems, -1, *tail)
 
         X, reward = rows(x, self.domain.dim), rows(r)
         w = None if weight is None else rows(weight)
-        self._minimum.observe(X, reward, w)
-        observed = (array(X), array(reward), None if w is None else array(w))
-        self._bundle.observe(*observed)
         with quiet():
-            self._pull = self._pull + tensor(pull_of_rows(self.family, *observed))
+            lengths = length(X)
+            self._pull = self._pull + pull_of_rows(self.family, lengths, reward, w)
+        minimum, bundle = self._minimum, self._bundle
+        if minimum.order > bundle.order:
+            minimum.observe(tensor(X), tensor(reward), None if w is None else tensor(w))
+            bundle.observe(X, reward, w)
+        else:  # one more point in the bundle costs nothing
+            minimum.add(bundle.observe(X, reward, w, array(minimum.point)), lengths)
 
     # ---- saving --------------------------------------------------------------------------
 
@@ -180,8 +187,8 @@ class AnchoredProgram:
             "history": self.history.state_dict(),
             "minimum": self._minimum.state_dict(),
             "bundle": self._bundle.state_dict(),
-            "pull": self._pull.clone(),
-            "passes": self._passes.clone(),
+            "pull": tensor(self._pull).clone(),
+            "passes": tensor(self._passes).clone(),
             "round": self._round,
         }
 
@@ -192,11 +199,12 @@ class AnchoredProgram:
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
         self._bundle.check_state(state["bundle"])
         self._minimum.check_state(state["minimum"])
-        check_tensors("state", state, {"pull": self._pull, "passes": self._passes})
+        mine = {"pull": tensor(self._pull), "passes": tensor(self._passes)}
+        check_tensors("state", state, mine)
         self.history.load_state_dict(state["history"])
         self._minimum.load_state_dict(state["minimum"])
         self._bundle.load_state_dict(state["bundle"])
-        self._pull, self._passes = state["pull"].clone(), state["passes"].clone()
+        self._pull, self._passes = (array(state[name].clone()) for name in mine)
         self._round = int(state["round"])
 
     # ---- the minimum ---------------------------------------------------------------------
@@ -204,13 +212,10 @@ class AnchoredProgram:
     @torch.no_grad()
     def minimum(self, regularization: float | Tensor = 0.0) -> Minimum:
         """``min L`` over the ball, certified to ``level_tol``; a pass only where the model ends."""
-        theta, bracket = self._minimum.find(self._ridge(regularization))
+        theta, (low, high) = self._minimum.find(self._ridge(regularization))
         shape = self.batch_shape
-        return Minimum(
-            theta.reshape(*shape, -1),
-            bracket.high.reshape(shape),
-            (bracket.high - bracket.low).reshape(shape),
-        )
+        found = theta.reshape(*shape, -1), high.reshape(shape), (high - low).reshape(shape)
+        return Minimum(*(tensor(t) for t in found))
 
     def _ridge(self, regularization: float | Tensor) -> Tensor:
         if isinstance(regularization, Tensor):
@@ -236,22 +241,28 @@ class AnchoredProgram:
             regularization: lambda of a ridge term.
         """
         _check_one(radius, level)
-        shape = self.batch_shape
+        shape, B = self.batch_shape, tensor(self._height(radius, level)).reshape(self.batch_shape)
         ridge = self._ridge(regularization)
-        B = self._level(radius, level, array(self.minimum(regularization).loss.reshape(-1)))
+        if level is None:
+            B = self.minimum(regularization).loss + B
         likelihood = NegativeLogLikelihood.of(
             self.family, self.history, regularization=ridge.reshape(shape)
         )
-        return SublevelProgram(likelihood, self.domain, tensor(B).reshape(shape))
+        return SublevelProgram(likelihood, self.domain, B)
 
-    def _level(self, radius: float | Tensor | None, level: Tensor | None, least: Array) -> Array:
-        """B, for a loss whose minimum is at most ``least``."""
+    def _height(self, radius: float | Tensor | None, level: float | Tensor | None) -> Array:
+        """The level, or how far it is above the minimum, whichever is given: ``(N)``."""
         given: Any = radius if level is None else level
+        name = "radius" if level is None else "level"
         if isinstance(given, Tensor):
-            given = array(given.to(self._radius).expand(self.batch_shape).reshape(-1))
-        else:  # filled in place: a copy from the host would wait for the device
-            given = library(least).full_like(least, given)
-        return least + given if level is None else given
+            if given.ndim:
+                check_shape(name, given, self.batch_shape)
+            return array(given.to(self._radius).expand(self.batch_shape).reshape(-1))
+        if isinstance(given, bool) or not isinstance(given, Real):
+            raise refuse(name, "a number or a tensor", repr(given))
+        # filled in place: a copy from the host would wait for the device
+        like = array(self._radius)
+        return library(like).full_like(like, float(given))
 
     # ---- the optimistic arm --------------------------------------------------------------
 
@@ -282,36 +293,39 @@ class AnchoredProgram:
             max_steps: single evaluations before all arms of a problem are solved to tolerance.
         """
         shape = self.batch_shape
+        check_same("arms", arms, "the history", self._radius)
         check_shape("arms", arms, (*shape, "K", self.domain.dim))
         if arms.shape[-2] == 0:
             raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
         _check_one(radius, level)
-        before = self._minimum.passes
+        height, earlier = self._height(radius, level), self._minimum.passes
         ridge = self._ridge(regularization)
         if minimum is None:
-            hub, (low, high) = self._minimum.find(ridge)
+            centre, (low, least) = self._minimum.find(ridge)
         else:
-            hub, high = minimum.theta.reshape(-1, self.domain.dim), minimum.loss.reshape(-1)
-            low = high - minimum.slack.reshape(-1)
-        flat = arms.reshape(-1, *arms.shape[-2:])
-        given = (flat, hub, high, ridge, self._radius, self._pull)
-        X, centre, least, lam, S, pull = (array(t) for t in given)
-        task = Round(X, self._level(radius, level, least), centre, least, lam, S, pull)
+            centre = array(minimum.theta.reshape(-1, self.domain.dim))
+            least, slack = array(minimum.loss.reshape(-1)), array(minimum.slack.reshape(-1))
+            low = least - slack
+        carried = self._minimum
+        X, lam, S = array(arms), array(ridge), array(self._radius)
+        X, B = X.reshape(-1, *X.shape[-2:]), height if level is not None else least + height
+        task = Round(X, B, centre, least, lam, S, self._pull)
         self._round += 1
-        longest, concordance = self._minimum.longest, self._minimum.concordance
-        nature = Nature(array(longest), array(self._ratio), array(concordance))
+        nature = Nature(array(carried.longest), *self._constants)
         contest = Contest(task, self._bundle, self._data, nature, self.domain, self._round)
         with quiet():
             found = contest.decide(self._tie if tol is None else tol, value_tol, max_steps)
-            status = _status(found, task.level, array(low), task.hub_loss)
-        passes = tensor(found.passes)
-        self._passes = self._passes + passes
+            status = _status(found, task.level, low, least)
+        self._passes = self._passes + found.passes
+        passes = found.passes
+        if carried.passes is not earlier:
+            passes = passes + array(carried.passes - earlier)
         return Choice(
-            tensor(found.winner).reshape(shape),
-            tensor(found.upper).reshape(*shape, -1),
-            tensor(found.lower).reshape(*shape, -1),
-            tensor(status).reshape(shape),
-            (passes + self._minimum.passes - before).reshape(shape),
+            tensor(found.winner.reshape(shape)),
+            tensor(found.upper.reshape(*shape, -1)),
+            tensor(found.lower.reshape(*shape, -1)),
+            tensor(status.reshape(shape)),
+            tensor(passes.reshape(shape)),
         )
 
 
@@ -324,9 +338,7 @@ def _check_one(radius: float | Tensor | None, level: Tensor | None) -> None:
 def _status(found: Verdict, level: Array, low: Array, high: Array) -> Array:
     """How each problem ended; its minimum is enclosed by ``low`` and ``high``."""
     xp = library(level)
-    # what is infinite or NaN anywhere is so in this sum
-    sound = abs(high + found.upper.sum(-1)) < float("inf")
-    if surely(found.certain & (low <= level) & sound):
+    if surely(found.certain & (low <= level) & xp.isfinite(high + found.upper.sum(-1))):
         return xp.full_like(level, int(Status.CONVERGED), dtype=xp.int64)
     empty = (low > level) | (found.upper == -float("inf")).any(-1)
     undefined = xp.isnan(high + level) | (xp.isnan(found.upper.sum(-1)) & ~empty)

@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array, at_least, at_most, dot, length, library, limits
+from torchglb.arrays import Array, at_least, at_most, library, limits
 from torchglb.families import GLMFamily
 from torchglb.linalg import cut_ball
 
 
-def pull_of_rows(family: GLMFamily, X: Array, r: Array, w: Array | None) -> Array:
+def largest_reward(family: GLMFamily) -> float:
+    """The largest |r| that the family knows of."""
+    return max((abs(end) for end in family.reward_range if math.isfinite(end)), default=0.0)
+
+
+def pull_of_rows(family: GLMFamily, lengths: Array, r: Array, w: Array | None) -> Array:
     """``sum_s w_s |x_s| c_s / g``, with ``c_s`` the larger of ``|r_s|`` and the rewards' range.
 
     S times this bounds the terms ``r z`` of the loss and, for bounded rewards, those of the slope:
@@ -21,14 +26,13 @@ def pull_of_rows(family: GLMFamily, X: Array, r: Array, w: Array | None) -> Arra
 
     Args:
         family: the GLM family.
-        X: rows ``(*B, n, d)``.
+        lengths: of the rows, ``(*B, n)``.
         r: rewards ``(*B, n)``.
         w: weights ``(*B, n)`` or None.
     """
-    ends = [abs(end) for end in family.reward_range if math.isfinite(end)]
-    largest = at_least(abs(r), max(ends, default=0.0)) / family.dispersion
-    size = length(X) * largest
-    return (size if w is None else size * w).sum(-1)
+    size = lengths * at_least(abs(r), largest_reward(family))
+    size = size if w is None else size * w
+    return size.sum(-1) / family.dispersion
 
 
 class Tangent(NamedTuple):
@@ -42,36 +46,30 @@ class Tangent(NamedTuple):
 
 
 def tangent(
-    point: Array,
-    loss: Array,
-    gradient: Array,
-    curvature: Array,
-    level: Array,
-    radius: Array,
-    pull: Array,
+    along: Array, loss: Array, curvature: Array, level: Array, radius: Array, pull: Array
 ) -> Tangent:
     """The cut of an evaluated point, and what one rounding of the sums behind it may do to it.
 
     The terms of the loss add up to at most ``|L| + 2 S pull`` and those of the gradient, times S,
-    to ``S pull + S^2 tr H``.
+    to ``S pull + S^2 tr H``. All arguments broadcast.
 
     Args:
-        point: ``(*, d)``.
-        loss: L there, ``(*)``.
-        gradient: ``(*, d)``.
-        curvature: the trace of the Hessian, ``(*)``.
-        level: B, broadcasts with ``(*)``.
-        radius: S, broadcasts with ``(*)``.
-        pull: of :func:`pull_of_rows`, broadcasts with ``(*)``.
+        along: ``<grad L, point>``.
+        loss: L there.
+        curvature: the trace of the Hessian.
+        level: B.
+        radius: S.
+        pull: of :func:`pull_of_rows`.
     """
-    offset = level - loss + dot(gradient, point)
+    offset = level - loss + along
     size = abs(level) + abs(loss) + abs(offset) + radius * (pull + radius * curvature)
-    return Tangent(offset, limits(point)[0] * size)
+    return Tangent(offset, limits(loss)[0] * size)
 
 
 def trace(matrix: Array) -> Array:
     """The sum of the diagonal of ``(*, d, d)``."""
-    return library(matrix).einsum("...ii->...", matrix)
+    d = matrix.shape[-1]
+    return matrix.reshape(*matrix.shape[:-2], d * d)[..., :: d + 1].sum(-1)
 
 
 def roundings_of(count: int) -> float:
@@ -80,22 +78,31 @@ def roundings_of(count: int) -> float:
 
 
 def cut_value(x: Array, normal: Array, offset: Array, radius: Array) -> Array:
-    """:func:`cut_ball`'s value, rounded up."""
-    return cut_ball(x, normal, offset, radius).value + 8 * limits(x)[0] * radius * length(x)
+    """``max <x, theta>`` over the ball and the half-space, rounded up."""
+    cut = cut_ball(x, normal, offset, radius)
+    return cut.value + (8 * limits(x)[0]) * radius * cut.whole
 
 
 def draw_back(point: Array, loss: Array, hub: Array, hub_loss: Array, level: Array) -> Array:
     """The point itself if it is feasible, else where its chord to a feasible hub crosses the level.
 
-    On the segment the loss is at most linear, so the crossing is feasible too. Feasible means some
-    roundings below the level, so that the loss is not above it in another order of summation.
+    On the segment the loss is at most linear, so the crossing is feasible too.
     """
-    xp = library(point)
+    return hub + feasible_share(loss, hub_loss, level)[..., None] * (point - hub)
+
+
+def feasible_share(loss: Array, hub_loss: Array, level: Array) -> Array:
+    """Up to which share of it a segment from a feasible hub stays feasible, by convexity.
+
+    Feasible means some roundings below the level, so that the loss is not above it in another order
+    of summation.
+    """
+    xp = library(loss)
     # an infinite level or loss has no rounding to stay clear of
-    margin = 8 * limits(point)[0] * (2.0 * abs(level) + abs(hub_loss))
+    margin = 8 * limits(loss)[0] * (2.0 * abs(level) + abs(hub_loss))
     safe = xp.where(abs(level) < float("inf"), level - margin, level)
     share = xp.where(loss <= safe, 1.0, (safe - hub_loss) / (loss - hub_loss))
-    return hub + at_least(at_most(share, 1.0), 0.0)[..., None] * (point - hub)
+    return at_least(at_most(share, 1.0), 0.0)
 
 
 class Known(NamedTuple):

@@ -8,63 +8,47 @@ maximiser moves a little from round to round is followed for many rounds without
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchglb.arrays import Array, array, at_least, dot, limits, matvec, quiet, tensor
+from torchglb.arrays import Array, array, dot, idle, library, quiet, tensor
 from torchglb.checks import check_tensors
 from torchglb.families import GLMFamily
-from torchglb.likelihood import Expansion
 from torchglb.ucb.bounds import trace
-from torchglb.ucb.taylor import (
-    choose_order,
-    evaluate_model,
-    monomials,
-    row_derivatives,
-    shift_by_ridge,
-)
+from torchglb.ucb.monomials import Jet, monomials_for
+from torchglb.ucb.taylor import choose_order, row_derivatives
 
-#: the largest number of entries of a derivative beyond the Hessian: up to d = 4 it saves more
-#: passes than it costs
-LARGEST_CARRIED = 64
+#: the largest number of derivatives of an order beyond the second, and the highest order: further
+#: ones cost more than the passes that they save
+LARGEST_CARRIED, HIGHEST_CARRIED = 20, 6
+#: up to so many numbers, one operation on all of them is faster than one for each order
+SMALL = 50_000
 
 
 class Anchor(NamedTuple):
     """One anchor for each of some problems."""
 
     point: Array  # (N, d)
-    sums: list[Array]  # derivatives of the data's loss (no ridge), orders 0 to q: (N, d^k)
     shift: Array  # (N, d): from the point to where the anchor was asked last
     excess: Array  # (N): how much the loss may be above the model there
+    loss: Array  # (N), of the data at the point (no ridge)
+    hessian: Array  # (N, d, d), of the data's loss at the point
+    curvature: Array  # its trace, (N)
+    jet: Jet  # the Taylor polynomial of the data's loss
 
-    def expansion(self, ridge: Array) -> Expansion:
-        """Loss, gradient and Hessian at the point itself."""
-        data = Expansion(self.sums[0][..., 0], self.sums[1], self._hessian)
-        return shift_by_ridge(data, self.point, ridge)
-
-    def model(self, p: Array, ridge: Array) -> Expansion:
-        """The same at ``point + p``, as the Taylor model has it."""
-        return shift_by_ridge(Expansion(*evaluate_model(self.sums, p)), self.point + p, ridge)
-
-    def local(self, p: Array, roundings: float) -> Array:
-        """At least ``|p|^2`` in the Hessian of the data's loss, whatever its rounding has lost."""
-        lost = (roundings * limits(p)[0]) * self.curvature * dot(p, p)
-        return at_least(dot(p, matvec(self._hessian, p)), 0.0) + lost
-
-    @property
-    def curvature(self) -> Array:
-        """The trace of the Hessian of the data's loss, ``(N)``."""
-        return trace(self._hessian)
-
-    @property
-    def _hessian(self) -> Array:
-        return self.sums[2].reshape(*self.point.shape, -1)
+    def pick(self, rows: Array) -> Anchor:
+        """The same for some of the problems."""
+        point, shift, excess, loss, hessian, curvature = (t[rows] for t in self[:-1])
+        return Anchor(point, shift, excess, loss, hessian, curvature, self.jet.pick(rows))
 
 
 class Bundle:
     """A anchors for each of N problems, at first all at the origin.
+
+    In memory the anchors lie side by side: what is done to all of them is done in long runs.
 
     Args:
         family: the GLM family.
@@ -87,59 +71,117 @@ class Bundle:
         self.family, self.dim = family, dim
         # on a device a pass is cheap next to the host's wait for what it might save
         largest = LARGEST_CARRIED if like.device.type == "cpu" else 0
-        self.order = choose_order(family, dim, radius, largest)
-        shape = (problems, anchors)
+        self.order = choose_order(family, dim, radius, largest, HIGHEST_CARRIED)
+        self.monomials = monomials_for(dim, self.order, like)
         self._tensors = {
-            "points": like.new_zeros((*shape, dim)),
-            "shift": like.new_zeros((*shape, dim)),
-            "excess": like.new_zeros(shape),
-            "curvature": like.new_zeros((*shape, 1)),
+            "points": like.new_zeros((problems, dim, anchors)),
+            "shift": like.new_zeros((problems, dim, anchors)),
+            "excess": like.new_zeros((problems, anchors)),
+            "curvature": like.new_zeros((problems, 1, anchors)),
             # the last round in which the anchor decided something
-            "used": like.new_full(shape, -1.0),
+            "used": like.new_full((problems, anchors), -1.0),
+            "sums": like.new_zeros((problems, self.monomials.count, anchors)),
+            # what rounding has added to the loss and its gradient
+            "rest": like.new_zeros((problems, 1 + dim, anchors)),
         }
-        self._totals = [like.new_zeros((*shape, dim**k)) for k in range(self.order + 1)]
-        self._tensors |= {f"order {k}": total for k, total in enumerate(self._totals)}
         # one memory, seen by torch and by NumPy
         views = {name: array(t) for name, t in self._tensors.items()}
         self.points, self.shift, self.excess = views["points"], views["shift"], views["excess"]
-        self.used, self._curvature = views["used"], views["curvature"]
-        self.sums = [array(total) for total in self._totals]
+        self._small = self._tensors["sums"].is_cpu and self._tensors["sums"].numel() < SMALL
+        self.used, self._curvature, self.sums = views["used"], views["curvature"], views["sums"]
+        self._first, self._rest = self.sums[:, : 1 + dim], views["rest"]
 
     @property
     def loss(self) -> Array:
         """Of the data, ``(N, A)``."""
-        return self.sums[0][..., 0]
+        return self.sums[:, 0]
 
     @property
     def gradient(self) -> Array:
-        """Of the data's loss, ``(N, A, d)``."""
-        return self.sums[1]
+        """Of the data's loss, ``(N, d, A)``."""
+        return self.sums[:, 1 : 1 + self.dim]
 
     @property
     def curvature(self) -> Array:
         """The trace of the Hessian, ``(N, A)``: carried too, since its terms lie far apart."""
-        return self._curvature[..., 0]
+        return self._curvature[:, 0]
 
-    def observe(self, x: Array, r: Array, w: Array | None) -> None:
-        """Adds observations ``x (N, k, d)``, ``r`` and ``w (N, k)`` to every anchor: O(A k d^q)."""
-        weights = None if w is None else w[:, None, :]
+    def observe(
+        self, x: Array, r: Array, w: Array | None, extra: Array | None = None
+    ) -> Array | None:
+        """Adds observations ``x (N, k, d)``, ``r`` and ``w (N, k)`` to every anchor: O(A k d^q).
+
+        Args:
+            x: rows.
+            r: rewards.
+            w: weights, or None for 1.
+            extra: one more point for each problem, ``(N, d)``.
+
+        Returns:
+            The derivatives of the new rows' loss at the extra point, ``(N, count)``.
+        """
+        size = max(1, math.isqrt(x.shape[1]))
+        if size == x.shape[1]:
+            return self._observe(x, r, w, extra)
+        # a sum of so few rows errs by no more roundings than are paid for; see roundings_of
+        total: Any = 0.0
+        for at in range(0, x.shape[1], size):
+            part = slice(at, at + size)
+            some = None if w is None else w[:, part]
+            added = self._observe(x[:, part], r[:, part], some, extra)
+            total = total + added if extra is not None else None
+        return total
+
+    def _observe(self, x: Array, r: Array, w: Array | None, extra: Array | None) -> Array | None:
+        points, here, first = self.points, self.points.shape[-1], 1 + self.dim
+        if extra is not None:
+            points = library(x).concatenate([points, extra[..., None]], -1)
+        weights = None if w is None else w[..., None]
+        powers = self.monomials.powers(x).mT  # (N, count, k)
+        squares = dot(x, x)[:, None]
         with quiet():
-            z = self.points @ x.mT  # (N, A, k)
-            columns = row_derivatives(self.family, z, r[:, None, :], weights, self.order)
-        powers = monomials(x, self.order)
-        for total, column, power in zip(self._totals, columns, powers, strict=True):
-            total.baddbmm_(tensor(column), tensor(power))
-        self._tensors["curvature"].baddbmm_(tensor(columns[2]), tensor((x * x).sum(-1)[..., None]))
+            z = x @ points  # (N, k, A)
+            columns = row_derivatives(self.family, z, r[..., None], weights, self.order)
+            if x.shape[1] == 1 and self._small:
+                added = self.monomials.by_degree(columns) * powers
+                self._add_first(added[:, :first, :here])
+                self.sums[:, first:] += added[:, first:, :here]
+                self._curvature += columns[2][..., :here] * squares
+                return None if extra is None else added[..., here]
+            low = [powers[:, part] @ columns[k] for k, part in enumerate(self.monomials.parts[:2])]
+            self._add_first(library(x).concatenate(low, 1)[..., :here])
+        sums = self._tensors["sums"]
+        for part, column in zip(self.monomials.parts[2:], columns[2:], strict=True):
+            sums[:, part].baddbmm_(tensor(powers[:, part]), tensor(column[..., :here]))
+        self._tensors["curvature"].baddbmm_(tensor(squares), tensor(columns[2][..., :here]))
+        if extra is None:
+            return None
+        return self.monomials.moments([column[..., here] for column in columns], x)
 
-    def insert(self, rows: Array, slot: Array, point: Array, sums: list[Array], now: int) -> None:
+    def _add_first(self, added: Array) -> None:
+        """To loss and gradient, which bounds rest on: what is rounded off goes into the next sum.
+
+        Kahan's summation: the error does not grow with the number of such sums.
+        """
+        first, rest = self._first, self._rest
+        step = added - rest
+        after = first + step
+        done = after - first
+        first[...] = after
+        library(first).subtract(done, step, out=rest)
+        lost = ~library(rest).isfinite(rest)  # an infinite sum leaves nothing
+        if not idle(lost):
+            rest[lost] = 0.0
+
+    def insert(self, rows: Array, slot: Array, point: Array, sums: Array, now: int) -> None:
         """Puts one new anchor into the given slot of each of the problems ``rows``."""
-        self.points[rows, slot] = point
-        self._curvature[rows, slot] = sums[2][..., :: self.dim + 1].sum(-1)[..., None]
-        self.shift[rows, slot] = 0.0
+        self.points[rows, :, slot] = point
+        self._curvature[rows, 0, slot] = trace(self.monomials.hessian(sums))
+        self.shift[rows, :, slot] = 0.0
         self.excess[rows, slot] = 0.0
         self.used[rows, slot] = float(now)
-        for old, new in zip(self.sums, sums, strict=True):
-            old[rows, slot] = new
+        self.sums[rows, :, slot] = sums
+        self._rest[rows, :, slot] = 0.0
 
     def mark_used(self, slots: Array, everyone: Array, now: int) -> None:
         """Stamps the anchors ``(N, K)`` that bound some arm: they stay, the others make room."""
@@ -147,9 +189,10 @@ class Bundle:
 
     def at(self, rows: Array, slot: Array) -> Anchor:
         """One anchor of each of the problems ``rows``."""
-        kept = (self.points, self.shift, self.excess, *self.sums)
-        point, shift, excess, *sums = (t[rows, slot] for t in kept)
-        return Anchor(point, sums, shift, excess)
+        point, shift, sums = (t[rows, :, slot] for t in (self.points, self.shift, self.sums))
+        jet, hessian = self.monomials.jet(sums), self.monomials.hessian(sums)
+        excess, curvature = self.excess[rows, slot], self._curvature[rows, 0, slot]
+        return Anchor(point, shift, excess, sums[:, 0], hessian, curvature, jet)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue bit by bit."""

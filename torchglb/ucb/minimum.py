@@ -14,23 +14,29 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import (
+    Array,
     array,
     at_least,
+    dot,
     finite,
+    idle,
     length,
     library,
     quiet,
     tensor,
     which,
 )
-from torchglb.checks import check_tensors, refuse
+from torchglb.checks import check_tensors
 from torchglb.distributed import Shards
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
-from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim.ball import frank_wolfe_gap, minimize_model
+from torchglb.optim.numbers import surely
+from torchglb.ucb.bounds import trace
+from torchglb.ucb.monomials import monomials_for
 from torchglb.ucb.taylor import (
     Bracket,
     Nature,
@@ -38,7 +44,8 @@ from torchglb.ucb.taylor import (
     certify,
     choose_order,
     derivative_sums,
-    evaluate_model,
+    local_square,
+    remainder,
     remainder_ratio,
 )
 
@@ -63,8 +70,12 @@ class FlatHistory:
         w = None if w is None else w.reshape(self.problems, -1)
         if self.is_all(index):
             return Rows(X, r, w)
+
+        def some(values: Tensor) -> Tensor:
+            return tensor(array(values)[array(index)])
+
         # picked as they lie in memory, feature by feature
-        return Rows(X.mT[index].mT, r[index], None if w is None else w[index])
+        return Rows(some(X.mT).mT, some(r), None if w is None else some(w))
 
     def likelihood(self, index: Tensor, ridge: Tensor | None = None) -> NegativeLogLikelihood:
         """The loss of the problems ``index``, with their ridge."""
@@ -108,8 +119,10 @@ class CarriedMinimum:
 
         self._ratio = per_problem(remainder_ratio(family, self.order))
         self.concordance = per_problem(family.self_concordance)
+        self._constants = self._radius, self._ratio, self.concordance
         self._everyone = torch.arange(data.problems, device=radius.device)
-        self._sums = [radius.new_zeros((data.problems, d**k)) for k in range(self.order + 1)]
+        self.monomials = monomials_for(d, self.order, radius)
+        self._sums = radius.new_zeros((data.problems, self.monomials.count))
         self._point = radius.new_zeros((data.problems, d))
         self._shift = torch.zeros_like(self._point)
         self.longest = torch.zeros_like(radius)
@@ -117,118 +130,119 @@ class CarriedMinimum:
 
     def observe(self, X: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         """Carries the model forward by rows ``(N, k, d)``: O(k d^q)."""
-        rows, longest = array(X), array(self.longest)
-        xp = library(rows)
-        self.longest = tensor(xp.maximum(longest, xp.amax(length(rows), -1)))
-        added = derivative_sums(self.data.family, self._point, X, r, w, self.order)
-        self._sums = [old + more for old, more in zip(self._sums, added, strict=True)]
+        self.add(array(self.sums_at(self._point, Rows(X, r, w))), length(array(X)))
+
+    def add(self, sums: Array, lengths: Array) -> None:
+        """The same, from the derivatives of the new rows' loss at ``point`` and their lengths."""
+        xp, known = library(sums), array(self._sums)
+        self._sums = tensor(known + sums[:, : known.shape[-1]])
+        self.longest = tensor(xp.maximum(array(self.longest), xp.amax(lengths, -1)))
+
+    @property
+    def point(self) -> Tensor:
+        """Where the model is exact, ``(N, d)``."""
+        return self._point
+
+    def sums_at(self, point: Tensor, rows: Rows) -> Tensor:
+        """The derivatives that the model keeps, for some rows: ``(N, count)``."""
+        return derivative_sums(self.data.family, point, *rows, self.monomials)
+
+    def model(self) -> Expansion:
+        """The data's loss at the last minimiser, as the Taylor model has it."""
+        jet = self.monomials.jet(array(self._sums))
+        return Expansion(*(tensor(t[:, 0]) for t in jet.at(array(self._shift)[:, None])))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit."""
-        names = ("_point", "_shift", "longest", "passes")
-        return {"sums": [t.clone() for t in self._sums]} | {
-            name.lstrip("_"): getattr(self, name).clone() for name in names
-        }
+        names = ("_sums", "_point", "_shift", "longest", "passes")
+        return {name.lstrip("_"): getattr(self, name).clone() for name in names}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuses a state of another kind."""
-        mine = self.state_dict()
-        if missing := sorted(set(mine) - set(state)):
-            raise refuse("state['minimum']", f"the entries {sorted(mine)}", f"no {missing}")
-        orders = [str(k) for k in range(len(mine["sums"]))]
-        if len(state["sums"]) != len(orders):
-            expected = f"derivatives of {len(orders)} orders"
-            raise refuse("state['minimum']['sums']", expected, f"{len(state['sums'])}")
-        given = dict(zip(orders, state["sums"], strict=True))
-        check_tensors(
-            "state['minimum']['sums']", given, dict(zip(orders, mine.pop("sums"), strict=True))
-        )
-        check_tensors("state['minimum']", state, mine)
+        check_tensors("state['minimum']", state, self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state."""
-        self._sums = [t.clone() for t in state["sums"]]
+        self._sums = state["sums"].clone()
         self._point, self._shift = state["point"].clone(), state["shift"].clone()
         self.longest, self.passes = state["longest"].clone(), state["passes"].clone()
 
-    def find(self, ridge: Tensor) -> tuple[Tensor, Bracket]:
+    def find(self, ridge: Tensor) -> tuple[Array, Bracket]:
         """A point of the ball and an enclosure of the minimum, no wider than the tolerance.
 
         Args:
             ridge: lambda of every problem, ``(N)``; it may change between calls.
         """
         theta, bracket = self._step(self._everyone, ridge)
+        if surely(bracket.high - bracket.low <= self.tol):
+            return theta, bracket
         open_ = self._open(bracket)
         for _ in range(2):
-            if not open_.numel():
-                break
+            if not open_.shape[0]:
+                return theta, bracket
             # move the model to its own minimum: one pass
-            self._recenter(open_, theta[open_])
-            theta, bracket = self._merge(open_, theta, bracket, *self._step(open_, ridge))
+            index = tensor(open_)
+            self._recenter(index, tensor(theta[open_]))
+            self._put(open_, theta, bracket, *self._step(index, ridge))
             open_ = self._open(bracket)
-        if open_.numel():
-            theta, bracket = self._merge(
-                open_, theta, bracket, *self._from_scratch(open_, theta[open_], ridge)
-            )
+        if open_.shape[0]:
+            found = self._from_scratch(tensor(open_), tensor(theta[open_]), ridge)
+            self._put(open_, theta, bracket, *found)
         return theta, bracket
 
-    def _open(self, bracket: Bracket) -> Tensor:
+    def _open(self, bracket: Bracket) -> Array:
         """The problems whose minimum is not yet known to the tolerance."""
-        return tensor(which(~(array(bracket.high) - array(bracket.low) <= self.tol)))
+        return which(~(bracket.high - bracket.low <= self.tol))
 
-    def _step(self, index: Tensor, ridge: Tensor) -> tuple[Tensor, Bracket]:
+    @staticmethod
+    def _put(index: Array, theta: Array, bracket: Bracket, new_theta: Array, new: Bracket) -> None:
+        """What is known of the problems ``index`` now, in the place of what was."""
+        theta[index] = new_theta
+        for old, end in zip(bracket, new, strict=True):
+            old[index] = end
+
+    def _step(self, index: Tensor, ridge: Tensor) -> tuple[Array, Bracket]:
         """One Newton step on the model, and what it certifies."""
         everyone = self.data.is_all(index)
-        state = (
-            self._point,
-            self._shift,
-            ridge,
-            self._radius,
-            self.longest,
-            self._ratio,
-            self.concordance,
-            *self._sums,
+        state = (self._sums, self._point, self._shift, ridge, self.longest, *self._constants)
+        sums, c, p, lam, longest, S, ratio, concordance = (
+            array(t if everyone else t[index]) for t in state
         )
-        c, p, lam, S, *constants = (array(t if everyone else t[index]) for t in state)
-        nature, sums = Nature(*constants[:3]), constants[3:]
-        xp, d = library(c), c.shape[-1]
+        xp, jet = library(c), self.monomials.jet(sums)
+        nature, carried = Nature(longest, ratio, concordance), 4.0 + len(self.data.history)
         with quiet():
-            model = evaluate_model(sums, p)
-            gradient = model.gradient + lam[:, None] * (c + p)
-            hessian = add_to_diagonal(model.hessian, lam)
-            curved, turn = xp.linalg.eigh(finite(hessian))
-            theta = minimize_model(at_least(curved, 0.0), turn, c + p, gradient, S)
-            p = theta - c
-            model = evaluate_model(sums, p)
-            eigenvalues, basis = xp.linalg.eigh(finite(sums[2].reshape(-1, d, d)))
-            bracket = certify(
-                model,
-                eigenvalues,
-                basis,
-                theta,
-                p,
-                lam,
-                S,
-                nature,
-                self.order,
-                4.0 + len(self.data.history),
-            )
-        shift = tensor(p)
+            _, gradient, hessian = (t[:, 0] for t in jet.at(p[:, None]))
+            theta = c + p
+            loaded = not idle(lam)
+            if loaded:
+                gradient = gradient + lam[:, None] * theta
+                hessian = add_to_diagonal(hessian, lam)
+            eigenvalues, basis = xp.linalg.eigh(finite(hessian))
+            before = theta
+            theta = minimize_model(at_least(eigenvalues, 0.0), basis, before, gradient, S)
+            q = theta - c
+            value, gradient = (t[:, 0] for t in jet.slope(q[:, None]))
+            if loaded:
+                value = value + 0.5 * lam * dot(theta, theta)
+                gradient = gradient + lam[:, None] * theta
+            around = self.monomials.hessian(sums)
+            local = local_square(q, around, trace(around), carried)
+            distance = xp.maximum(length(p), length(q))
+            error = remainder(distance, local, nature, self.order)
+            moved = length(theta - before)
+            bracket = certify(value, gradient, eigenvalues, basis, theta, moved, error, S, nature)
+        shift = tensor(q)
         self._shift = shift if everyone else self._shift.index_copy(0, index, shift)
-        return tensor(theta), Bracket(*(tensor(end) for end in bracket))
+        return theta, bracket
 
     def _recenter(self, index: Tensor, theta: Tensor) -> None:
-        rows = self.data.rows(index)
-        here = derivative_sums(self.data.family, theta, *rows, self.order)
-        sums = self.data.shards.sum(*here)
-        self._sums = [
-            old.index_copy(0, index, new) for old, new in zip(self._sums, sums, strict=True)
-        ]
+        (sums,) = self.data.shards.sum(self.sums_at(theta, self.data.rows(index)))
+        self._sums = self._sums.index_copy(0, index, sums)
         self._point = self._point.index_copy(0, index, theta)
         self._shift = self._shift.index_fill(0, index, 0.0)
         self.passes = self.passes.index_add(0, index, torch.ones_like(theta[:, 0]))
 
-    def _from_scratch(self, index: Tensor, start: Tensor, ridge: Tensor) -> tuple[Tensor, Bracket]:
+    def _from_scratch(self, index: Tensor, start: Tensor, ridge: Tensor) -> tuple[Array, Bracket]:
         """A solve over the history, for few rows or a model that moved too far."""
         likelihood = self.data.likelihood(index, ridge)
         S = self._radius[index]
@@ -240,12 +254,4 @@ class CarriedMinimum:
         self.passes = self.passes.index_add(0, index, fit.num_steps.to(ridge.dtype) + 1.0)
         self._recenter(index, fit.theta)
         gap = frank_wolfe_gap(fit.theta, fit.gradient, S)
-        return fit.theta, Bracket(fit.loss - gap, fit.loss)
-
-    @staticmethod
-    def _merge(
-        index: Tensor, theta: Tensor, bracket: Bracket, new_theta: Tensor, new: Bracket
-    ) -> tuple[Tensor, Bracket]:
-        theta = theta.index_copy(0, index, new_theta)
-        low, high = (a.index_copy(0, index, b) for a, b in zip(bracket, new, strict=True))
-        return theta, Bracket(low, high)
+        return array(fit.theta), Bracket(array(fit.loss - gap), array(fit.loss))

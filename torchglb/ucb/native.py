@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import array, finite, library, quiet, tensor, which
+from torchglb.arrays import array, dot, finite, length, library, quiet, tensor, which
 from torchglb.checks import check_same, check_shape
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.linalg import cut_ball
@@ -191,7 +191,7 @@ def search_support(
         trial = search.trial
         at = program.likelihood.expand(trial)
         value, gradient, hessian = at
-        cut = tangent(trial, value, gradient, trace(hessian), level, radius, pull)
+        cut = tangent(dot(gradient, trial), value, trace(hessian), level, radius, pull)
         offset = cut.offset + roundings * cut.rounding
         bound = cut_value(arms, gradient, offset, radius)
         point = draw_back(trial, value, hub, floor, level)
@@ -288,7 +288,8 @@ def _by_prices(
 def _rounding(likelihood: NegativeLogLikelihood) -> tuple[Tensor, float]:
     """What a cut pays for rounding: sizes ``(*B, 1)`` and their number."""
     X, tilt = likelihood.X, likelihood.tilt
-    (pull,) = likelihood.shards.sum(pull_of_rows(likelihood.family, X, likelihood.r, likelihood.w))
+    pull = pull_of_rows(likelihood.family, length(X), likelihood.r, likelihood.w)
+    (pull,) = likelihood.shards.sum(pull)
     if tilt is not None:
         pull = pull + torch.linalg.vector_norm(tilt, dim=-1)
     return pull[..., None], roundings_of(likelihood.num_rows)

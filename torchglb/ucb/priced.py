@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.arrays import dot
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
@@ -99,7 +100,7 @@ def search_prices(
         fit = minimize_likelihood(tilted, domain, start=state.start, throw=False)
         point = fit.theta
         at = loss.expand(point)
-        cut = tangent(point, at.loss, at.gradient, trace(at.hessian), level, radius, pull)
+        cut = tangent(dot(at.gradient, point), at.loss, trace(at.hessian), level, radius, pull)
         offset = cut.offset + roundings * cut.rounding
         bound = cut_value(arms, at.gradient, offset, radius)
 

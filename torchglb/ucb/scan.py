@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torchglb.arrays import Array, at_least, counting, dot, length, library, limits, take
-from torchglb.ucb.bounds import draw_back, tangent
+from torchglb.arrays import Array, at_least, counting, dot, idle, length, library, limits, take
+from torchglb.ucb.bounds import feasible_share, tangent
 from torchglb.ucb.bundle import Bundle
-
-#: of a negative weight, in the choice of a cut
-PENALTY = 1e6
 
 
 class Round(NamedTuple):
@@ -29,18 +26,24 @@ class Round(NamedTuple):
 
     def pick(self, index: Array) -> Round:
         """The same for some of the problems."""
+        if index.shape[0] == self.level.shape[0]:  # all of them
+            return self
         return Round(*(t[index] for t in self))
 
 
 class Cuts(NamedTuple):
     """The cuts ``<normal, theta> <= offset`` of all anchors."""
 
-    normal: Array  # (N, A, d)
+    normal: Array  # (N, d, A)
     offset: Array  # (N, A)
 
     def replace(self, rows: Array, slot: Array, normal: Array, offset: Array) -> None:
         """Other cuts in the place of some."""
-        self.normal[rows, slot], self.offset[rows, slot] = normal, offset
+        self.normal[rows, :, slot], self.offset[rows, slot] = normal, offset
+
+    def at(self, rows: Array, slot: Array) -> tuple[Array, Array]:
+        """Normal ``(n, d)`` and offset ``(n)`` of one cut of each of some problems."""
+        return self.normal[rows, :, slot], self.offset[rows, slot]
 
 
 class Scan(NamedTuple):
@@ -63,21 +66,23 @@ def scan(bundle: Bundle, task: Round, steps: int, roundings: float) -> Scan:
         roundings: that the carried sums have seen.
     """
     arms, level, hub, hub_loss, ridge, radius, pull = task
-    xp = library(arms)
-    B, S, size, lam = level[:, None], radius[:, None], pull[:, None], ridge[:, None]
-    points = bundle.points
-    loss = bundle.loss + 0.5 * lam * dot(points, points)
-    gradient = bundle.gradient + lam[..., None] * points
-    curvature = bundle.curvature + bundle.dim * lam
-    cut = tangent(points, loss, gradient, curvature, B, S, size)
-    offset = cut.offset + roundings * cut.rounding
-    steep = at_least(length(gradient), limits(arms)[1])
-    units = gradient / steep[..., None]
-    upper, tight = combine_cuts(arms, units, offset / steep, radius, steps)
-    at_most = loss + roundings * cut.rounding
-    drawn = draw_back(points, at_most, hub[:, None, :], hub_loss[:, None], B)
-    reached = arms @ drawn.mT
-    touch = xp.argmax(reached, -1)
+    B, S, centre = level[:, None], radius[:, None], hub[..., None]
+    points, loss = bundle.points, bundle.loss
+    gradient, curvature = bundle.gradient, bundle.curvature
+    if not idle(ridge):
+        lam = ridge[:, None]
+        loss = loss + 0.5 * lam * dot(points, points, 1)
+        gradient = gradient + lam[..., None] * points
+        curvature = curvature + bundle.dim * lam
+    cut = tangent(dot(gradient, points, 1), loss, curvature, B, S, pull[:, None])
+    paid = roundings * cut.rounding
+    offset = cut.offset + paid
+    steep = at_least(length(gradient, 1), limits(arms)[1])
+    upper, tight = combine_cuts(arms, gradient / steep[:, None], offset / steep, radius, steps)
+    share = feasible_share(loss + paid, hub_loss[:, None], B)
+    reached = arms @ (centre + share[:, None] * (points - centre))
+    touch = reached.argmax(-1)
+    # without a ridge these normals are the bundle's gradients: a new anchor writes its own there
     return Scan(upper, tight, take(reached, touch), touch, Cuts(gradient, offset))
 
 
@@ -92,7 +97,7 @@ def combine_cuts(
 
     Args:
         arms: ``(N, K, d)``.
-        units: unit normals ``(N, A, d)``.
+        units: unit normals ``(N, d, A)``.
         reach: ``(N, A)``: the set obeys ``<u_a, theta> <= reach_a``.
         radius: S, ``(N)``.
         steps: cuts to combine, at least 1.
@@ -108,16 +113,17 @@ def combine_cuts(
     every = counting(arms.shape[0], arms)[:, None]
     first = None
     for _ in range(steps):
-        along = left @ units.mT  # (N, K, A)
+        along = left @ units  # (N, K, A)
         squared = dot(left, left)[..., None]
+        whole = S * xp.sqrt(squared)
         across = xp.sqrt(abs(squared - along * along))
         weight = along - slack * across
-        # a cut whose weight would be negative leaves the whole ball: it is not to be chosen
-        value = near * along + chord * across + PENALTY * (abs(weight) - weight)
-        choice = xp.argmin(value, -1)
+        # a cut whose weight would be negative leaves the whole ball: it gains nothing
+        gain = xp.copysign(whole - (near * along + chord * across), weight)
+        choice = gain.argmax(-1)
         first = choice if first is None else first
         alpha = take(weight, choice)
-        normal, at_reach = units[every, choice], reach[every, choice]
+        normal, at_reach = units[every, :, choice], reach[every, choice]
         # a cut beyond the sphere has no weight, nor has one without a slope: it pays nothing
         alpha = xp.where(at_reach < radius[:, None], at_least(alpha, 0.0), 0.0)
         left = left - alpha[..., None] * normal

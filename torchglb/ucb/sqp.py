@@ -21,7 +21,6 @@ def propose(
     room: Array,
     radius: Array,
     guess: Array,
-    precision: float | None = None,
     iterations: int = 40,
 ) -> Array:
     """The maximiser of ``<x, u>`` over ball and model; leading axes are shared by all arguments.
@@ -35,13 +34,12 @@ def propose(
         room: ``B - L``, ``(*)``.
         radius: S, ``(*)``.
         guess: a first omega, ``(*)``; 0 where nothing is known.
-        precision: of |u| where the sphere is active, before u is scaled onto it.
         iterations: limit of the root search for omega; an inexact one still gives a usable point.
     """
     xp = library(x)
     eps, tiny = limits(x)
     tiny = tiny**0.5
-    close = eps**0.75 if precision is None else precision
+    close = eps**0.75
     turned = basis.mT
     x, theta, gradient = matvec(turned, x), matvec(turned, theta), matvec(turned, gradient)
     # flat directions keep a curvature that still reaches the sphere but drowns in no rounding noise
@@ -105,7 +103,7 @@ def propose(
     # land a few roundings inside the sphere: from outside, from the sphere itself, and from just
     # inside where the search was for it
     norm, edge = length(u), (1 - 4 * eps) * radius
-    onto = (norm > edge) | ((omega > 0) & (norm > (1 - max(1e-6, 2 * close)) * radius))
+    onto = (norm > edge) | ((omega > 0) & (norm > (1 - 1e-6) * radius))
     return u * xp.where(onto, edge / norm, 1.0)[..., None]
 
 

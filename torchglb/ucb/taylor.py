@@ -13,7 +13,7 @@ after the last pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -23,7 +23,7 @@ from torchglb.arrays import (
     array,
     at_least,
     dot,
-    length,
+    idle,
     library,
     limits,
     matvec,
@@ -32,19 +32,26 @@ from torchglb.arrays import (
 )
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Expansion
+from torchglb.ucb.monomials import Monomials
 
-#: the largest number of entries kept in the tensor of highest order
-LARGEST_TENSOR = 1024
+#: the largest number of derivatives of the highest order
+LARGEST_ORDER = 256
 #: beyond this order a further one saves fewer passes than it costs
-HIGHEST_ORDER = 4
+HIGHEST_ORDER = 6
 
 
-def choose_order(family: GLMFamily, dim: int, radius: float, largest: int = LARGEST_TENSOR) -> int:
-    """The highest order q whose tensor is small and whose remainder can be bounded (at least 2)."""
+def choose_order(
+    family: GLMFamily,
+    dim: int,
+    radius: float,
+    largest: int = LARGEST_ORDER,
+    highest: int = HIGHEST_ORDER,
+) -> int:
+    """The highest order q with few derivatives whose remainder can be bounded (at least 2)."""
     order = 2
     while (
-        order < HIGHEST_ORDER
-        and dim ** (order + 1) <= largest
+        order < highest
+        and math.comb(dim + order, order + 1) <= largest
         and family.derivative_ratio(order + 2, radius) is not None
     ):
         order += 1
@@ -72,20 +79,10 @@ def row_derivatives(
     return found if w is None else [column * w for column in found]
 
 
-def monomials(rows: Array, order: int) -> list[Array]:
-    """The products of k entries of each row, k = 0 to q: ``(N, n, d^k)``."""
-    powers = [0.0 * rows[..., :1] + 1.0, rows]
-    problems, n, d = rows.shape
-    for k in range(2, order + 1):
-        products = powers[-1][..., :, None] * rows[..., None, :]
-        powers.append(products.reshape(problems, n, d**k))
-    return powers[: order + 1]
-
-
 def derivative_sums(
-    family: GLMFamily, point: Tensor, X: Tensor, r: Tensor, w: Tensor | None, order: int
-) -> list[Tensor]:
-    """Derivatives of the data's loss at ``point (N, d)``, orders 0 to q; the k-th is ``(N, d^k)``.
+    family: GLMFamily, point: Tensor, X: Tensor, r: Tensor, w: Tensor | None, monomials: Monomials
+) -> Tensor:
+    """Derivatives of the data's loss at ``point (N, d)``, one for each monomial: ``(N, count)``.
 
     Args:
         family: the GLM family.
@@ -93,49 +90,13 @@ def derivative_sums(
         X: rows ``(N, n, d)``.
         r: rewards ``(N, n)``.
         w: weights ``(N, n)`` or None.
-        order: q.
+        monomials: of the orders that are wanted.
     """
     rows, weights = array(X), None if w is None else array(w)
     with quiet():
         z = matvec(rows, array(point))
-        columns = row_derivatives(family, z, array(r), weights, order)
-    half = -(-order // 2)
-    powers = monomials(rows, half if rows.shape[1] > 1 else order)
-    if rows.shape[1] == 1:
-        return [tensor(column * power[:, 0]) for column, power in zip(columns, powers, strict=True)]
-    sums = []
-    for k, column in enumerate(columns):
-        left, right = powers[k // 2], powers[k - k // 2]
-        outer = (left * column[..., None]).mT @ right  # the orders of both sides add up to k
-        sums.append(tensor(outer.reshape(rows.shape[0], rows.shape[-1] ** k)))
-    return sums
-
-
-class Model(NamedTuple):
-    """The Taylor model and its derivatives: ``(N)``, ``(N, d)``, ``(N, d, d)``."""
-
-    value: Array
-    gradient: Array
-    hessian: Array
-
-
-def evaluate_model(sums: Sequence[Array], p: Array) -> Model:
-    """The polynomial ``sum_k T_k[p, ..., p] / k!`` with gradient and Hessian at ``p (N, d)``."""
-    problems, d = p.shape
-    column = p[..., None]
-    hessian = steep = sums[2].reshape(problems, d, d)
-    curve = 0.5 * hessian
-    for k in range(3, len(sums)):
-        matrix = sums[k]
-        for _ in range(k - 2):
-            matrix = matrix.reshape(problems, -1, d) @ column
-        matrix = matrix.reshape(problems, d, d)  # T_k[p, ..., p, ., .]
-        hessian = hessian + matrix * (1 / math.factorial(k - 2))
-        steep = steep + matrix * (1 / math.factorial(k - 1))
-        curve = curve + matrix * (1 / math.factorial(k))
-    gradient = sums[1] + matvec(steep, p)
-    value = sums[0][..., 0] + dot(sums[1] + matvec(curve, p), p)
-    return Model(value, gradient, hessian)
+        columns = row_derivatives(family, z, array(r), weights, monomials.order)
+        return tensor(monomials.moments(columns, rows))
 
 
 class Bracket(NamedTuple):
@@ -152,93 +113,105 @@ class Nature(NamedTuple):
     ratio: Array  # C; see remainder_ratio
     concordance: Array  # R
 
+    def pick(self, index: Array) -> Nature:
+        """The same for some of the problems."""
+        if index.shape[0] == self.longest.shape[0]:  # all of them
+            return self
+        return Nature(*(t[index] for t in self))
+
 
 class Remainder(NamedTuple):
     """How far a Taylor model may be off."""
 
     value: Array
     slope: Array  # in the dual norm of the Hessian there
+    hessian: Array  # relative to the Hessian there
 
 
-def remainder(p: Array, local: Array, nature: Nature, order: int) -> Remainder:
-    """Of the model at a displacement ``p (N, d)`` from its centre.
+def local_square(p: Array, hessian: Array, curvature: Array, roundings: float) -> Array:
+    """At least ``|p|^2`` in a Hessian, whatever the rounding of its sums has lost.
 
     Args:
-        p: the displacement.
-        local: its square in the Hessian at the centre, ``(N)``.
+        p: displacements, ``(N, d)``.
+        hessian: ``(N, d, d)``.
+        curvature: its trace, ``(N)``.
+        roundings: that the sums have seen.
+    """
+    lost = (roundings * limits(p)[0]) * curvature * dot(p, p)
+    return at_least(dot(p, matvec(hessian, p)), 0.0) + lost
+
+
+def remainder(distance: Array, local: Array, nature: Nature, order: int) -> Remainder:
+    """Of the model at a displacement p from its centre.
+
+    Args:
+        distance: |p| or more, ``(N)``.
+        local: the square of p in the Hessian at the centre, ``(N)``.
         nature: R, C and the longest row.
         order: q.
     """
-    xp = library(p)
+    xp = library(local)
     longest, ratio, concordance = nature
-    reach = longest * length(p)  # D
+    reach = longest * distance  # D
     stretch = xp.exp((0.5 * concordance) * reach)
     growth = ratio * (stretch * stretch) * reach ** (order - 1)
     return Remainder(
         growth * local * (1 / math.factorial(order + 1)),
         growth * stretch * xp.sqrt(local) * (1 / math.factorial(order)),
+        growth * (stretch * stretch) * (1 / math.factorial(order - 1)),
     )
 
 
 def certify(
-    model: Model,
+    value: Array,
+    gradient: Array,
     eigenvalues: Array,
     basis: Array,
     theta: Array,
-    p: Array,
-    ridge: Array,
+    moved: Array,
+    error: Remainder,
     radius: Array,
     nature: Nature,
-    order: int,
-    roundings: float,
 ) -> Bracket:
-    """Encloses ``min L`` over the ball from the model at ``theta = c + p``; no pass.
+    """Encloses ``min L`` over the ball from the model at theta; no pass.
 
     The lower end is self-concordance at the Lagrangian ``L + nu (|theta|^2 - S^2)/2``: with its
     Newton decrement delta and ``b`` the concordance in the local norm, the minimum is at most
-    ``delta^2 / (2 (1 - b delta))`` below.
+    ``delta^2 / (2 (1 - b delta))`` below. The Hessian is known from a point nearby: there it is at
+    least the model's over 1 + its relative error, and it shrinks by ``e^(-R D)`` on the way.
 
     Args:
-        model: the Taylor model of the data's loss at p.
-        eigenvalues: of the Hessian of the data's loss at c, ascending, ``(N, d)``.
+        value: of the model at theta, with a ridge if there is one.
+        gradient: of the same.
+        eigenvalues: of the model's Hessian at a point nearby, ascending, ``(N, d)``.
         basis: its eigenvectors, ``(N, d, d)``.
-        theta: c + p, in the ball.
-        p: the displacement.
-        ridge: lambda, ``(N)``.
+        theta: in the ball.
+        moved: how far it is from that point, ``(N)``.
+        error: of the model at either point.
         radius: S, ``(N)``.
         nature: R, C and the longest row.
-        order: q.
-        roundings: that the carried sums have seen.
     """
-    xp = library(p)
+    xp = library(theta)
     longest, _, concordance = nature
-    inf = float("inf")
-    eigenvalues = at_least(eigenvalues, 0.0)
-    norm_squared = dot(theta, theta)
-    gradient = model.gradient + ridge[..., None] * theta
-    nu = at_least(-dot(gradient, theta) / (radius * radius), 0.0)
+    sphere, squared = radius * radius, dot(theta, theta)
+    known = xp.exp(-concordance * (longest * moved)) / (1.0 + error.hessian)
+    known = xp.where(error.hessian < 1.0, known, 0.0)  # else it may be indefinite
+    metric = known[..., None] * at_least(eigenvalues, 0.0)
+    low = value - error.value
     # the multiplier belongs to the sphere: inside it would only loosen the bound
-    nu = xp.where(norm_squared >= (1 - 1e-6) * radius * radius, nu, 0.0)
-    residual = gradient + nu[..., None] * theta
-    along, turned = matvec(basis.mT, p), matvec(basis.mT, residual)
-    lost = (roundings * limits(p)[0]) * eigenvalues.sum(-1) * dot(p, p)
-    local = dot(eigenvalues * along, along) + lost  # |p|^2_H
-    value_error, slope_error = remainder(p, local, nature, order)
-
-    # the Hessian at theta is at least e^(-R D) times that at c
-    shrunk = xp.exp(-concordance * (longest * length(p)))
-    metric = shrunk[..., None] * eigenvalues + (nu + ridge)[..., None]
-    metric = at_least(metric, limits(p)[1])
-    decrement = xp.sqrt(dot(turned, turned / metric)) + slope_error
+    edge = squared >= (1 - 1e-6) * sphere
+    if not idle(edge):
+        nu = xp.where(edge, at_least(-dot(gradient, theta) / sphere, 0.0), 0.0)
+        gradient = gradient + nu[..., None] * theta
+        metric = metric + nu[..., None]
+        low = low - 0.5 * nu * at_least(sphere - squared, 0.0)
+    metric = at_least(metric, limits(theta)[1])
+    turned = matvec(basis.mT, gradient)
+    decrement = xp.sqrt(dot(turned, turned / metric)) + error.slope
     stiffness = concordance * longest / xp.sqrt(metric[..., 0])  # b
     shrink = at_least(1.0 - stiffness * decrement, 0.0)
-    drop = 0.5 * decrement * decrement / shrink  # inf where the bound says nothing
-    inside = 0.5 * nu * at_least(radius * radius - norm_squared, 0.0)
-
-    value = model.value + 0.5 * ridge * norm_squared
-    high = value + value_error
-    low = value - value_error - inside - drop
-    return Bracket(xp.where(xp.isfinite(low), low, -inf), high)
+    low = low - 0.5 * decrement * decrement / shrink  # -inf where the bound says nothing
+    return Bracket(xp.where(xp.isfinite(low), low, -float("inf")), value + error.value)
 
 
 def shift_by_ridge(model: Expansion, theta: Array, ridge: Array) -> Expansion:
