@@ -8,9 +8,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torchglb.arrays import Array, at_least, counting, dot, idle, length, library, limits, take
+from torchglb.arrays import (
+    Array,
+    at_least,
+    counting,
+    dot,
+    idle,
+    length,
+    library,
+    limits,
+    single,
+    take,
+)
 from torchglb.ucb.bounds import feasible_share, tangent
 from torchglb.ucb.bundle import Bundle
+
+#: a chord to divide by where there is none, in single precision
+ROUGHLY_NOTHING = 1e-15
 
 
 class Round(NamedTuple):
@@ -102,10 +116,9 @@ def combine_cuts(
         radius: S, ``(N)``.
         steps: cuts to combine, at least 1.
     """
-    xp = library(arms)
+    xp, S = library(arms), radius[:, None]
     eps, tiny = limits(arms)
-    S = radius[:, None, None]
-    near = xp.minimum(xp.maximum(reach[:, None, :], -S), S)  # (N, 1, A)
+    near = xp.minimum(xp.maximum(reach, -S), S)  # (N, A)
     chord = xp.sqrt((S - near) * (S + near))
     slack = near / at_least(chord, tiny**0.5)  # finite: it may be multiplied by zero
     left, paid = arms, xp.zeros_like(arms[..., 0])
@@ -113,24 +126,49 @@ def combine_cuts(
     every = counting(arms.shape[0], arms)[:, None]
     first = None
     for _ in range(steps):
-        along = left @ units  # (N, K, A)
-        squared = dot(left, left)[..., None]
-        whole = S * xp.sqrt(squared)
-        across = xp.sqrt(abs(squared - along * along))
-        weight = along - slack * across
-        # a cut whose weight would be negative leaves the whole ball: it gains nothing
-        gain = xp.copysign(whole - (near * along + chord * across), weight)
-        choice = gain.argmax(-1)
+        choice = best_cut(left, units, near, chord, radius)
         first = choice if first is None else first
-        alpha = take(weight, choice)
         normal, at_reach = units[every, :, choice], reach[every, choice]
+        along = dot(left, normal)
+        alpha = along - slack[every, choice] * length(left - along[..., None] * normal)
         # a cut beyond the sphere has no weight, nor has one without a slope: it pays nothing
-        alpha = xp.where(at_reach < radius[:, None], at_least(alpha, 0.0), 0.0)
+        alpha = xp.where(at_reach < S, at_least(alpha, 0.0), 0.0)
         left = left - alpha[..., None] * normal
         paid = paid + xp.where(alpha > 0, alpha * at_reach, 0.0)
         weights = weights + alpha
     assert first is not None
     # whatever was chosen, and however it was rounded, the weights certify this value
     rest = length(left)
-    scale = abs(paid) + radius[:, None] * (rest + weights + length(arms))
-    return paid + radius[:, None] * rest + 8 * eps * scale, first
+    scale = abs(paid) + S * (rest + weights + length(arms))
+    return paid + S * rest + 8 * eps * scale, first
+
+
+def best_cut(x: Array, units: Array, near: Array, chord: Array, radius: Array) -> Array:
+    """For each arm the cut of the ball that lowers its bound most, ``(N, K)``.
+
+    The arrays ``(N, K, A)`` are the largest of a round, and a choice needs no precision: they are
+    in single precision, and only three.
+
+    Args:
+        x: ``(N, K, d)``.
+        units: unit normals ``(N, d, A)``.
+        near: how far the cuts are from the centre, at most S, ``(N, A)``.
+        chord: the radii of the discs that they cut out, ``(N, A)``.
+        radius: S, ``(N)``.
+    """
+    xp = library(x)
+    x, units, near, chord, S = (single(t) for t in (x, units, near, chord, radius))
+    near, chord = near[:, None], chord[:, None]
+    squared = dot(x, x)[..., None]
+    along = x @ units
+    across = along * along
+    across -= squared
+    xp.sqrt(xp.abs(across, out=across), out=across)
+    weight = (near / at_least(chord, ROUGHLY_NOTHING)) * across
+    xp.subtract(along, weight, out=weight)
+    along *= near
+    across *= chord
+    along += across
+    xp.subtract(S[:, None, None] * xp.sqrt(squared), along, out=along)
+    # a cut whose weight would be negative leaves the whole ball: it gains nothing
+    return xp.copysign(along, weight, out=along).argmax(-1)
