@@ -303,6 +303,18 @@ def test_a_number_of_numpy_is_a_radius():
     assert program.program(radius=np.float64(1.0)).level.dtype == torch.float32
 
 
+def test_a_radius_broadcasts_over_the_batch():
+    program = AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 3.0), (2, 3))
+    x = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(2, 3, 2)
+    program.append(x, torch.ones(2, 3).double())
+    arms = torch.eye(2).double().expand(2, 3, 2, 2)
+    radius = torch.tensor([[0.5], [2.0]], dtype=torch.float64)
+    narrow = program.argmax(arms, radius)
+    each = program.argmax(arms, radius.expand(2, 3))
+    torch.testing.assert_close(narrow.upper, each.upper)
+    assert (narrow.upper[0] < narrow.upper[1]).any()
+
+
 @pytest.mark.parametrize(
     ("arms", "radius", "match"),
     [

@@ -255,9 +255,11 @@ class AnchoredProgram:
         given: Any = radius if level is None else level
         name = "radius" if level is None else "level"
         if isinstance(given, Tensor):
-            if given.ndim:
-                check_shape(name, given, self.batch_shape)
-            return array(given.to(self._radius).expand(self.batch_shape).reshape(-1))
+            try:
+                return array(given.to(self._radius).expand(self.batch_shape).reshape(-1))
+            except RuntimeError:
+                wanted = f"shape {tuple(self.batch_shape)} or one that broadcasts to it"
+                raise refuse(name, wanted, f"shape {tuple(given.shape)}") from None
         if isinstance(given, bool) or not isinstance(given, Real):
             raise refuse(name, "a number or a tensor", repr(given))
         # filled in place: a copy from the host would wait for the device
