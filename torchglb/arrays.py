@@ -122,6 +122,18 @@ def solve(matrices: Array, columns: Array) -> Array:
     return array(torch.linalg.solve_ex(tensor(matrices), tensor(columns)).result)
 
 
+def careful_sum(total: Array, rest: Array, added: Array) -> tuple[Array, Array]:
+    """``total + added`` by Kahan: what is rounded off is the new rest, and goes into the next sum.
+
+    The error does not grow with the number of such sums.
+    """
+    step = added - rest
+    after = total + step
+    rest = (after - total) - step
+    lost = ~library(rest).isfinite(rest)  # an infinite sum leaves nothing
+    return after, rest if idle(lost) else library(rest).where(lost, 0.0, rest)
+
+
 def take(values: Array, index: Array) -> Array:
     """One entry of the last axis for each index: ``values (*, A)``, ``index (*)``."""
     if isinstance(values, Tensor):

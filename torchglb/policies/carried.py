@@ -109,7 +109,7 @@ class PredictableMinimum(CarriedMinimum):
         """The minimiser, ``(N, d)``, with an imagined row that is forgotten afterwards."""
         if imagined is None:
             return tensor(self.find(ridge)[0])
-        sums, point, longest = self._sums, self._point, self.longest
+        sums, rest, point, longest = self._sums, self._rest, self._point, self.longest
         x, y, w = imagined
         assert w is not None
         self.data.imagined = imagined
@@ -119,6 +119,7 @@ class PredictableMinimum(CarriedMinimum):
         moved = (self._point != point).any(-1)[:, None]
         extra = self.sums_at(self._point, imagined)
         self._sums = torch.where(moved, self._sums - extra, sums)
+        self._rest = torch.where(moved, self._rest, rest)
         self.longest = longest
         self.data.imagined = None
         return theta

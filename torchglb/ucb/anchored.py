@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array, array, length, library, quiet, tensor
+from torchglb.arrays import Array, array, length, library, limits, quiet, tensor
 from torchglb.checks import check_positive, check_same, check_shape, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -24,13 +24,13 @@ from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
 from torchglb.optim.numbers import surely
-from torchglb.ucb.bounds import pull_of_rows
+from torchglb.ucb.bounds import pull_of_rows, roundings_of
 from torchglb.ucb.bundle import Bundle
 from torchglb.ucb.contest import Contest, Verdict
 from torchglb.ucb.minimum import CarriedMinimum, FlatHistory
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.scan import Round
-from torchglb.ucb.taylor import Nature, remainder_ratio
+from torchglb.ucb.taylor import Bracket, Nature, remainder_ratio
 
 #: anchors for each corner of a cube, up to as many as have this many entries in their Hessians
 PER_CORNER, LARGEST_HESSIANS = 8, 100_000
@@ -80,7 +80,8 @@ class AnchoredProgram:
         domain: the ball.
         batch_shape: ``*B``.
         anchors: A, the size of the bundle; by default it grows with d until A d^2 is 10^5.
-        level_tol: the minimum of the loss is certified to this; 1e-6, and 1e-2 in float32.
+        level_tol: the minimum of the loss is certified to this, and to what rounding allows; 1e-6,
+            and 1e-2 in float32.
         aggregate: merge repeated arms in the history.
         validate: check the values of what is appended; without that it is upon the caller that no
             row is longer than 1, for the bounds rest on it.
@@ -212,10 +213,18 @@ class AnchoredProgram:
     @torch.no_grad()
     def minimum(self, regularization: float | Tensor = 0.0) -> Minimum:
         """``min L`` over the ball, certified to ``level_tol``; a pass only where the model ends."""
-        theta, (low, high) = self._minimum.find(self._ridge(regularization))
+        theta, (low, high) = self._find(self._ridge(regularization))
         shape = self.batch_shape
         found = theta.reshape(*shape, -1), high.reshape(shape), (high - low).reshape(shape)
         return Minimum(*(tensor(t) for t in found))
+
+    def _find(self, ridge: Tensor) -> tuple[Array, Bracket]:
+        """The carried minimum, its enclosure widened by what rounding may have done to the loss."""
+        theta, (low, high) = self._minimum.find(ridge)
+        roundings = (2.0 + roundings_of(len(self.history))) * limits(high)[0]
+        with quiet():
+            paid = roundings * (abs(high) + 2.0 * array(self._radius) * self._pull)
+        return theta, Bracket(low - paid, high + paid)
 
     def _ridge(self, regularization: float | Tensor) -> Tensor:
         if isinstance(regularization, Tensor):
@@ -303,7 +312,7 @@ class AnchoredProgram:
         height, earlier = self._height(radius, level), self._minimum.passes
         ridge = self._ridge(regularization)
         if minimum is None:
-            centre, (low, least) = self._minimum.find(ridge)
+            centre, (low, least) = self._find(ridge)
         else:
             centre = array(minimum.theta.reshape(-1, self.domain.dim))
             least, slack = array(minimum.loss.reshape(-1)), array(minimum.slack.reshape(-1))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchglb.arrays import Array, array, dot, idle, library, quiet, tensor
+from torchglb.arrays import Array, array, careful_sum, dot, library, quiet, tensor
 from torchglb.checks import check_tensors
 from torchglb.families import GLMFamily
 from torchglb.ucb.bounds import trace
@@ -159,19 +159,8 @@ class Bundle:
         return self.monomials.moments([column[..., here] for column in columns], x)
 
     def _add_first(self, added: Array) -> None:
-        """To loss and gradient, which bounds rest on: what is rounded off goes into the next sum.
-
-        Kahan's summation: the error does not grow with the number of such sums.
-        """
-        first, rest = self._first, self._rest
-        step = added - rest
-        after = first + step
-        done = after - first
-        first[...] = after
-        library(first).subtract(done, step, out=rest)
-        lost = ~library(rest).isfinite(rest)  # an infinite sum leaves nothing
-        if not idle(lost):
-            rest[lost] = 0.0
+        """To loss and gradient: bounds rest on them."""
+        self._first[...], self._rest[...] = careful_sum(self._first, self._rest, added)
 
     def insert(self, rows: Array, slot: Array, point: Array, sums: Array, now: int) -> None:
         """Puts one new anchor into the given slot of each of the problems ``rows``."""

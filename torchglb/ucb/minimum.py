@@ -17,6 +17,7 @@ from torchglb.arrays import (
     Array,
     array,
     at_least,
+    careful_sum,
     dot,
     finite,
     idle,
@@ -123,6 +124,8 @@ class CarriedMinimum:
         self._everyone = torch.arange(data.problems, device=radius.device)
         self.monomials = monomials_for(d, self.order, radius)
         self._sums = radius.new_zeros((data.problems, self.monomials.count))
+        # what rounding has added to the loss and its gradient
+        self._rest = radius.new_zeros((data.problems, 1 + d))
         self._point = radius.new_zeros((data.problems, d))
         self._shift = torch.zeros_like(self._point)
         self.longest = torch.zeros_like(radius)
@@ -134,8 +137,12 @@ class CarriedMinimum:
 
     def add(self, sums: Array, lengths: Array) -> None:
         """The same, from the derivatives of the new rows' loss at ``point`` and their lengths."""
-        xp, known = library(sums), array(self._sums)
-        self._sums = tensor(known + sums[:, : known.shape[-1]])
+        xp, known, rest = library(sums), array(self._sums), array(self._rest)
+        first = rest.shape[-1]
+        with quiet():
+            low, rest = careful_sum(known[:, :first], rest, sums[:, :first])
+            high = known[:, first:] + sums[:, first : known.shape[-1]]
+        self._sums, self._rest = tensor(xp.concatenate([low, high], -1)), tensor(rest)
         self.longest = tensor(xp.maximum(array(self.longest), xp.amax(lengths, -1)))
 
     @property
@@ -154,7 +161,7 @@ class CarriedMinimum:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit."""
-        names = ("_sums", "_point", "_shift", "longest", "passes")
+        names = ("_sums", "_rest", "_point", "_shift", "longest", "passes")
         return {name.lstrip("_"): getattr(self, name).clone() for name in names}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -163,7 +170,7 @@ class CarriedMinimum:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state."""
-        self._sums = state["sums"].clone()
+        self._sums, self._rest = state["sums"].clone(), state["rest"].clone()
         self._point, self._shift = state["point"].clone(), state["shift"].clone()
         self.longest, self.passes = state["longest"].clone(), state["passes"].clone()
 
@@ -238,6 +245,7 @@ class CarriedMinimum:
     def _recenter(self, index: Tensor, theta: Tensor) -> None:
         (sums,) = self.data.shards.sum(self.sums_at(theta, self.data.rows(index)))
         self._sums = self._sums.index_copy(0, index, sums)
+        self._rest = self._rest.index_fill(0, index, 0.0)
         self._point = self._point.index_copy(0, index, theta)
         self._shift = self._shift.index_fill(0, index, 0.0)
         self.passes = self.passes.index_add(0, index, torch.ones_like(theta[:, 0]))
