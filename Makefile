@@ -10,12 +10,14 @@ INSTALLING := $(VENV)/.torchglb-installing
 PYTHON ?= $(shell if python3.11 -c '' >/dev/null 2>&1; then echo python3.11; else echo python3; fi)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow bench format clean
+.PHONY: help demo test test-slow test-browser test-lowest bench format clean
 
 help:
 	@echo "make demo       the paper's Figure 1 in small, in about a minute; writes results/figure1-quick"
 	@echo "make test       lint, format check, types, tests"
 	@echo "make test-slow  the tests marked slow"
+	@echo "make test-browser  the report in headless Chromium, which has to be installed"
+	@echo "make test-lowest   the tests with the lowest versions that pyproject.toml allows"
 	@echo "make bench      the benchmarks, quick mode"
 	@echo "make format     format the code, fix what lint can fix"
 	@echo "make clean      remove caches and build leftovers"
@@ -23,7 +25,13 @@ help:
 demo: $(STAMP)
 	$(VENV)/bin/torchglb run figure1 --quick
 
+# says how long it took: it is to stay under ten minutes on two cores
 test: $(STAMP)
+	@begin=$$(date +%s); $(MAKE) --no-print-directory checks; status=$$?; \
+	  echo "make test took $$(( $$(date +%s) - begin )) s"; exit $$status
+
+.PHONY: checks
+checks:
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
@@ -32,8 +40,25 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(RUN) -m pytest -m slow
 
+test-browser: $(STAMP)
+	$(RUN) -m pytest -m browser
+
+# An environment of its own. constraints-lowest.txt has the lowest versions, but for torch: wheels of
+# its older versions are not everywhere; `make test-lowest LOWEST_TORCH=2.4.0` tries one.
+LOWEST := .venv-lowest
+LOWEST_TORCH ?=
+test-lowest:
+	$(PYTHON) -m venv --clear $(LOWEST)
+	if [ -n "$(LOWEST_TORCH)" ]; then \
+	  sed 's/^torch==.*/torch==$(LOWEST_TORCH)/' constraints-lowest.txt > $(LOWEST)/constraints.txt; \
+	else cp constraints-lowest.txt $(LOWEST)/constraints.txt; fi
+	$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check \
+	  -c $(LOWEST)/constraints.txt -e ".[data,plot,solvers]" build mpmath pytest pytest-xdist
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile -W default
+
 bench: $(STAMP)
-	$(RUN) experiments/bench.py all --quick
+	@begin=$$(date +%s); $(RUN) experiments/bench.py all --quick; status=$$?; \
+	  echo "make bench took $$(( $$(date +%s) - begin )) s"; exit $$status
 
 format: $(STAMP)
 	$(RUN) -m ruff check --fix .
@@ -60,4 +85,5 @@ $(STAMP): pyproject.toml constraints.txt
 	  status=$$?; rm -f $(INSTALLING); \
 	  [ $$status -eq 0 ] || echo "For the details: $(RUN) -m pip install -c constraints.txt -e '.[dev]'" >&2; \
 	  exit $$status
+	$(RUN) -m torchglb.warm
 	@touch $@

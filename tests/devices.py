@@ -169,7 +169,7 @@ def running_on(
 
     with contextlib.ExitStack() as stack:
         original = loop.iterate
-        for module in ("optim.loop", "optim.ball", "ucb.native", "ucb.priced"):
+        for module in ("optim.loop", "optim.ball", "ucb.solvers.native", "ucb.solvers.dual_search"):
             stack.enter_context(mock.patch(f"torchglb.{module}.iterate", counted(original)))
         if name == PRETEND:
             copied = mock.patch("torchglb.arrays.copied", made_up_numbers)

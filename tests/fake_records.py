@@ -32,9 +32,10 @@ def fake_record(
     dim=2,
     seed=0,
     policy=None,
+    far=1.0,
     **config,
 ):
-    """Writes a record and returns its directory; `policy` gives settings by label."""
+    """Writes a record and returns its directory; `policy` gives settings by label; `far` multiplies the regret of random."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -42,6 +43,7 @@ def fake_record(
     common = rng.random((*shape, horizon))  # common random numbers: replicates can be paired
     for label in labels:
         arrays = fake_arrays(rng, common, label, np.array(S), dim)
+        arrays["regret"] *= far if label == "random" else 1.0
         (directory / "timing").mkdir(exist_ok=True)
         np.savez(directory / "timing" / f"{label}.npz", seconds=arrays.pop("seconds"))
         np.savez(directory / f"{label}.npz", **arrays)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
+import random
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +24,7 @@ from torchglb.families import Bernoulli, GLMFamily
 from torchglb.policies import Policy
 
 DTYPE = torch.float64
+LIBRARY = str(Path(policies.__file__).parents[1])
 
 
 def unit_arms(*shape: int, seed: int = 0, dtype: torch.dtype = DTYPE) -> Tensor:
@@ -90,6 +99,45 @@ def reload(state: dict[str, Any]) -> dict[str, Any]:
     torch.save(state, buffer)
     buffer.seek(0)
     return torch.load(buffer, weights_only=True)
+
+
+@cache
+def _compiled() -> frozenset[CodeType]:
+    """The code of every compiled function of the library."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("torchglb")]
+    values = [value for module in modules for value in vars(module).values()]
+    return frozenset(value.py_func.__code__ for value in values if hasattr(value, "py_func"))
+
+
+class Interruption:
+    """Raises KeyboardInterrupt at the n-th call of one of the library's Python functions."""
+
+    def __init__(self, call: int | None) -> None:
+        self.call, self.calls = call, 0
+
+    def __enter__(self) -> Interruption:
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        sys.setprofile(None)
+
+    def _see(self, frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        # Numba crashes where it is interrupted on the way in or out, and compiled code cannot be
+        if event != "call" or not code.co_filename.startswith(LIBRARY) or code in _compiled():
+            return
+        self.calls += 1
+        if self.calls == self.call:
+            sys.setprofile(None)  # once
+            raise KeyboardInterrupt
+
+    @classmethod
+    def count(cls, run: Callable[[], object]) -> int:
+        """How many calls there are."""
+        with cls(None) as counting:
+            run()
+        return counting.calls
 
 
 class PolicyContract:
@@ -442,3 +490,71 @@ class PolicyContract:
             row = arms.gather(-2, index[:, None, None].expand(2, 1, 2))[:, 0]
             policy.update(row, torch.full((2,), float(t % 2), dtype=DTYPE))
         assert policy.rounds == 5
+
+    # ---- copies, questions, interruptions --------------------------------------------------
+
+    @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+    def test_copies_continue_bit_by_bit(self, how):
+        for family in self.families:
+            world, half = self.world(2, rounds=3 * self.rounds, family=family), self.rounds
+            policy = self.make((2,), family=family)
+            self.play(policy, world, 0, half)
+            copied = (
+                copy.deepcopy(policy) if how == "deepcopy" else pickle.loads(pickle.dumps(policy))
+            )
+            frozen = reload(copied.state_dict())
+            assert_same(frozen, reload(policy.state_dict()))
+            ahead = self.play(policy, world, half, 3 * half)
+            assert_same(reload(copied.state_dict()), frozen)  # nothing is shared
+            assert torch.equal(self.play(copied, world, half, 3 * half), ahead)
+            assert_same(reload(copied.state_dict()), reload(policy.state_dict()))
+
+    def test_questions_leave_no_trace(self):
+        for family in self.families:
+            world = self.world(2, rounds=2 * self.rounds, family=family)
+            asked, silent = (self.make((2,), family=family) for _ in range(2))
+            for t in range(2 * self.rounds):
+                self.ask(asked, world.arms[t], world.arms[t - 1])
+                choices = [self.play(p, world, t, t + 1) for p in (asked, silent)]
+                assert torch.equal(*choices)
+                assert_same(reload(asked.state_dict()), reload(silent.state_dict()))
+
+    @staticmethod
+    def ask(policy: Policy, arms: Tensor, others: Tensor) -> None:
+        """Every question there is."""
+        policy.scores(arms)
+        policy.scores(others)
+        policy.estimate()
+        policy.confidence_set()
+        policy.bounds(arms[:, 0])
+        policy.bounds(others[:, 1], refine=False)
+        if hasattr(policy, "kept"):
+            policy.kept(others)
+
+    def test_an_interrupted_update_is_all_or_nothing(self):
+        world = self.world(2, rounds=self.rounds + 3)
+        policy = self.make((2,))
+        self.play(policy, world, 0, self.rounds)
+        index = policy.select(world.arms[self.rounds])[None]
+        x, r = (v[:, 0] for v in rows_of(world, index, self.rounds))
+        aware = copy.deepcopy(policy)
+        calls = Interruption.count(lambda: aware.update(x, r))
+        rng = random.Random(0)
+        for call in sorted(rng.sample(range(1, calls), min(calls - 1, 40))):
+            struck = copy.deepcopy(policy)
+            with pytest.raises(KeyboardInterrupt), Interruption(call):
+                struck.update(x, r)
+            # whether the observation is in, the number of rounds says; then the rest agrees
+            expected = aware if struck.rounds == aware.rounds else policy
+            torch.testing.assert_close(
+                struck.scores(world.arms[0]),
+                copy.deepcopy(expected).scores(world.arms[0]),
+                rtol=0,
+                atol=self.tolerance,
+            )
+            if struck.rounds == policy.rounds:
+                struck.update(x, r)
+            assert torch.equal(
+                self.play(struck, world, self.rounds + 1, self.rounds + 3),
+                self.play(copy.deepcopy(aware), world, self.rounds + 1, self.rounds + 3),
+            )

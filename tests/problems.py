@@ -7,6 +7,7 @@ written out in NumPy, and SciPy minimises them.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,8 +57,25 @@ def draw_signs(z: Tensor, generator: torch.Generator | None) -> Tensor:
     return 2.0 * torch.bernoulli(p, generator=generator) - 1.0
 
 
+def least_curvature(S: float) -> float:
+    """The minimum of ``(1 + z^2)^(-3/2)`` on [-S, S]."""
+    return (1.0 + S * S) ** -1.5
+
+
+def steepest_ratio(S: float) -> float:
+    """The maximum of ``3 |z| / (1 + z^2)``, third derivative over second, on [-S, S]."""
+    return 3.0 * S / (1.0 + S * S) if S < 1.0 else 1.5
+
+
 def custom_family() -> glb.CustomFamily:
-    return glb.CustomFamily(pseudo_huber, reward_range=(-1.0, 1.0), sampler=draw_signs)
+    return glb.CustomFamily(
+        pseudo_huber,
+        reward_range=(-1.0, 1.0),
+        self_concordance=steepest_ratio,
+        max_variance=1.0,
+        min_variance=least_curvature,
+        sampler=draw_signs,
+    )
 
 
 def reference_families() -> dict[str, Reference]:
@@ -112,6 +130,13 @@ class Problem:
         w = w / self.family.dispersion
         value = float(w @ (self.reference.log_partition(z) - r * z))
         return value, X.T @ (w * (self.reference.mean(z) - r))
+
+
+def uncompiled(family: glb.GLMFamily) -> glb.GLMFamily:
+    """The same family as a class of its own, which compiled code knows nothing of."""
+    found, kind = copy.copy(family), type(family)
+    found.__class__ = type("Uncompiled", (kind,), {"takes_arrays": kind.takes_arrays})
+    return found
 
 
 def random_problem(

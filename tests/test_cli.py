@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 import torchglb as glb
-from torchglb import cli
+from torchglb import cli, policies
 from torchglb.simulate import Configuration, Record, find_preset, presets, read_table, runner
 
 PRESET = """
@@ -119,7 +120,7 @@ def test_mistakes_are_named(preset, capsys, words, message):
 def test_bad_files_are_named(tmp_path, capsys, text, message):
     path = tmp_path / "bad.toml"
     path.write_text(text)
-    assert run(str(path), "--quick") == cli.WRONG
+    assert run(str(path)) == cli.WRONG
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
@@ -182,6 +183,132 @@ def test_list_shows_presets_and_policies(capsys):
     printed = capsys.readouterr().out
     for word in ("figure1", "ofuglb-pb", "time-varying"):
         assert word in printed
+    for name in policies.available():  # each with a line of its own
+        assert re.search(rf"^{re.escape(name)} +\w.{{20,}}$", printed, re.MULTILINE), name
+
+
+def test_quick_without_a_quick_form_is_refused(tmp_path, capsys):
+    path = tmp_path / "slow.toml"
+    path.write_text('policies = ["random"]\nS = 4\nhorizon = 4\narms = 3')
+    assert run(str(path), "--quick", "--out", str(tmp_path / "out")) == cli.WRONG
+    assert (
+        "quick: expected a table [quick] in the configuration, got none" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_counts_may_be_written_as_1e4(preset):
+    given = cli._parser().parse_args(["run", preset, "--horizon", "1e4", "--replicates", "2e0"])
+    config = Configuration.load(cli.configuration_table(given))
+    assert (config.horizon, config.replicates) == (10_000, 2)
+    assert isinstance(config.horizon, int)
+    given = cli._parser().parse_args(["run", preset, "--horizon", "1.5"])
+    with pytest.raises(glb.InputError, match=r"horizon: expected an integer .* got 1\.5"):
+        Configuration.load(cli.configuration_table(given))
+
+
+def test_an_address_needs_ray(preset, capsys):
+    assert run(preset, "--address", "127.0.0.1:6379") == cli.WRONG
+    assert "address: expected executor 'ray', which alone has one, got executor 'serial'" in (
+        capsys.readouterr().err
+    )
+
+
+MY_MODULE = """
+from torchglb import policies
+
+@policies.register
+class Last(policies.Policy):
+    "Plays the last arm."
+    name = "last"
+    def _scores(self, arms):
+        return arms.new_ones(arms.shape[:-1]).cumsum(-1)
+    def _update(self, x, r):
+        pass
+    def _state(self):
+        return {}
+    def _load(self, state):
+        pass
+"""
+
+
+def test_a_module_of_ones_own_is_imported_by_every_worker(preset, tmp_path):
+    """Beside the preset, from the directory where the command runs, as a program."""
+    (tmp_path / "my_module.py").write_text(MY_MODULE)
+    words = [sys.executable, "-m", "torchglb.cli", "run", preset, "--policies", "last,random"]
+    words += ["--import", "my_module", "--horizon", "5", "--workers", "1", "--out", "there"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert Record.open(tmp_path / "there").labels == ["last", "random"]
+
+
+def test_a_module_that_is_not_there_is_refused(preset, capsys):
+    assert run(preset, "--import", "no_such_module") == cli.WRONG
+    assert "imports: expected modules that can be imported, got 'no_such_module'" in (
+        capsys.readouterr().err
+    )
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert f"torchglb {glb.__version__}" in said
+    assert "philox4x32-10" in said
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_completes_presets_and_flags(capsys, tmp_path):
+    """The script in a real shell: what it offers after some letters."""
+    assert cli.main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    ask = """
+COMP_WORDS=(torchglb {words}); COMP_CWORD={last}; COMP_LINE="torchglb {words}"
+_shtab_torchglb; printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    for words, expected in (
+        ("run figure1-r", "figure1-random"),
+        ("run --hor", "--horizon"),
+        ("com", "compare"),
+    ):
+        text = script + ask.format(words=words, last=len(words.split()))
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=tmp_path)
+        assert expected in done.stdout.split(), done.stdout + done.stderr
+
+
+def test_zsh_gets_a_script_too(capsys):
+    assert cli.main(["completion", "zsh"]) == 0
+    script = capsys.readouterr().out
+    assert script.startswith("#compdef torchglb")
+    assert "figure1-random" in script
+
+
+def test_a_reader_who_has_seen_enough_is_no_error():
+    """``torchglb list | head -1``: no traceback, no message."""
+    command = f"{sys.executable} -m torchglb.cli list | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_a_broken_pipe_elsewhere_is_an_error(preset, capsys, monkeypatch):
+    def broken(*args, **settings):
+        raise BrokenPipeError(32, "Broken pipe", "to the worker")
+
+    monkeypatch.setattr(cli, "run", broken)
+    assert run(preset) == cli.FAILED
+    assert "torchglb: [Errno 32] Broken pipe: 'to the worker'" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_when_nobody_sees_its_progress(preset, tmp_path):
+    words = f"{sys.executable} -m torchglb.cli run {preset} --policies random --executor serial"
+    done = subprocess.run(
+        f"({words} --out there 3>&2 2>&1 >/dev/null 3>&-; echo $? > code) | true",
+        shell=True, capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert (tmp_path / "code").read_text().strip() == "0"
+    assert Record.open(tmp_path / "there").complete
 
 
 def test_presets_are_found_and_load():

@@ -11,7 +11,7 @@ from devices import PRETEND_DEVICE, HostSyncError
 from torch.utils import _pytree as pytree
 
 import torchglb as glb
-from torchglb.ucb.conic import conic_minimum
+from torchglb.ucb.solvers.conic.oracle import conic_minimum
 
 D = torch.float64
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 from devices import PRETEND, HostSyncError, assert_stays, on_every_device, running_on
 
 import torchglb as glb
-from torchglb.ucb import native_support
+from torchglb.ucb import RefitProgram, native_support
 
 FAMILIES = [glb.Bernoulli(), glb.Gaussian(0.5), glb.Poisson()]
 
@@ -59,55 +59,26 @@ def test_native_support_with_a_center_and_a_ridge(device_name):
     assert_stays(device_name, call)
 
 
-#: from a round without any pass to one in which every fallback is taken
-SCRIPTS = {
-    "no pass": (),
-    "minimum moves": ("all",),
-    "minimum moves for one": ("one",),
-    "minimum from scratch": ("all", "all", "all"),
-    "minimum from scratch for one": ("one", "one", "one"),
-    "one evaluation": ("none", "all"),
-    "one evaluation of one": ("none", "one"),
-    "all arms to tolerance": ("none", "all", "all"),
-}
+#: what the searches for stuck arms find: none, one, all
+SCRIPTS = {"no arm is stuck": (), "one arm is stuck": ("one",), "all arms are stuck": ("all",)}
 
 
 @on_every_device
-@pytest.mark.parametrize(
-    ("family", "script"),
-    [
-        *((FAMILIES[0], script) for script in SCRIPTS),
-        (FAMILIES[1], "minimum moves for one"),
-        (FAMILIES[2], "minimum moves for one"),
-    ],
-)
-def test_anchored_round(device_name, family, script):
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rounds_of_a_growing_history(device_name, family, script):
     def call(device):
-        program = glb.AnchoredProgram(
-            family, glb.Ball(3, 3.0), (2, 2), validate=False, anchors=8, device=device
-        )
+        program = RefitProgram(family, glb.Ball(3, 3.0), (2, 2), validate=False, device=device)
         ones = torch.ones(2, 2, dtype=torch.float64, device=device)
         program.append(0.5 * torch.ones(2, 2, 3, dtype=torch.float64, device=device), ones)
         arms = arms_on(device, batch=(2, 2))
         choice = program.argmax(arms, radius=2.0, regularization=0.5, max_steps=1)
         x = arms.gather(-2, choice.index[..., None, None].expand(2, 2, 1, 3))[..., 0, :]
         program.append(x, ones)
-        return choice, program.minimum(), program.state_dict()["bundle"]
+        again = program.argmax(arms, level=30.0 * ones, value_tol=1e-6)
+        return choice, again, program.minimum(), program.state_dict()["start"]
 
     assert_stays(device_name, call, steps=2, found=SCRIPTS[script])
-
-
-@on_every_device
-def test_weighted_round_with_a_given_level(device_name):
-    def call(device):
-        program = glb.AnchoredProgram(
-            glb.Bernoulli(), glb.Ball(2, 3.0), (2,), validate=False, anchors=8, device=device
-        )
-        ones = torch.ones(2, dtype=torch.float64, device=device)
-        program.append(0.5 * torch.ones(2, 2, dtype=torch.float64, device=device), ones, ones)
-        return program.argmax(arms_on(device, 2), level=30.0 * ones, value_tol=1e-6)
-
-    assert_stays(device_name, call, found=("all", "none", "all"))
 
 
 @on_every_device
@@ -124,8 +95,8 @@ def test_the_stopping_tests_are_synchronisations(monkeypatch):
     """What the tests above answer by a script does synchronise: without it they would raise."""
     monkeypatch.setattr(devices, "STOPPING_TESTS", set())
     with running_on(PRETEND) as device:
-        program = glb.AnchoredProgram(
-            glb.Bernoulli(), glb.Ball(2, 3.0), (2,), validate=False, anchors=8, device=device
+        program = RefitProgram(
+            glb.Bernoulli(), glb.Ball(2, 3.0), (2,), validate=False, device=device
         )
         with pytest.raises((HostSyncError, RuntimeError)):
             program.argmax(arms_on(device, 2), radius=1.0)

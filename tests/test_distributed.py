@@ -17,12 +17,20 @@ import torch.distributed as dist
 
 import torchglb as glb
 from torchglb import policies
-from torchglb.distributed import WHOLE, ProcessShards, sharded
+from torchglb.distributed import WHOLE, LostRankError, ProcessShards, sharded
 from torchglb.errors import InputError
-from torchglb.radii import gaussian_prior_level, mixture_level, pac_bayes_level
+from torchglb.radii import (
+    GaussianPrior,
+    Mixture,
+    PACBayes,
+    gaussian_prior_level,
+    mixture_level,
+    pac_bayes_level,
+)
 
 D = torch.float64
 AGREEMENT = 1e-10
+BY_ROWS = PACBayes(increments="rows")
 
 
 def numbers(seed, *shape):
@@ -133,15 +141,17 @@ CASES = {
     "native support": native,
     "levels": levels,
     "whole": lambda: history(n=9).whole()[:2],
-    "pac-bayes": lambda: intervals("pac-bayes"),
-    "mixture": lambda: intervals("mixture"),
-    "gaussian-prior": lambda: intervals("gaussian-prior"),
+    # settings whose levels depend on the rows alone: a held posterior is another one where rows are
+    # gathered for the search, valid as well and within the radius' tolerance
+    "pac-bayes": lambda: intervals(BY_ROWS),
+    "mixture": lambda: intervals(Mixture(BY_ROWS)),
+    "gaussian-prior": lambda: intervals(GaussianPrior(increments="rows")),
     "mean-loss": lambda: intervals("mean-loss"),
     "lipschitz": lambda: intervals("lipschitz"),
-    "ellipsoid": lambda: intervals("pac-bayes", ellipsoidal=True),
+    "ellipsoid": lambda: intervals(BY_ROWS, ellipsoidal=True),
     "ofuglb": lambda: play("ofuglb"),
     "ofuglb, poisson": lambda: play("ofuglb", glb.Poisson()),
-    "ofuglb-pb": lambda: play("ofuglb-pb"),
+    "ofuglb-pb": lambda: play("ofuglb-pb", radius=BY_ROWS),
     "ofuglb-e": lambda: play("ofuglb-e"),
     "ofuglb-e, gaussian": lambda: play("ofuglb-e", glb.Gaussian(0.5)),
     "ofuglb-e, few rows": lambda: play("ofuglb-e", d=12, known=2, ellipsoid="fixed_point"),
@@ -202,7 +212,7 @@ def main(rank, store, target):
     report = {}
     for name, case in CASES.items():
         alone = case() if rank == 0 else None
-        with sharded():
+        with sharded(checked=True):
             shared = case()
         report[name] = {"alone": alone, "shared": [t.clone() for t in shared]}
     with sharded():
@@ -228,6 +238,90 @@ def reports():
                 process.kill()
         assert all(process.returncode == 0 for process in running), "\n".join(errors)
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(2)]
+
+
+# ---- three ranks, one of which goes wrong ------------------------------------------------------------
+
+SOME = ("loss", "mle logistic", "mle poisson", "ofuglb-e")
+
+
+def of_three(rank, store, target, fault):
+    """All is well; or rank 1 is given another row; or rank 2 dies."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3)
+    report = {}
+    if fault == "none":
+        for name in SOME:
+            with sharded(checked=True):
+                shared = CASES[name]()
+            alone = CASES[name]() if rank == 0 else None
+            report[name] = {"alone": alone, "shared": [t.clone() for t in shared]}
+    else:
+        with sharded(checked=True):
+            kept = glb.History(3, (2,))
+        X, r = rows(8, 3)
+        kept.append(X[:, :4], r[:, :4])
+        if fault == "died" and rank == 2:
+            os._exit(7)
+        if fault == "differs" and rank == 1:
+            r = r.clone()
+            r[0, 5] = 1 - r[0, 5]
+        try:
+            kept.append(X[:, 4:], r[:, 4:])
+            glb.constrained_mle(glb.Bernoulli(), kept, glb.Ball(3, 3.0), validate=False)
+            report["error"] = None
+        except (InputError, LostRankError) as error:
+            report["error"], report["rows"] = f"{type(error).__name__}: {error}", len(kept)
+    torch.save(report, f"{target}/{rank}.pt")
+    if fault == "died":
+        # gloo cannot take down a group that has lost a rank: now and then its threads abort the
+        # process when the interpreter ends, long after the report is on disk
+        os._exit(0)
+    dist.destroy_process_group()
+
+
+def run_three(folder, fault):
+    command = [sys.executable, __file__, f"{folder}/store", str(folder)]
+    running = [
+        subprocess.Popen(
+            [*command, str(rank), fault],
+            stderr=subprocess.PIPE,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(3)
+    ]
+    try:
+        errors = [process.communicate(timeout=300)[1].decode() for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    survivors = range(2) if fault == "died" else range(3)
+    assert all(running[rank].returncode == 0 for rank in survivors), "\n".join(errors)
+    return [torch.load(f"{folder}/{rank}.pt") for rank in survivors]
+
+
+def test_three_ranks_agree_with_one(tmp_path):
+    reports = run_three(tmp_path, "none")
+    for case in SOME:
+        for one, two in zip(reports[0][case]["alone"], reports[0][case]["shared"], strict=True):
+            torch.testing.assert_close(two, one, rtol=AGREEMENT, atol=AGREEMENT)
+        for other in reports[1:]:
+            pairs = zip(reports[0][case]["shared"], other[case]["shared"], strict=True)
+            assert all(torch.equal(one, two) for one, two in pairs)
+
+
+def test_the_rank_that_was_given_another_row_is_named(tmp_path):
+    for report in run_three(tmp_path, "differs"):
+        expected = "InputError: rows: expected the same on all ranks, got different ones on rank 1"
+        assert report["error"] == expected
+        assert report["rows"] == 4  # the refused rows are nowhere
+
+
+def test_a_rank_that_dies_is_an_error_that_says_so(tmp_path):
+    for rank, report in enumerate(run_three(tmp_path, "died")):
+        assert report["error"].startswith(
+            f"LostRankError: rank {rank}: another of the 3 ranks that share the history has ended"
+        )
 
 
 # ---- what they must have found ----------------------------------------------------------------------
@@ -309,4 +403,7 @@ def test_shares_are_disjoint_and_complete(monkeypatch):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    main(int(sys.argv[3]), sys.argv[1], sys.argv[2])
+    if len(sys.argv) == 5:
+        of_three(int(sys.argv[3]), sys.argv[1], sys.argv[2], sys.argv[4])
+    else:
+        main(int(sys.argv[3]), sys.argv[1], sys.argv[2])

@@ -60,7 +60,9 @@ def test_a_missing_package_is_named_with_its_extra(name, package, monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     datasets.load_table.cache_clear()
-    with pytest.raises(InputError, match=rf"{package}.*torchglb\[data\]"):
+    with pytest.raises(
+        InputError, match=rf"{package}, which is not installed.*pip install {package}"
+    ):
         datasets.load_table(name)
 
 
@@ -213,7 +215,7 @@ def test_replay_is_the_loop_over_events(name):
         kept = torch.stack(kept)
         assert found.kept[b] == len(kept)
         assert found.value[b] == pytest.approx(kept.mean().item(), rel=1e-12)
-        assert found.error[b] == pytest.approx((kept.std() / len(kept) ** 0.5).item(), rel=1e-9)
+        assert found.iid_error[b] == pytest.approx((kept.std() / len(kept) ** 0.5).item(), rel=1e-9)
         assert found.used[b] == 60
 
 
@@ -257,7 +259,7 @@ def test_replay_is_unbiased(skewed):
         x = torch.take_along_dim(log.arms, index[..., None, None], -2)[..., 0, :]
         mean = world.family.mean((x * world.theta_star[:, None]).sum(-1))
         r = (torch.rand(300, 300, generator=generator).double() < mean).double()
-        log = Log(log.arms, index, r, law[index])
+        log = Log(log.arms, index, r, law.expand(300, 300, 3))
     found = replay(fresh("ts", world), log, horizon=rounds)
     assert (found.kept == rounds).all()
     direct = played("ts", world, rounds)
@@ -273,7 +275,7 @@ def test_replay_of_a_log_that_ends():
     found = replay(fresh("greedy", world), log)
     assert (found.used == 3).all()
     assert torch.equal(found.value.isnan(), found.kept == 0)
-    assert torch.equal(found.error.isnan(), found.kept < 2)
+    assert torch.equal(found.iid_error.isnan(), found.kept < 2)
 
 
 def test_bad_logs_are_refused():

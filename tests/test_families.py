@@ -385,11 +385,24 @@ class TestBernoulli(FamilyContract):
 
 
 class TestBinomial(TestBernoulli):
-    good_rewards = [0.0, 5.0, 1.0, 2.5]
-    bad_rewards = [-0.1, 5.1]
+    good_rewards = [0.0, 5.0, 1.0, 2.0]
+    bad_rewards = [-0.1, 5.1, 2.5]
 
     def make(self):
         return glb.Binomial(5)
+
+    def test_shares_of_trials_are_taken_where_asked(self):
+        glb.Binomial(5, whole=False).check_rewards(torch.tensor([0.0, 2.5, 5.0]))
+        glb.Binomial(1).check_rewards(torch.tensor([0.0, 0.5, 1.0]))
+
+    def test_merged_rows_have_means_for_rewards(self):
+        history = glb.History(2, aggregate=True)
+        history.append([[1.0, 0.0], [1.0, 0.0]], [2.0, 5.0])
+        fit = glb.constrained_mle(glb.Binomial(5), history, glb.Ball(2, 3.0))
+        torch.testing.assert_close(5 * torch.sigmoid(fit.theta[0]), torch.tensor(3.5).double())
+        merged = glb.Rows(*history.rows())
+        with pytest.raises(glb.InputError, match="whole-number rewards of Binomial, got 3.5"):
+            glb.constrained_mle(glb.Binomial(5), merged._replace(w=None), glb.Ball(2, 3.0))
 
     def exact(self, order):
         return logistic(5)(order)
@@ -565,6 +578,7 @@ class Exponential(glb.GLMFamily):
         return torch.logaddexp(z, -z)
 
 
+@pytest.mark.filterwarnings("ignore::torchglb.errors.UndeclaredConstantWarning")
 class TestLeastFamily(DifferentiatedContract):
     """Rewards -1 and 1: ``m(z) = log(e^z + e^-z)``, from ``log_partition`` alone."""
 
@@ -624,3 +638,29 @@ def test_integer_rewards_are_checked():
         glb.InputError, match=r"r: expected whole-number rewards of Poisson, got 0.5"
     ):
         family.check_rewards(torch.tensor([0.5]))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        glb.Bernoulli(),
+        glb.Binomial(5),
+        glb.Gaussian(0.5),
+        glb.Poisson(),
+        glb.QuasiBounded("probit"),
+        glb.QuasiBounded("cloglog"),
+    ],
+    ids=repr,
+)
+def test_compiled_family_has_the_declared_constants(family):
+    found = family.compiled()
+    assert found.scale == 1.0 / family.dispersion
+    assert (found.low, found.high) == family.reward_range
+    assert found.trials == getattr(family, "trials", 1)
+
+
+def test_a_subclass_is_not_taken_for_its_parent():
+    for parent, settings in ((glb.Bernoulli, ()), (glb.Gaussian, (1.0,)), (glb.Poisson, ())):
+        child = type("Child", (parent,), {})
+        assert child(*settings).compiled() is None
+    assert custom_family().compiled() is None

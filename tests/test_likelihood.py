@@ -261,3 +261,26 @@ def test_rows_that_are_parameters_are_registered():
     loss(torch.ones(2)).backward()
     assert X.grad is not None
     assert not list(glb.NegativeLogLikelihood(glb.Bernoulli(), X.detach(), r).parameters())
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_single_precision_of_precise_gaussians_pays_little(generator, weighted):
+    """Rewards of size 4 and noise 0.1: ``z^2/2 - r z`` alone would cost some 400 here."""
+    n, d = 100_000, 4
+    X = torch.nn.functional.normalize(torch.randn(n, d, generator=generator), dim=-1)
+    theta = 3.6 * torch.nn.functional.normalize(torch.randn(d, generator=generator), dim=0)
+    r = X @ theta + 0.1 * torch.randn(n, generator=generator)
+    w = torch.rand(n, generator=generator) if weighted else None
+    single = glb.NegativeLogLikelihood(glb.Gaussian(0.1), X, r, w)
+    double = glb.NegativeLogLikelihood(
+        glb.Gaussian(0.1), X.double(), r.double(), None if w is None else w.double()
+    )
+    points = torch.stack([theta, theta + 0.01, 0.0 * theta])
+    for at in (theta, points):
+        found, errors = single.expand_with_errors(at)
+        exact = double.expand(at.double())
+        assert bool(((found.loss.double() - exact.loss).abs() <= errors.loss).all())
+        difference = torch.linalg.vector_norm(found.gradient.double() - exact.gradient, dim=-1)
+        assert bool((difference <= errors.gradient).all())
+        first = errors.loss if at.ndim == 1 else errors.loss[0]
+        assert float(first) < 8.0

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from problems import random_problem, reference_families
+from problems import random_problem, reference_families, uncompiled
 from torch.autograd import forward_ad
 
 import torchglb as glb
@@ -219,7 +219,7 @@ def test_many_products_are_approached_by_gradients(dtype, generator, monkeypatch
     d, n, count = 10, 1000, 5
     rows = data((count,), n, d, generator, dtype=dtype)
     radius = torch.tensor([0.3, 1.0, 10.0, 10.0, 10.0], dtype=dtype)  # the ball holds the first two
-    family, ball = glb.Bernoulli(), glb.Ball(d, radius)
+    family, ball = uncompiled(glb.Bernoulli()), glb.Ball(d, radius)
     tol = 1e-11 if dtype == torch.float64 else 1e-4
     fit = glb.constrained_mle(family, rows, ball, tol=tol)
     assert_optimal(fit, glb.NegativeLogLikelihood(family, *rows), ball, tol)
@@ -245,7 +245,7 @@ def test_a_wrong_guess_of_the_loss_changes_nothing(n, generator, monkeypatch):
     """The gap is compared with the loss itself in the end, for each problem of a batch alone."""
     rows, ball = data((6,), n, 8, generator), glb.Ball(8, 12.0)
     rows.r[:3] = (rows.X[:3, :, 0] > 0).double()  # a loss that is far from usual
-    family, tol = glb.Bernoulli(), 1e-6
+    family, tol = uncompiled(glb.Bernoulli()), 1e-6
     monkeypatch.setattr("torchglb.mle.USUAL_LOSS", 1e3)
     # the approach has to go all the way
     monkeypatch.setattr(sys.modules["torchglb.optim.newton"], "descend", None)
@@ -263,10 +263,10 @@ def test_a_wrong_guess_of_the_loss_changes_nothing(n, generator, monkeypatch):
 
 @pytest.mark.parametrize("batch", [(), (4,)])
 def test_looking_back_saves_steps(batch, generator, monkeypatch):
-    rows = data(batch, 200, 3, generator)
+    rows, family = data(batch, 200, 3, generator), uncompiled(glb.Bernoulli())
     steps = []
     for _ in range(2):
-        fit = glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(3, 10.0), tol=1e-12)
+        fit = glb.constrained_mle(family, rows, glb.Ball(3, 10.0), tol=1e-12)
         steps.append(int(fit.num_steps.sum()))
         monkeypatch.setattr("torchglb.optim.approach.look_back", lambda g, H, s: 0.0 * g.sum(-1))
     assert steps[0] < steps[1]
@@ -287,8 +287,8 @@ def test_many_features_have_an_exact_hessian(radius, generator):
 
 
 def test_the_hessian_is_computed_when_asked_for(generator):
-    rows = data((), 1000, 10, generator)
-    fit, late = (glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(10, 9.0)) for _ in range(2))
+    rows, family = data((), 1000, 10, generator), uncompiled(glb.Bernoulli())
+    fit, late = (glb.constrained_mle(family, rows, glb.Ball(10, 9.0)) for _ in range(2))
     hessian = fit.hessian
     rows.X.mul_(0.5)
     assert fit.hessian is hessian
@@ -329,15 +329,16 @@ def test_default_solver_goes_by_size(generator, monkeypatch):
     import torchglb.mle as module
 
     used = []
-    for name in SOLVERS:
+    for name in (*SOLVERS, "minimize_compiled"):
         real = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *a, name=name, real=real, **k: used.append(name) or real(*a, **k)
         )
     for d in (3, 300):
         rows = data((), 10, d, generator)
-        glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(d, 1.0))
-    assert used == ["newton", "lbfgs"]
+        for family in (glb.Bernoulli(), uncompiled(glb.Bernoulli())):
+            glb.constrained_mle(family, rows, glb.Ball(d, 1.0))
+    assert used == ["minimize_compiled", "newton", "lbfgs", "lbfgs"]
 
 
 def test_step_limit_and_throw(generator):

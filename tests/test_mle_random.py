@@ -10,7 +10,7 @@ import pytest
 from problems import CONIC_NAMES, FAMILY_NAMES, KINDS, Problem, random_problem, reference_minimum
 
 import torchglb as glb
-from torchglb.ucb.conic import conic_minimum
+from torchglb.ucb.solvers.conic.oracle import conic_minimum
 
 ALL = range(500)
 #: some of the 500, with a stride that meets every kind with every family

@@ -1,7 +1,9 @@
 """The figures of a record: what is drawn, with which colours, and where the files are."""
 
 import itertools
+from unittest import mock
 
+import matplotlib.text
 import numpy as np
 import pytest
 from fake_records import PAPER, fake_record
@@ -129,6 +131,111 @@ def test_the_legend_names_every_policy_and_hides_no_curve(tmp_path):
     assert {POLICY_STYLE[label].name for label in PAPER} <= set(names)
 
 
+def texts(figure):
+    """Everything that is written when a figure is drawn, with its box."""
+    found = []
+
+    def record(text, renderer):
+        if text.get_visible() and text.get_text().strip():
+            found.append((text.get_text(), text.get_window_extent(renderer)))
+
+    figure.draw_without_rendering()  # the layout is found in a first go
+    with mock.patch.object(matplotlib.text.Text, "draw", record):
+        figure.draw_without_rendering()
+    return found
+
+
+def assert_readable(figure):
+    """No text leaves the canvas, and no two overlap."""
+    canvas, found = figure.bbox, texts(figure)
+    assert len(found) > 3
+    for text, box in found:
+        inside = canvas.x0 - 1 <= box.x0 and box.x1 <= canvas.x1 + 1
+        assert inside, (text, box)
+        assert canvas.y0 - 1 <= box.y0 <= box.y1 <= canvas.y1 + 1, (text, box)
+    for (one, a), (two, b) in itertools.combinations(found, 2):
+        wide = min(a.x1, b.x1) - max(a.x0, b.x0)
+        high = min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert wide <= 0.5 or high <= 0.5, (one, two)
+
+
+LONG = "A title that nobody could read to its end if it were cut where the picture ends, " * 3
+
+
+@pytest.mark.parametrize(
+    "title", ["Short", LONG, "x" * 300, r"$\frac{$", r"$ \alpha_{", "100 % of $5"]
+)
+@pytest.mark.parametrize("S", [(4.0,), (4.0, 6.0, 8.0, 10.0)])
+def test_titles_are_wrapped_and_taken_as_they_are(tmp_path, title, S):
+    record = Record.open(fake_record(tmp_path, PAPER[:3], S=S, title=title))
+    for kind, figure in figures(record).items():
+        assert_readable(figure)
+        if kind != "time":
+            shown = figure.get_suptitle().replace("\n", "").replace(" ", "")
+            assert title.replace(" ", "") in shown
+
+
+@pytest.mark.parametrize("dim", [2, 5])
+@pytest.mark.parametrize(
+    "labels",
+    [PAPER, ("ofuglb", "random"), ("oracle",), (*PAPER, "glm-ucb", "gloc", "ol2m", "ts", "greedy")],
+)
+def test_no_text_leaves_the_canvas_or_another_one(tmp_path, dim, labels):
+    record = Record.open(fake_record(tmp_path, labels, S=(4.0, 6.0, 8.0, 10.0), dim=dim))
+    for figure in figures(record).values():
+        assert_readable(figure)
+
+
+def test_notes_are_never_on_a_curve(tmp_path):
+    """What is off the scale is named above its panel."""
+    record = Record.open(
+        fake_record(tmp_path, ("ofuglb", "emk", "evill", "random"), S=(4.0,), far=500.0)
+    )
+    figure = figures(record)["regret"]
+    assert_readable(figure)
+    axis = figure.axes[0]
+    (note,) = [text for text in axis.texts if "ends at" in text.get_text()]
+    assert note.get_window_extent().y0 >= axis.get_window_extent().y1
+    assert curves(axis, POLICY_STYLE["random"])[0].get_ydata().max() > axis.get_ylim()[1]
+
+
+def test_the_magnified_row_is_there_only_if_it_shows_something_else(tmp_path):
+    few = Record.open(fake_record(tmp_path / "few", ("ofuglb", "emk", "evill"), S=(4.0, 6.0)))
+    assert len(figures(few)["regret"].axes) == 4  # regret and sets, for each S
+    more = Record.open(
+        fake_record(tmp_path / "more", ("ofuglb", "emk", "evill", "rs-glincb"), S=(4.0, 6.0))
+    )
+    assert len(figures(more)["regret"].axes) == 6
+
+
+def test_curves_that_coincide_are_marked(tmp_path):
+    directory = fake_record(tmp_path, ("ofuglb", "emk", "evill"), S=(4.0,))
+    (directory / "emk.npz").write_bytes((directory / "ofuglb.npz").read_bytes())
+    axis = figures(Record.open(directory))["regret"].axes[0]
+    marked = {line.get_color() for line in axis.lines if line.get_marker() != "None"}
+    assert marked == {POLICY_STYLE["ofuglb"].color, POLICY_STYLE["emk"].color}
+
+
+def test_a_set_larger_than_the_window_keeps_an_edge(tmp_path):
+    directory = fake_record(tmp_path, ("ofuglb", "emk"), S=(4.0,))
+    arrays = dict(np.load(directory / "emk.npz"))
+    arrays["boundary"] = 100.0 * (arrays["boundary"] - arrays["theta_star"][:, :1])
+    np.savez(directory / "emk.npz", **arrays)
+    panel = figures(Record.open(directory))["regret"].axes[-1]
+    for axis in (panel, *panel.child_axes):
+        (outline,) = curves(axis, POLICY_STYLE["emk"])
+        x, y = outline.get_xydata().T
+        assert axis.get_xlim()[0] < x.min() < x.max() < axis.get_xlim()[1]
+        assert axis.get_ylim()[0] < y.min() < y.max() < axis.get_ylim()[1]
+
+
+def test_only_what_is_above_the_median_goes_off_the_scale():
+    finals = {"a": 1.0, "b": 1.2, "c": 100.0, "d": 110.0, "e": 120.0}
+    assert far_off(finals) == []  # else three of five would be cut
+    assert far_off({"a": 1.0, "b": 1.2, "c": 100.0}) == ["c"]
+    assert far_off({"a": 1.0, "b": 1.2, "c": 1.4, "d": 110.0, "e": 120.0}) == ["d", "e"]
+
+
 def test_files(tmp_path):
     record = Record.open(fake_record(tmp_path / "run", PAPER[:2], S=(4.0,), name="figure1"))
     paths = save_figures(record, tmp_path / "a" / "b")
@@ -152,7 +259,7 @@ def test_one_replicate_one_policy_and_unknown_truth(tmp_path):
     del arrays["theta_star"]
     np.savez(directory / "ofuglb.npz", **arrays)
     drawn = figures(Record.open(directory))
-    assert len(drawn["regret"].axes) == 3
+    assert len(drawn["regret"].axes) == 2  # nothing to magnify
     for figure in drawn.values():
         figure.draw_without_rendering()
 
@@ -162,7 +269,7 @@ def test_a_set_without_end_is_left_out(tmp_path):
     arrays = dict(np.load(directory / "emk.npz"))
     arrays["boundary"][0, 0] = np.inf
     np.savez(directory / "emk.npz", **arrays)
-    sets = figures(Record.open(directory))["regret"].axes[2]
+    sets = figures(Record.open(directory))["regret"].axes[-1]
     assert not curves(sets, POLICY_STYLE["emk"])
     assert curves(sets, POLICY_STYLE["ofuglb"])
 

@@ -71,6 +71,27 @@ class TestAdaOFUECOLog(PolicyContract):
     uncovered = UNBOUNDED
 
 
+class TestAdaOFUECOLogPublic(PolicyContract):
+    name = "ada-ofu-ecolog"
+    options = {"constants": "public"}
+
+
+class TestGLBOMD(PolicyContract):
+    name = "glb-omd"
+    families = ALL
+
+
+class TestGLBOMDRealised(PolicyContract):
+    name = "glb-omd-realised"
+    families = (*ALL, QuasiBounded("probit"))
+
+
+class TestGLBOMDRows(PolicyContract):
+    name = "glb-omd-rows"
+    families = (*ALL, QuasiBounded("cloglog"))
+    options = {"regularization": 0.5}
+
+
 class TestGLMUCB(PolicyContract):
     name = "glm-ucb"
     ball_arms = False
@@ -80,6 +101,12 @@ class TestGLMUCB(PolicyContract):
 
 class TestGLOC(PolicyContract):
     name = "gloc"
+    families = ALL
+
+
+class TestGLOCPublic(PolicyContract):
+    name = "gloc"
+    options = {"constants": "public"}
     families = ALL
 
 
@@ -160,7 +187,7 @@ def test_perturbation_of_evill_has_the_covariance_of_the_paper(family):
     X = unit_arms(n, d, seed=4)
     r = torch.arange(n, dtype=DTYPE) % 2
     policy.update(X.expand(N, n, d), r.expand(N, n))
-    theta, _ = policy.fit()
+    theta = policy.fit().theta
     weights = family.variance(X @ theta[0]) / family.dispersion
     expected = a**2 * (lam * torch.eye(d, dtype=DTYPE) + (X.mT * weights) @ X)
     assert_covariance(policy.perturbation(), expected)
@@ -175,8 +202,8 @@ def test_thompson_sampling_draws_from_the_laplace_posterior():
     policy = make("ts", dim=d, batch_shape=(N,), scale=1.3, seed=6)
     X = unit_arms(n, d, seed=4)
     policy.update(X.expand(N, n, d), (torch.arange(n, dtype=DTYPE) % 2).expand(N, n))
-    theta, hessian = policy.fit()
-    assert_covariance(policy.sample() - theta, 1.3**2 * torch.linalg.inv(hessian[0]))
+    fit = policy.fit()
+    assert_covariance(policy.sample() - fit.theta, 1.3**2 * torch.linalg.inv(fit.hessian[0]))
 
 
 @pytest.mark.parametrize("name", ["evill", "ts", "evill-theory", "random"])

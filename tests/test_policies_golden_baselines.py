@@ -294,9 +294,9 @@ def proximal(x: Array, rewards: list[float], centre: Array, W: Array, radius: fl
 
 
 @pytest.mark.parametrize("radius", [0.5, 3.0])
-def test_ada_ofu_ecolog(radius):
+def test_ada_ofu_ecolog_with_public_constants(radius):
     trace = Trace(radius)
-    policy = build("ada-ofu-ecolog", radius)
+    policy = build("ada-ofu-ecolog", radius, constants="public")
     theta, W, excess, active = np.zeros(DIM), radius * np.eye(DIM), 0.0, 0
     for n, arms in trace.run(policy):
         t, stiff = n + 1, 2 + radius
@@ -318,6 +318,137 @@ def test_ada_ofu_ecolog(radius):
             p = sigmoid(x @ theta)
             W = W + p * (1 - p) * np.outer(x, x)
     assert active > 5 if radius < 1 else active == 0
+
+
+def log_odds_step(rewards, z0: float, q: float, low: float, high: float) -> float:
+    """The minimiser of the losses plus ``(z - z0)^2 / ((2 + D) q)`` over the interval."""
+
+    def value(z: float) -> float:
+        return sum(loss(z, r) for r in rewards) + (z - z0) ** 2 / ((2 + high - low) * q)
+
+    found = scipy.optimize.minimize_scalar(
+        value, bounds=(low, high), method="bounded", options={"xatol": 1e-12}
+    )
+    ends = min((value(z), z) for z in (low, float(found.x), high))
+    return ends[1]
+
+
+@pytest.mark.parametrize(("radius", "pushed"), [(0.5, False), (3.0, False), (30.0, True)])
+def test_ada_ofu_ecolog(radius, pushed):
+    """The second estimate is the policy's own (tested below); everything else is done again."""
+    trace = Trace(radius)
+    if pushed:  # one arm that always succeeds: the log-odds go where one reward could change much
+        trace.X, trace.r = 0 * trace.X + np.array([0.6, 0.8, 0.0]), np.ones(ROUNDS)
+    policy = build("ada-ofu-ecolog", radius)
+    theta, W, excess, spent = np.zeros(DIM), radius * np.eye(DIM), 0.0, 0
+    for n, arms in trace.run(policy):
+        square = radius**3 + (2 + 2 * radius) * math.log(2 / DELTA) + excess
+        expected = [x @ theta + math.sqrt(square) * norm(x, W) for x in arms]
+        np.testing.assert_allclose(scores_of(policy, arms), expected, atol=1e-5, rtol=0)
+        assert int(policy.spent) == spent
+        if n < ROUNDS:
+            x, r = trace.X[n], trace.r[n]
+            low, high = (float(end) for end in policy.interval_of(torch.tensor(x)))
+            assert -radius * np.linalg.norm(x) - 1e-12 <= low < high
+            assert high <= radius * np.linalg.norm(x) + 1e-12
+            z0, q = x @ theta, norm(x, W) ** 2
+            bar = log_odds_step([0.0, 1.0], z0, q, low, high)
+            ends = [log_odds_step([u], z0, q, low, high) for u in (0.0, 1.0)]
+            variance = [sigmoid(z) * sigmoid(-z) for z in (bar, *ends)]
+            if variance[0] > 2 * min(variance[1:]):
+                spent += 1
+                continue
+            after = log_odds_step([r], z0, q, low, high)
+            excess += (2 + high - low) * (loss(bar, r) - loss(after, r)) - (after - z0) ** 2 / q
+            free = theta + (after - z0) / q * np.linalg.solve(W, x)
+            W = W + sigmoid(after) * sigmoid(-after) * np.outer(x, x)
+            theta = nearest_in_ball(free, W, radius)
+    assert spent > 3 if pushed else spent == 0
+
+
+# ---- mirror descent ------------------------------------------------------------------------------
+
+#: log-partition, mean, variance, 1/g, R on the ball, R of the theorem, max variance
+MIRROR = {
+    "bernoulli": (
+        lambda z: np.logaddexp(0.0, z), sigmoid, lambda z: sigmoid(z) * sigmoid(-z), 1.0,
+        lambda S: math.tanh(S / 2), 1.0, lambda S: 0.25,
+    ),
+    "gaussian": (
+        lambda z: z * z / 2, lambda z: z, lambda z: 1.0 + 0 * z, 4.0, lambda S: 0.0, 0.0,
+        lambda S: 1.0,
+    ),
+    "poisson": (np.exp, np.exp, np.exp, 1.0, lambda S: 1.0, 1.0, math.exp),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["glb-omd", "glb-omd-realised", "glb-omd-rows"])
+@pytest.mark.parametrize("family", MIRROR)
+@pytest.mark.parametrize("radius", [0.4, 2.0])
+def test_mirror_descent(name, family, radius):
+    trace = Trace(radius, family)
+    law = {"bernoulli": None, "gaussian": Gaussian(0.5), "poisson": Poisson()}[family]
+    policy = build(name, radius, law)
+    m, mean, variance, scale, R, published, largest = MIRROR[family]
+    eta = {
+        "glb-omd": 1 + published * radius,
+        "glb-omd-realised": 1 + R(radius) * radius,
+        "glb-omd-rows": 1.0,
+    }[name]
+    lam = {
+        "glb-omd": max(
+            14 * DIM * eta * published**2, 6 * eta * published * radius * largest(radius) * scale
+        )
+        or 1.0,
+        "glb-omd-realised": float(DIM),
+        "glb-omd-rows": 1.0,
+    }[name]
+    spread = 1.0 if name == "glb-omd-rows" else 1.5
+    nodes, weights = np.polynomial.hermite.hermgauss(20)  # the physicists', for exp(-t^2)
+
+    def row_loss(z, r):
+        return scale * (m(z) - r * z)
+
+    theta, H, b = np.zeros(DIM), lam * np.eye(DIM), np.zeros(DIM)
+    excess, projections = 0.0, 0
+    for n, arms in trace.run(policy):
+        if name == "glb-omd":
+            centre = theta
+            square = 4 * lam * radius**2 + 2 * eta * math.log(1 / DELTA)
+            growth = math.log(1 + largest(radius) * scale * n / lam)
+            square += DIM * (6 * eta**2 + eta) * growth
+        else:
+            centre = theta - eta * np.linalg.solve(H, b)
+            square = lam * radius**2 + 2 * eta * math.log(1 / DELTA) + excess
+            square += eta**2 * b @ np.linalg.solve(H, b) - 2 * eta * b @ theta
+        assert float(policy.squared_radius()) == pytest.approx(square, rel=1e-7)
+        expected = [x @ centre + math.sqrt(square) * norm(x, H) for x in arms]
+        np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=1e-7)
+        if n == ROUNDS:
+            break
+        x, r = trace.X[n], trace.r[n]
+        z = x @ theta
+        A = H + eta * scale * variance(z) * np.outer(x, x)
+        free = theta - eta * scale * (mean(z) - r) * np.linalg.solve(A, x)
+        projections += np.linalg.norm(free) > radius
+        after = nearest_in_ball(free, A, radius)
+        there = x @ after
+        a = scale * (mean(there) - mean(z) - variance(z) * (there - z))
+        points = z + math.sqrt(2 * spread * eta * x @ np.linalg.solve(H, x)) * nodes
+        mixed = -math.log(weights @ np.exp(-row_loss(points, r)) / math.sqrt(math.pi))
+        excess += 2 * eta * (mixed - row_loss(there, r) + a * there)
+        excess -= (after - theta) @ H @ (after - theta)
+        weight = scale * variance(there)
+        if name == "glb-omd-rows":
+            y = np.linspace(-1, 1, 20_001) * radius * np.linalg.norm(x)
+            y = y[np.abs(y - there) > 1e-3]
+            weight = scale * np.min(
+                2 * (m(y) - m(there) - mean(there) * (y - there)) / (y - there) ** 2
+            )
+        b = b + a * x
+        H = H + weight * np.outer(x, x)
+        theta = after
+    assert projections > 0 or radius > 1 or name == "glb-omd"  # whose lambda is large
 
 
 # ---- the rest of the table -----------------------------------------------------------------------
@@ -362,21 +493,35 @@ def test_log_ucb_1():
 
 @pytest.mark.parametrize("family", ["bernoulli", "gaussian", "poisson"])
 @pytest.mark.parametrize("radius", [0.2, 2.0])
-def test_gloc(family, radius):
+@pytest.mark.parametrize("constants", ["proven", "public"])
+def test_gloc(family, radius, constants):
     trace = Trace(radius, family)
+    public = constants == "public"
     mean, least, noise, law = {
-        "bernoulli": (sigmoid, 1 / (2 + math.exp(radius) + math.exp(-radius)), radius, None),
+        "bernoulli": (
+            sigmoid,
+            1 / (2 + math.exp(radius) + math.exp(-radius)),
+            radius if public else 0.5,
+            None,
+        ),
         "gaussian": (lambda z: z, 1.0, 0.5, Gaussian(0.5)),
-        "poisson": (np.exp, math.exp(-radius), math.exp(radius), Poisson()),
+        "poisson": (
+            np.exp,
+            math.exp(-radius),
+            math.exp(radius) if public else math.exp(radius / 2),
+            Poisson(),
+        ),
     }[family]
-    policy = build("gloc", radius, law)
+    policy = build("gloc", radius, law, constants=constants)
     theta, moment, V = np.zeros(DIM), np.zeros(DIM), DIM * np.eye(DIM)
-    B, projections = 2 * least * radius**2 * DIM, 0
+    B, squares, projections = 2 * least * radius**2 * DIM, 0.0, 0
     for n, arms in trace.run(policy):
         ratio = noise / least
         inside = 1 + 2 * B / least + 4 * ratio**4 / DELTA**2
         square = 1 + 4 / least * B + 8 * ratio**2 * math.log(2 * math.sqrt(inside) / DELTA)
         centre = np.linalg.solve(V, moment)
+        if not public:
+            square += DIM * radius**2 - (squares - centre @ moment)
         expected = [x @ centre + math.sqrt(square) * norm(x, V) for x in arms]
         np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=1e-12)
         np.testing.assert_allclose(policy.theta.numpy(), theta, atol=TOLERANCE, rtol=0)
@@ -385,7 +530,7 @@ def test_gloc(family, radius):
             z = x @ theta
             grad = (mean(z) - r) * x
             V = V + np.outer(x, x)
-            moment = moment + z * x
+            moment, squares = moment + z * x, squares + z * z
             B += grad @ np.linalg.solve(V, grad) / (2 * least)
             free = theta - np.linalg.solve(V, grad) / least
             projections += np.linalg.norm(free) > radius

@@ -390,6 +390,7 @@ def test_fixed_point_tends_to_twice_the_radius(generator):
     assert float(no_rows) == pytest.approx(8.0)
 
 
+@pytest.mark.filterwarnings("ignore::torchglb.errors.UndeclaredConstantWarning")
 def test_family_without_self_concordance():
     family = CustomFamily(lambda z: z**4, self_concordance=math.inf)
     with pytest.raises(InputError, match="self-concordant family"):

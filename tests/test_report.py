@@ -73,6 +73,7 @@ def test_binomial_interval_agrees_with_scipy():
         binomial_interval(3, 2)
 
 
+@pytest.mark.filterwarnings("ignore::torchglb.errors.UndeclaredConstantWarning")
 def test_bound_is_a_number_where_the_theory_covers_the_family():
     """Vacuous in the paper's own setting, informative once the horizon is long enough."""
     short = ofuglb_bound(Bernoulli(), 4.0, 2, 10_000, 0.05)

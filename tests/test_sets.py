@@ -300,6 +300,28 @@ class TestIntersection(ConfidenceSetContract):
         assert bool((made.contains(points) == (first & second)).all())
         assert bool((first != second).any())
 
+    def test_an_intersection_says_what_it_costs(self):
+        def sequence(delta):
+            made = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta)
+            made.update([0.6, 0.8], 1.0)
+            return made
+
+        one, other = sequence(0.05), sequence(0.1)
+        early, ellipsoid = one.current(), one.current().ellipsoid()
+        one.update([0.6, -0.8], 1.0)
+        shared = early.intersect(ellipsoid).intersect(one.current())
+        assert shared.events == (one.event,)
+        assert shared.delta == 0.05
+        both = shared.intersect(other.current())
+        assert both.events == (one.event, other.event)
+        assert both.delta == pytest.approx(0.15)
+        unknown = glb.sets.EllipsoidSet(
+            glb.Bernoulli(), glb.Ball(2, 3.0), torch.zeros(2).double(), torch.eye(2).double(),
+            torch.tensor(1.0).double(),
+        )  # fmt: skip
+        assert unknown.delta is None
+        assert both.intersect(unknown).delta is None
+
     def test_intersections_flatten(self):
         made = self.make()
         assert len(made.intersect(made).members) == 4

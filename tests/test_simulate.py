@@ -10,9 +10,10 @@ import torch
 
 import torchglb as glb
 from torchglb import environments, policies, theory
-from torchglb.simulate import Configuration, Record, simulate
+from torchglb.simulate import Configuration, Record, runner, simulate
+from torchglb.simulate.config import recorded_rounds
 from torchglb.simulate.executors import Watch
-from torchglb.simulate.runner import Play, recorded_rounds
+from torchglb.simulate.runner import Play
 
 SMALL = dict(policies=["ofuglb", "evill", "random"], horizon=25, replicates=2, S=[3.0, 5.0], arms=6)
 
@@ -108,6 +109,7 @@ def test_numpy_alone_reads_it(record):
     assert Configuration.load(saved).as_dict() == saved
     manifest = json.loads((record.directory / "manifest.json").read_text())
     assert manifest["torch"] == torch.__version__
+    assert manifest["generator"] == "philox4x32-10"
     assert {
         "torchglb",
         "numpy",
@@ -119,7 +121,7 @@ def test_numpy_alone_reads_it(record):
         "finished",
     } <= set(manifest)
     assert sorted(p.name for p in record.directory.iterdir() if p.name[0] != ".") == [
-        "config.json", "evill.npz", "manifest.json", "ofuglb.npz", "random.npz", "timing",
+        "config.json", "evill.npz", "manifest.json", "ofuglb.npz", "random.npz", "states", "timing",
     ]  # fmt: skip
 
 
@@ -159,10 +161,45 @@ def test_certificate_bounds_the_regret_and_is_nearly_exact():
         cap = torch.sigmoid(play.world.S) - torch.sigmoid(-play.world.S)
         exact += torch.minimum(interval.width, cap)
         play.step()
-        recorded = play._certificate
+        recorded = play.observer.certificate
         assert bool((recorded >= exact - 1e-6).all())
         assert bool((recorded <= 1.03 * exact).all())
-        assert bool((play._regret <= recorded).all())
+        assert bool((play.observer.regret <= recorded).all())
+
+
+def test_nobody_plays_differently_because_someone_looks():
+    """The observer's questions change neither choices nor passes nor the state."""
+    for name in ("ofuglb", "ofuglb-e", "ts"):
+        play = Play(config(policies=[name], horizon=30), name, 0)
+        alone = Play(config(policies=[name], horizon=30), name, 0)
+        for t in range(30):
+            play.step()
+            arms = alone.world.arms(t)
+            index = alone.policy.select(arms)
+            x = arms[torch.arange(4), index]
+            alone.policy.update(x, alone.world.rewards(t, x, index))
+            assert torch.equal(play.policy.passes, alone.policy.passes), (name, t)
+        arms = play.world.arms(30)
+        assert torch.equal(play.policy.scores(arms), alone.policy.scores(arms)), name
+
+
+def test_the_time_of_a_policy_has_none_of_its_observer(monkeypatch):
+    """A clock that advances by one second at every look: four looks, two of them at the policy."""
+    ticks = iter(range(10_000))
+    play = Play(config(policies=["ofuglb-e"], horizon=5), "ofuglb-e", 0)
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: float(next(ticks)))
+    asked = []
+    bounds = play.observer._tracker.bounds
+
+    def slow(*args, **settings):
+        asked.append(runner.time.perf_counter())
+        return bounds(*args, **settings)
+
+    monkeypatch.setattr(play.observer._tracker, "bounds", slow)
+    while not play.finished:
+        play.step()
+    assert len(asked) == 5
+    np.testing.assert_array_equal(play.result()["seconds"], 2.0)
 
 
 def test_boundary_and_area(record):
@@ -200,10 +237,10 @@ def test_thinned_curves_are_points_of_the_full_ones():
 def test_missed_counts_theta_outside_the_set():
     play = Play(config(policies=["ofuglb"]), "ofuglb", 0)
     play.step()
-    assert not play._missed.any()
+    assert not play.observer.missed.any()
     play.world.theta_star = play.world.S[:, None] * torch.tensor([3.0, 0.0]).double()
     play.step()
-    assert play._missed.all()
+    assert play.observer.missed.all()
 
 
 # ---- independence ----------------------------------------------------------------------------

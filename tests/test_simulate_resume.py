@@ -1,8 +1,5 @@
 """Stopped in every way and continued, run anywhere: the arrays are the same, bit by bit."""
 
-import importlib.util
-import io
-import json
 import multiprocessing
 import os
 import random
@@ -10,16 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import torchglb as glb
 from torchglb import policies
 from torchglb.errors import RunError
 from torchglb.simulate import Configuration, Record, Watch, executors, runner, simulate
+from torchglb.simulate.files import write_bytes
+from torchglb.simulate.record import read_manifest, write_manifest
 from torchglb.simulate.runner import Play
 
 SETTINGS = dict(horizon=40, replicates=2, S=[3.0, 5.0], arms=5, chunk=3, seed=7)
@@ -55,7 +52,7 @@ def assert_continues(name, environment, horizon, breaks):
         if broken.t in breaks:
             saved = broken.checkpoint()
             broken = Play(config, name, 0)
-            broken.load_state_dict(torch.load(io.BytesIO(saved), weights_only=True))
+            broken.load(saved)
     expected, found = straight.result(), broken.result()
     assert expected.keys() == found.keys()
     for key in expected.keys() - {"seconds"}:
@@ -168,15 +165,16 @@ def test_killed_with_workers_the_arrays_are_the_same(undisturbed, tmp_path):
 def test_a_torn_file_is_never_seen(tmp_path, monkeypatch):
     """A write that fails half-way leaves the old file whole."""
     path = tmp_path / "state"
-    runner.write_bytes(path, b"old")
+    write_bytes(path, b"old")
 
     def broken(descriptor):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="no space"):
-        runner.write_bytes(path, b"new and longer")
+    with pytest.raises(OSError, match="no space left on device: .*state"):
+        write_bytes(path, b"new and longer")
     assert path.read_bytes() == b"old"
+    assert [child.name for child in tmp_path.iterdir()] == ["state"]
 
 
 def test_killed_before_the_configuration_was_written(tmp_path):
@@ -191,9 +189,9 @@ def test_killed_before_the_last_lines(tmp_path):
     """All results are there, and nobody has tidied up."""
     out = tmp_path / "run"
     simulate(["random"], **SETTINGS, out=out)
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = read_manifest(out)
     ended = manifest.pop("finished")
-    (out / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest(out, manifest)
     (out / "unfinished").mkdir()
     (out / "unfinished" / ".random.0.pt.123.part").write_text("torn")
     (out / "unfinished" / "random.0.npz").write_text("left over")
@@ -208,8 +206,7 @@ def test_other_versions_do_not_continue_a_run(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         simulate(["random"], **SETTINGS, out=out, watch=Stopper(after=1))
-    manifest = out / "manifest.json"
-    manifest.write_text(manifest.read_text().replace(torch.__version__, "1.0.0"))
+    write_manifest(out, read_manifest(out) | {"torch": "1.0.0"})
     with pytest.raises(glb.InputError, match="torch: 1.0.0 there"):
         simulate(["random"], **SETTINGS, out=out)
 
@@ -260,83 +257,13 @@ def test_two_workers_of_which_some_die(undisturbed, tmp_path):
     assert not multiprocessing.active_children()
 
 
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray here")
-
-
-@needs_ray
-def test_ray_gives_the_same_arrays(undisturbed, tmp_path):
-    out = tmp_path / "run"
-    simulate(LABELS, **SETTINGS, out=out, executor="ray", workers=2, save_every=0.1)
-    assert files(out) == undisturbed
-
-
-def descendants(pid):
-    """The processes that descend from one, by /proc."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                status = (entry / "stat").read_text()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(status.rpartition(")")[2].split()[1])
-    found, last = set(), {pid}
-    while last:
-        last = {child for child, parent in parents.items() if parent in last}
-        found |= last
-    return found
-
-
-class RayMurderer(Murderer):
-    """Kills the worker of a Ray task once it has got going."""
-
-    def progress(self, task, rounds):
-        if 0 < rounds < task.config["horizon"] and not self.done:
-            for pid in descendants(os.getpid()):
-                if "ray::_play" in Path(f"/proc/{pid}/cmdline").read_text():
-                    os.kill(pid, signal.SIGKILL)
-                    self.done = True
-
-
-@needs_ray
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
-def test_ray_workers_that_die_are_replaced(undisturbed, tmp_path):
-    watch, out = RayMurderer(), tmp_path / "run"
-    simulate(LABELS, **SETTINGS, out=out, executor="ray", workers=2, watch=watch, save_every=0.1)
-    assert files(out) == undisturbed
-    assert watch.done
-    assert any("its Ray worker was lost" in text for text in watch.notices)
-
-
-@needs_ray
-def test_ray_stops_and_continues(undisturbed, tmp_path):
-    out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        simulate(LABELS, **SETTINGS, out=out, executor="ray", workers=2, watch=Stopper(after=3))
-    assert not Record.open(out).complete
-    assert simulate(LABELS, **SETTINGS, out=out).complete
-    assert files(out) == undisturbed
-
-
-@needs_ray
-def test_a_wrong_address_is_refused(tmp_path):
-    with pytest.raises(glb.InputError, match="address: expected that of a running Ray cluster"):
-        simulate(LABELS, **SETTINGS, out=tmp_path, executor="ray", address="127.0.0.1:1")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
-def test_without_ray_the_executor_is_refused(tmp_path):
-    with pytest.raises(glb.InputError, match="executor: expected 'serial' or 'processes', or Ray"):
-        simulate(LABELS, **SETTINGS, out=tmp_path / "run", executor="ray")
-
-
 def test_a_task_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     whole = executors.run_here
 
-    def run_here(task, report):
+    def run_here(task, report, notice):
         if task.label == "evill" and task.chunk == 0:
             raise ArithmeticError("the sum came out wrong")
-        return whole(task, report)
+        return whole(task, report, notice)
 
     monkeypatch.setattr(executors, "run_here", run_here)
     out = tmp_path / "run"
@@ -351,7 +278,7 @@ def test_a_task_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
 
 def test_a_worker_that_always_dies_is_given_up():
     watch = Murderer()
-    failures = executors.Failures(watch)
+    failures = executors.Outcomes(watch, lambda task: None)
     task = runner.Task("nowhere", {}, "ofuglb", 0, 1.0)
     assert [failures.lost(task, "gone") for _ in range(4)] == [True, True, True, False]
     with pytest.raises(RunError, match="ofuglb, part 0: gone, 4 times"):

@@ -15,11 +15,11 @@ from torchglb.errors import InputError, SolverError
 from torchglb.families import Bernoulli, Binomial, CustomFamily, Gaussian, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim.result import Status
-from torchglb.ucb.certificate import certify, rounding_of
-from torchglb.ucb.cones import ConicPoint, ConicProgram
-from torchglb.ucb.conic import conic_minimum, conic_support, minimize
-from torchglb.ucb.host import split
 from torchglb.ucb.program import SublevelProgram
+from torchglb.ucb.solvers.conic.cones import ConicPoint, ConicProgram
+from torchglb.ucb.solvers.conic.oracle import conic_minimum, conic_support, minimize
+from torchglb.ucb.solvers.conic.problems import split
+from torchglb.ucb.solvers.conic.verification import certify, rounding_of
 
 FAMILIES = [Bernoulli(), Binomial(3), Poisson(), Gaussian(0.7)]
 
@@ -244,7 +244,7 @@ def test_bounds_enclose_fifty_digits(family, generator):
 
         root = mpmath.findroot(excess, float(result.upper[0]))
         assert mpmath.mpf(float(result.lower[0])) <= root <= mpmath.mpf(float(result.upper[0]))
-        assert float(result.gap[0]) < 1e-12
+        assert float(result.gap[0]) < 1e-11  # 60 terms lose up to 31 eps of their sizes, not 4
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: type(f).__name__)

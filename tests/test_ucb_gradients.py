@@ -10,7 +10,7 @@ from torch.func import grad, jacfwd, jacrev, vmap
 import torchglb as glb
 from torchglb.optim import Status
 from torchglb.ucb import native_support
-from torchglb.ucb.layer import UCBLayer
+from torchglb.ucb.solvers.conic.layer import UCBLayer
 
 FAMILIES = {
     "bernoulli": glb.Bernoulli(),

@@ -10,8 +10,10 @@ from programs import family_of, random_program, stack_programs
 import torchglb as glb
 from torchglb.arrays import quiet
 from torchglb.optim import Status
-from torchglb.ucb import conic, layer, native_support
+from torchglb.ucb import Conic, Native, native_support
 from torchglb.ucb.bounds import draw_back
+from torchglb.ucb.solvers.conic import layer
+from torchglb.ucb.solvers.conic.oracle import ConicResult
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +103,9 @@ def test_result_is_consistent(family, S, generator):
     program, arms = make((2,), 40, 3, generator, S=S, family=family)
     result = glb.support(program, arms)
     assert (result.lower <= result.upper).all()
-    torch.testing.assert_close(result.lower, (arms * result.theta).sum(-1), rtol=0, atol=1e-14)
+    attained = (arms * result.theta).sum(-1)
+    assert (result.lower <= attained).all()  # rounded down, by some roundings of S |x|
+    torch.testing.assert_close(result.lower, attained, rtol=0, atol=1e-14 * max(1.0, S))
     value, gradient = program.likelihood.value_and_gradient(result.theta)
     assert (value <= program.level[:, None] + 1e-12 * (1 + program.level.abs()[:, None])).all()
     assert (torch.linalg.vector_norm(result.theta, dim=-1) <= S * (1 + 1e-15)).all()
@@ -307,7 +311,7 @@ def test_solvers_share_one_door(generator):
     native, oracle, differentiable = (
         glb.support(program, arms, solver=name) for name in ("native", "conic", "layer")
     )
-    assert isinstance(oracle, conic.ConicResult)
+    assert isinstance(oracle, ConicResult)
     for other in (oracle, differentiable):
         torch.testing.assert_close(native.upper, other.upper, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(native.theta, other.theta.detach(), rtol=1e-3, atol=1e-3)
@@ -527,3 +531,39 @@ def test_edges_of_some_companions_do_not_matter():
         for name in FIELDS:
             one, part = getattr(alone, name), getattr(together, name)[i, k : k + 1]
             torch.testing.assert_close(part, one, rtol=1e-9, atol=1e-9)
+
+
+def test_solver_objects_are_the_names_with_their_settings(generator):
+    program, arms = make((), 30, 2, generator)
+    named = glb.support(program, arms, tol=1e-6)
+    assert torch.equal(named.upper, glb.support(program, arms, Native(tol=1e-6)).upper)
+    conic = glb.support(program, arms, Conic(tol=1e-6))
+    assert (conic.upper >= named.lower).all()
+    with pytest.raises(glb.InputError, match="options: expected settings of Native.*toll"):
+        glb.support(program, arms, toll=1e-6)
+    with pytest.raises(glb.InputError, match="options: expected none beside a solver object"):
+        glb.support(program, arms, Native(), tol=1e-6)
+    with pytest.raises(glb.InputError, match="solver: expected a solver or its name"):
+        glb.support(program, arms, 3)
+
+
+def test_arms_do_not_depend_on_each_other(generator):
+    """Bit by bit: alone, in another order, and beside other problems."""
+    program, arms = make((3,), 60, 3, generator)
+    whole = native_support(program, arms)
+    turned = native_support(program, arms.flip(1))
+    assert torch.equal(whole.upper.flip(1), turned.upper)
+    assert torch.equal(whole.lower.flip(1), turned.lower)
+    for b in range(3):
+        alone = native_support(element(program, (b,)), arms[b, :1])
+        assert torch.equal(alone.upper, whole.upper[b, :1])
+        assert torch.equal(alone.theta, whole.theta[b, :1])
+
+
+@pytest.mark.parametrize("size", [1e-162, 1e-200, 1e-310])
+def test_short_arms_keep_their_values(size, generator):
+    program, arms = make((), 30, 2, generator)
+    long, short = native_support(program, arms), native_support(program, size * arms)
+    assert (short.upper > 0).any()
+    assert (short.upper >= size * long.lower * (1 - 1e-12)).all()
+    torch.testing.assert_close(short.upper / size, long.upper, rtol=1e-6, atol=1e-6)

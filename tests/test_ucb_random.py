@@ -9,7 +9,7 @@ from programs import FAMILIES, KINDS, ExactLoss, exact_value, random_program
 
 import torchglb as glb
 from torchglb.optim import Status
-from torchglb.ucb.conic import conic_support
+from torchglb.ucb.solvers.conic.oracle import conic_support
 
 FEW = [*range(0, 96, 4), 1, 9, 17, 35, 54, 67, 82, 95]
 
@@ -46,7 +46,7 @@ def test_agrees_with_the_cone_solver(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(500))
 def test_agrees_with_the_cone_solver_on_many(seed):
     check_against_conic(random_program(seed))
 
@@ -69,7 +69,7 @@ def test_random_programs_cover_every_case():
 
 @pytest.mark.parametrize("part", range(8))
 def test_fifty_digits_lie_between_the_bounds(part):
-    """upper is at least h(x), with no tolerance; theta is feasible up to rounding."""
+    """lower <= h(x) <= upper and L(theta) <= B, with no tolerance; both bounds are rounded outwards."""
     unknown = 0
     for seed in range(1000 + part, 1096, 8):
         case = random_program(seed, max_n=25, max_d=4)
@@ -77,15 +77,18 @@ def test_fifty_digits_lie_between_the_bounds(part):
         exact = ExactLoss(case.program)
         for k, x in enumerate(case.arms):
             over, out = exact.excess(result.theta[k])
-            assert over <= 1e-14, (case.name, k)
+            assert over <= 0, (case.name, k)
             assert out <= 1e-15, (case.name, k)
-            assert result.lower[k] == pytest.approx(float(x @ result.theta[k]), rel=0, abs=1e-14)
+            attained, size = float(x @ result.theta[k]), max(1.0, case.radius * float(x.norm()))
+            assert result.lower[k] <= attained
+            assert result.lower[k] == pytest.approx(attained, rel=0, abs=1e-14 * size)
             value = exact_value(case.program, x, result.theta[k])
             if value is None:
                 unknown += 1
                 continue
             with mpmath.workdps(50):
                 above = mpmath.mpf(float(result.upper[k])) - value
+                assert mpmath.mpf(float(result.lower[k])) <= value, (case.name, k)
             assert above >= 0, (case.name, k, float(above))
             assert above <= 1e-7 * (1 + abs(value)), (case.name, k, float(above))
     assert unknown <= 2  # maximisers that are not unique
@@ -104,10 +107,7 @@ def test_one_dimension_by_bisection(family):
             for k, x in enumerate(case.arms[:, 0].tolist()):
                 value = abs(mpmath.mpf(x)) * ends[1 if x >= 0 else -1]
                 assert mpmath.mpf(float(result.upper[k])) >= value, case.name
-                excess = float(result.lower[k]) - value
-                # theta is feasible up to rounding, which the multiplier turns into length
-                rounding = 1e-14 * (1 + abs(float(exact.level))) * float(result.multiplier[k])
-                assert excess <= rounding + 1e-14 * case.radius, case.name
+                assert mpmath.mpf(float(result.lower[k])) <= value, case.name
 
 
 def end_of_interval(exact, sign):
@@ -184,7 +184,10 @@ def polar_maximum(case):
 
 
 def test_at_the_limit_of_the_arithmetic_bounds_stay_true():
-    """A level a rounding above the minimum: the gap stays open, is reported, and still encloses."""
+    """A level a rounding above the minimum: the gap stays open, is reported, and still encloses.
+
+    Rounding explains it, so that the search has converged: nobody could do better.
+    """
     found = 0
     for seed in (516, 1009, 1100, 1936):
         case = random_program(seed, max_n=40, max_d=4)
@@ -199,8 +202,8 @@ def test_at_the_limit_of_the_arithmetic_bounds_stay_true():
             if value is None:
                 continue
             with mpmath.workdps(50):
+                assert mpmath.mpf(float(result.lower[k])) <= value
                 assert mpmath.mpf(float(result.upper[k])) >= value
-            closed = result.gap[k] <= 3e-8 * (1 + result.upper[k].abs())
-            assert (result.status[k] == Status.CONVERGED) == bool(closed)
-            found += int(result.status[k] == Status.INACCURATE)
+            assert result.status[k] == Status.CONVERGED
+            found += int(result.gap[k] > 3e-8 * (1 + result.upper[k].abs()))
     assert found

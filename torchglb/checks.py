@@ -7,7 +7,7 @@ Checks of shape, dtype and device never look at values. Checks of values are gat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -52,15 +52,26 @@ def check_float(name: str, value: Tensor) -> None:
 def check_shape(name: str, value: Tensor, shape: Sequence[int | str]) -> None:
     """Refuses a shape that differs; a string entry stands for a free axis and gives its name."""
     actual = tuple(value.shape)
-    fits = len(actual) == len(shape) and all(
-        isinstance(want, str) or want == have for want, have in zip(shape, actual, strict=True)
-    )
+    if actual == shape:
+        return
+    fits = len(actual) == len(shape)
+    for want, have in zip(shape, actual, strict=False):
+        fits = fits and (want == have or isinstance(want, str))
     if not fits:
         wanted = "(" + ", ".join(str(s) for s in shape) + ("," if len(shape) == 1 else "") + ")"
         raise refuse(name, f"shape {wanted}", f"shape {actual}")
 
 
-def check_same(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+class Located(Protocol):
+    """Whatever has a dtype and a device."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...  # noqa: D102
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+
+
+def check_same(name: str, value: Tensor, other_name: str, other: Located) -> None:
     """Refuses anything but a tensor with the dtype and device of another argument."""
     if not isinstance(value, Tensor):
         raise refuse(name, "a tensor", type(value).__name__)
@@ -88,6 +99,15 @@ def check_positive(name: str, value: float) -> float:
         raise refuse(name, "a positive number", repr(value))
     if not 0.0 < float(value) < float("inf"):
         raise refuse(name, "a positive finite number", value)
+    return float(value)
+
+
+def check_tolerance(name: str, value: float) -> float:
+    """A finite number of at least zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refuse(name, "a non-negative number", repr(value))
+    if not 0.0 <= float(value) < float("inf"):
+        raise refuse(name, "a non-negative finite number", value)
     return float(value)
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shlex
 import sys
 import tomllib
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import shtab
 
 from torchglb import environments, policies
 from torchglb import report as reports
 from torchglb.errors import InputError, RunError, SolverError
+from torchglb.random_streams import GENERATOR
+from torchglb.report.tables import aligned
 from torchglb.simulate import (
     Configuration,
     Record,
@@ -39,6 +45,10 @@ KEYS = {
 }
 
 
+class ReaderGone(Exception):
+    """Whoever reads the output, such as head, has seen enough."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, or 1 failed, 2 wrong usage, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -51,12 +61,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"torchglb: {error}", file=sys.stderr)
         return WRONG
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except ReaderGone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (OSError, RunError, SolverError) as error:
         print(f"torchglb: {error}", file=sys.stderr)
         return FAILED
+
+
+def _say(text: object) -> None:
+    """Prints. Only here a broken pipe is no error: elsewhere it means that something is lost."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise ReaderGone from None
+
+
+def _version() -> str:
+    parts = {name: _version_of(name) for name in ("torchglb", "torch", "numpy", "numba")}
+    parts |= {"python": platform.python_version(), "random numbers": GENERATOR}
+    return ", ".join(f"{name} {version}" for name, version in parts.items())
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # a source tree that was not installed
+        return "unknown"
+
+
+#: how a shell completes presets: names, and TOML files
+_PRESET = {"bash": "_torchglb_presets", "zsh": "_torchglb_presets", "tcsh": "f:*.toml"}
+_COMPLETE_PRESETS = {
+    "bash": """_torchglb_presets() {{
+  compgen -W "{names}" -- "$1"
+  compgen -d -- "$1"
+  compgen -f -X '!*.toml' -- "$1"
+}}""",
+    "zsh": """_torchglb_presets() {{
+  compadd -- {names}
+  _files -g '*.toml'
+}}""",
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,16 +111,28 @@ def _parser() -> argparse.ArgumentParser:
         description="Generalized linear bandits: experiments, figures, reports.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="run an experiment, or continue it", allow_abbrev=False)
+    run = commands.add_parser(
+        "run", help="run an experiment, continue it, or extend it", allow_abbrev=False
+    )
     run.set_defaults(command=_run)
-    run.add_argument("preset", help="a preset (see `torchglb list`) or a TOML file")
+    preset = run.add_argument("preset", help="a preset (see `torchglb list`) or a TOML file")
+    preset.complete = _PRESET  # type: ignore[attr-defined]
     run.add_argument("--quick", action="store_true", help="a small version of it")
     for key, text in KEYS.items():
         run.add_argument(f"--{key}", help=text)
     run.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the preset"
+    )
+    run.add_argument(
+        "--import",
+        action="append",
+        default=[],
+        dest="imports",
+        metavar="MODULE",
+        help="a module that registers policies or environments of yours",
     )
     run.add_argument("--executor", default="processes", help="serial, processes (default) or ray")
     run.add_argument("--workers", type=int, help="worker processes; the number of cores by default")
@@ -82,20 +140,27 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--save-every", type=float, default=20.0, metavar="SECONDS", help="checkpoints"
     )
-    run.add_argument("--out", help="directory of the results; results/NAME by default")
+    out = run.add_argument("--out", help="directory of the results; results/NAME by default")
+    directories = [out]
 
     plot = commands.add_parser("plot", help="draw the figures of a run")
     plot.set_defaults(command=_plot)
-    plot.add_argument("directory")
+    directories.append(plot.add_argument("directory"))
     report = commands.add_parser("report", help="write the report of a run, one HTML file")
     report.set_defaults(command=_report)
-    report.add_argument("directory")
+    directories.append(report.add_argument("directory"))
     compare = commands.add_parser("compare", help="compare two runs")
     compare.set_defaults(command=_compare)
-    compare.add_argument("directory")
-    compare.add_argument("other")
+    directories += [compare.add_argument("directory"), compare.add_argument("other")]
     lists = commands.add_parser("list", help="presets, policies and environments")
     lists.set_defaults(command=_list)
+    completion = commands.add_parser(
+        "completion", help="print a script that completes this command in a shell"
+    )
+    completion.set_defaults(command=_completion)
+    completion.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
+    for action in directories:
+        action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     return parser
 
 
@@ -131,6 +196,9 @@ def configuration_table(given: argparse.Namespace) -> dict[str, Any]:
     """The table of the preset with the flags laid over it."""
     table = read_table(find_preset(given.preset), quick=given.quick)
     usual = table.get("policies", [])
+    if given.imports:
+        sys.path.insert(0, os.getcwd())  # as python -m has it
+        table["imports"] = [*table.get("imports", []), *given.imports]
     for key in KEYS:
         text = getattr(given, key)
         if text is not None:
@@ -168,9 +236,9 @@ def _value(text: str) -> Any:
 
 def _show(record: Record) -> None:
     """The table, and where the pictures are."""
-    print(reports.table(record))
+    _say(reports.table(record))
     for path in [*_pictures(record), _write_report(record)]:
-        print(path)
+        _say(path)
 
 
 # ---- the other commands ----------------------------------------------------------------------
@@ -186,30 +254,45 @@ def _pictures(record: Record) -> list[Path]:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        print("no pictures without matplotlib: pip install 'torchglb[plot]'", file=sys.stderr)
+        print("no pictures without matplotlib: pip install matplotlib", file=sys.stderr)
         return []
     return save_figures(record, record.directory)
 
 
 def _plot(given: argparse.Namespace) -> None:
     for path in _pictures(Record.open(given.directory)):
-        print(path)
+        _say(path)
 
 
 def _report(given: argparse.Namespace) -> None:
-    print(_write_report(Record.open(given.directory)))
+    _say(_write_report(Record.open(given.directory)))
 
 
 def _compare(given: argparse.Namespace) -> None:
-    print(reports.compare(Record.open(given.directory), Record.open(given.other)))
+    _say(reports.compare(Record.open(given.directory), Record.open(given.other)))
 
 
 def _list(given: argparse.Namespace) -> None:
-    print("presets:")
-    for name, title in presets().items():
-        print(f"  {name:<14} {title}")
-    print("policies:\n  " + " ".join(policies.available()))
-    print("environments:\n  " + " ".join(environments.available()))
+    lists = {
+        "preset": presets(),
+        "policy": {name: policies.summary_of(name) for name in policies.available()},
+        "environment": {
+            name: _first_line(environments.lookup(name)) for name in environments.available()
+        },
+    }
+    for kind, described in lists.items():
+        _say("\n".join(aligned([[kind, ""], *map(list, described.items())], justify="left")))
+        _say("")
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().partition("\n")[0]
+
+
+def _completion(given: argparse.Namespace) -> None:
+    names = " ".join(presets())
+    preamble = {shell: text.format(names=names) for shell, text in _COMPLETE_PRESETS.items()}
+    _say(shtab.complete(_parser(), shell=given.shell, preamble=preamble))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ a ``torch.distributed`` process group; everything above stays as it is.
 
 Every rank runs the same program, on the same arms, rewards and seeds. Row i of a history stays on
 rank ``i mod W``, the others let it go. A reduction is computed on one rank and broadcast, so that
-all ranks go on with the same bits, and take the same decisions and the same reductions.
+all ranks go on with the same bits, and take the same decisions and the same reductions. Ranks that
+were given different rows would go different ways, and meet in reductions that do not fit: with
+``sharded(checked=True)`` they compare what they are given, and the one that differs is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -21,6 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchglb.checks import refuse
+
+
+class LostRankError(RuntimeError):
+    """Another process of the group is gone; what was being summed is incomplete."""
 
 
 class Shards:
@@ -62,6 +70,9 @@ class Shards:
         """Those of new rows that stay here, if there were so many before."""
         return slice((self.rank - before) % self.ranks, None, self.ranks)
 
+    def compare(self, name: str, *tensors: Tensor) -> None:
+        """Whether all ranks were given the same tensors, where that is checked."""
+
     def sum(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Sums over the rows here, completed to sums over all rows."""
         return parts
@@ -86,10 +97,13 @@ class ProcessShards(Shards):
     Args:
         group: the process group; the default one if left out.
         rows: how many rows there are on all ranks.
+        checked: whether the ranks compare the rows they are given, by a checksum: 32 bytes of each
+            rank for each call, and a host that waits for its device.
     """
 
     group: dist.ProcessGroup | None = None
     rows: int = 0
+    checked: bool = False
 
     def __post_init__(self) -> None:
         if not dist.is_available() or not dist.is_initialized():
@@ -114,6 +128,35 @@ class ProcessShards(Shards):
     def total(self, here: int) -> int:  # noqa: D102
         return self.rows
 
+    def compare(self, name: str, *tensors: Tensor) -> None:
+        """Compares checksums.
+
+        Raises:
+            InputError: on every rank, naming those that differ from most.
+        """
+        if not self.checked:
+            return
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            digest.update(str((tuple(tensor.shape), tensor.dtype)).encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        # four numbers of 64 bits: a collective over tensors works for every backend
+        words = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
+        mine = words.to(tensors[0].device)
+        found = [torch.empty_like(mine) for _ in range(self.ranks)]
+        self._together(lambda: dist.all_gather(found, mine, group=self.group))
+        sums = [tuple(one.tolist()) for one in found]
+        usual, count = Counter(sums).most_common(1)[0]
+        if count == self.ranks:
+            return
+        expected = "the same on all ranks"
+        if 2 * count > self.ranks:
+            different = [str(rank) for rank, one in enumerate(sums) if one != usual]
+            got = f"different ones on rank {', '.join(different)}"
+        else:
+            got = f"different ones on ranks 0 to {self.ranks - 1}, none of them on most"
+        raise refuse(name, expected, got)
+
     def sum(self, *parts: Tensor) -> tuple[Tensor, ...]:  # noqa: D102
         flat = torch.cat([part.reshape(-1) for part in parts])
         self._reduce(flat, dist.ReduceOp.SUM)
@@ -131,8 +174,25 @@ class ProcessShards(Shards):
         if flat.requires_grad or transformed:
             expected = "no derivative and no torch.func transform of a sharded history"
             raise refuse("history", expected, "one that is asked for")
-        dist.reduce(flat, op=operation, group=self.group, group_dst=0)
-        dist.broadcast(flat, group=self.group, group_src=0)
+
+        def reduce_and_broadcast() -> None:
+            dist.reduce(flat, op=operation, group=self.group, group_dst=0)
+            dist.broadcast(flat, group=self.group, group_src=0)
+
+        self._together(reduce_and_broadcast)
+
+    def _together(self, collective: Callable[[], object]) -> None:
+        """What all ranks do at once; if one is gone, that is what the others are told."""
+        try:
+            collective()
+        except RuntimeError as error:  # of gloo and NCCL, whose words differ
+            reason = (
+                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            )
+            raise LostRankError(
+                f"rank {self.rank}: another of the {self.ranks} ranks that share the history has"
+                f" ended or does not answer ({reason})"
+            ) from error
 
     def gather(self, rows: Tensor, dim: int) -> Tensor:  # noqa: D102
         dim = dim % rows.ndim
@@ -141,7 +201,7 @@ class ProcessShards(Shards):
         padding[dim] = longest - rows.shape[dim]
         padded = torch.cat([rows, rows.new_zeros(padding)], dim=dim).contiguous()
         shares = [torch.empty_like(padded) for _ in range(self.ranks)]
-        dist.all_gather(shares, padded, group=self.group)
+        self._together(lambda: dist.all_gather(shares, padded, group=self.group))
         # row i is number i // W of rank i mod W
         return torch.stack(shares, dim=dim + 1).flatten(dim, dim + 1).narrow(dim, 0, self.rows)
 
@@ -150,7 +210,7 @@ _CURRENT: ContextVar[Shards] = ContextVar("shards", default=WHOLE)
 
 
 @contextmanager
-def sharded(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+def sharded(group: dist.ProcessGroup | None = None, checked: bool = False) -> Iterator[None]:
     """Inside, every new history is sharded over a process group: also those of policies and sets.
 
     Policies, confidence sequences and programs that are built inside stay sharded for good. Each
@@ -158,6 +218,10 @@ def sharded(group: dist.ProcessGroup | None = None) -> Iterator[None]:
 
     Args:
         group: the process group; the default one if left out.
+        checked: compare the rows that the ranks are given, and name the rank that differs.
+
+    Raises:
+        LostRankError: by whatever uses the history, once a rank has ended.
 
     Example:
         >>> import tempfile, torchglb as glb
@@ -170,7 +234,7 @@ def sharded(group: dist.ProcessGroup | None = None) -> Iterator[None]:
         tensor([ 2.1213, -2.1213], dtype=torch.float64)
         >>> dist.destroy_process_group()
     """
-    token = _CURRENT.set(ProcessShards(group))
+    token = _CURRENT.set(ProcessShards(group, checked=checked))
     try:
         yield
     finally:

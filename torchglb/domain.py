@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import check_count, check_float, check_positive, check_shape, refuse
+from torchglb.rounding import power_of_two
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class Ball:
     def support(self, x: Tensor) -> Tensor:
         """``max <x, theta>`` over the ball, which is ``S |x|``; ``x`` is ``(*B, d)``."""
         self._check("x", x)
-        return self.radius_like(x) * torch.linalg.vector_norm(x, dim=-1)
+        scale = power_of_two(x)  # squares of short vectors would underflow
+        return self.radius_like(x) * scale[..., 0] * torch.linalg.vector_norm(x / scale, dim=-1)
 
     def log_volume(self) -> float | Tensor:
         """``log vol B(S) = (d/2) log pi - log Gamma(d/2 + 1) + d log S``."""

@@ -1,4 +1,4 @@
-"""The exceptions of the library: bad input, a solve without its tolerance, a run that failed."""
+"""Exceptions and warnings: bad input, a solve without its tolerance, a run that failed."""
 
 from __future__ import annotations
 
@@ -13,3 +13,7 @@ class SolverError(RuntimeError):
 
 class RunError(RuntimeError):
     """Tasks of a run failed; the message names them, and what the others did is kept."""
+
+
+class UndeclaredConstantWarning(UserWarning):
+    """A certificate rests on a constant of the family that was only searched on a grid."""

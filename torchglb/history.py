@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from torchglb.checks import (
 from torchglb.distributed import Shards, current
 from torchglb.families import GLMFamily
 from torchglb.recording import is_recorded, is_transformed
+from torchglb.rounding import scatter_exactly, two_product
 
 
 class Rows(NamedTuple):
@@ -33,12 +35,28 @@ class Rows(NamedTuple):
     w: Tensor | None = None
 
 
+class _Held(NamedTuple):
+    """All that a history has: replaced as a whole, in one assignment, or not at all."""
+
+    X: Tensor  # (*B, capacity, d)
+    w: Tensor  # (*B, capacity)
+    y: Tensor  # weight times reward: sums of it merge, means do not
+    w_rest: Tensor | None  # with aggregation, what the sums w and y were rounded by
+    y_rest: Tensor | None
+    distinct: Tensor  # (*B), rows in use with aggregation
+    used: int  # rows in use; with aggregation an upper bound on them
+    observations: int
+    unit_weights: bool  # every weight so far is 1
+
+
 class History:
     """Weighted observations of a batch of problems that advance together.
 
     All problems of the batch append the same number of rows; a row that one problem should not
-    see gets weight 0. Appending is amortised O(1) per row. Rows that require grad keep their
-    graph (appending then copies, O(n)).
+    see gets weight 0. Appending is amortised O(1) per row, and all or nothing: whatever interrupts
+    it leaves the history as it was. Rows that require grad keep their graph (appending then copies,
+    O(n)). Nothing is shared with the outside: tensors may be changed after they were appended, and
+    what is read is a copy (but for :meth:`view`).
 
     A history that is built inside :func:`torchglb.distributed.sharded` keeps its share of the rows
     only: every rank appends the same rows, ``len`` counts them all, and ``X``, ``r``, ``w`` and
@@ -48,7 +66,8 @@ class History:
         dim: d, the number of features.
         batch_shape: ``*B``.
         aggregate: merge repeated feature vectors into one row with the summed weight and the
-            weighted mean reward, so that a fixed arm set costs O(distinct arms) whatever t is.
+            weighted mean reward, so that a fixed arm set costs O(distinct arms) whatever t is. Both
+            sums are kept in two numbers each, and lose nothing with t.
         family: if given, rewards are checked against its support on arrival.
         max_norm: features longer than this are refused (None allows any).
         validate: look at values at all; one host synchronisation per call.
@@ -91,87 +110,173 @@ class History:
         self.family = family
         self.max_norm = max_norm
         self.validate = validate
-        self._X = torch.zeros((*self.batch_shape, 0, dim), dtype=dtype, device=device)
-        # _y holds weight times reward: sums of it merge, means do not
-        self._w = torch.zeros((*self.batch_shape, 0), dtype=dtype, device=self._X.device)
-        self._y = torch.zeros_like(self._w)
-        self._used = 0  # rows in use; with aggregation an upper bound on them
-        self._distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=self._X.device)
-        self._observations = 0
+        X = torch.zeros((*self.batch_shape, 0, dim), dtype=dtype, device=device)
+        w, y, *rests = (torch.zeros_like(X[..., 0]) for _ in range(4))
+        w_rest, y_rest = rests if self.aggregate else (None, None)
+        distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=X.device)
+        self._held = _Held(X, w, y, w_rest, y_rest, distinct, 0, 0, not self.aggregate)
+        self.epoch = 0  # how often its rows were replaced by others
         self._shards = current()
-        self._unit_weights = not self.aggregate  # every weight so far is 1
+        self._arrays: tuple[Tensor, tuple[Any, Any, Any]] | None = None  # a cache of arrays()
+
+    def __copy__(self) -> History:
+        """A copy of its own: two histories that shared buffers would write over each other."""
+        return copy.deepcopy(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> History:
+        new = object.__new__(type(self))
+        memo[id(self)] = new
+        shared = {"_held": self._held, "_shards": self._shards, "_arrays": None}
+        rest = {name: value for name, value in vars(self).items() if name not in shared}
+        vars(new).update(copy.deepcopy(rest, memo), **shared)
+        # torch's own deepcopy refuses tensors that keep a graph
+        parts = self._held._asdict()
+        copies: dict[str, Any] = {
+            name: _cloned(t) for name, t in parts.items() if isinstance(t, Tensor)
+        }
+        new._held = self._held._replace(**copies)
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the cache, whose arrays share memory that a copy does not."""
+        return vars(self) | {"_arrays": None}
 
     # ---- reading -------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """The number of observations appended, per problem."""
-        return self._observations
+        return self._held.observations
 
     @property
     def shards(self) -> Shards:
         """Where the rows are; completes sums over those that are here."""
-        return self._shards.at(self._observations)
+        return self._shards.at(len(self))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are here."""
+        return self._shards.is_whole
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the rows."""
-        return self._X.dtype
+        return self._held.X.dtype
 
     @property
     def device(self) -> torch.device:
         """The device of the rows."""
-        return self._X.device
+        return self._held.X.device
 
     @property
     def X(self) -> Tensor:
         """Features ``(*B, n, d)``; with aggregation n counts distinct rows."""
-        self._tighten()
-        return self._X[..., : self._used, :]
+        return self._tight().X.clone()
 
     @property
     def r(self) -> Tensor:
         """Rewards ``(*B, n)``; with aggregation the weighted mean reward of each row."""
-        self._tighten()
-        return self._rewards()
+        return self._tight().r.clone()
 
     @property
     def w(self) -> Tensor:
         """Weights ``(*B, n)``; with aggregation the summed weight of each row."""
-        self._tighten()
-        return self._w[..., : self._used]
+        held = self._held
+        return held.w[..., : self._count(held)].clone()
 
     def rows(self) -> Rows:
-        """A snapshot that later appends do not change.
+        """A copy of the rows, which is yours.
 
         With aggregation it may end in unused rows of weight 0: asking how many are in use would
         be a host synchronisation.
         """
-        X, w = self._X[..., : self._used, :], self._w[..., : self._used]
-        if self.aggregate:
-            return Rows(X.clone(), self._rewards(), w.clone())
+        X, r, w = self.view()
+        return Rows(X.clone(), r.clone(), None if w is None else w.clone())
+
+    def view(self) -> Rows:
+        """The same without a copy, to be read only: writing to it would change the history.
+
+        Later appends do not change it.
+        """
+        held = self._held
+        return self._view(held, held.used)
+
+    def arrays(self) -> tuple[Any, Any, Any, int]:
+        """X ``(N, d, capacity)``, w and w r ``(N, capacity)`` and the number of rows in use.
+
+        For compiled code: NumPy's views of the memory of a CPU, to be read only. With aggregation,
+        where sums are kept in two numbers, they are copies in float64.
+        """
+        held = self._held
+        if self._arrays is None or self._arrays[0] is not held.X or self.aggregate:
+            N, capacity = self.batch_shape.numel(), held.X.shape[-2]
+            X = held.X.detach().mT.reshape(N, self.dim, capacity)
+            w, y = (t.detach().reshape(N, capacity) for t in (held.w, held.y))
+            if held.w_rest is not None and held.y_rest is not None:
+                w_rest, y_rest = (t.reshape(N, capacity) for t in (held.w_rest, held.y_rest))
+                X, w, y = X.double(), w.double() + w_rest.double(), y.double() + y_rest.double()
+            self._arrays = held.X, (X.contiguous().numpy(), w.numpy(), y.numpy())
+        return *self._arrays[1], held.used
+
+    # ---- writing by compiled code: reserve, write behind the rows in use, commit -----------
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether the rows carry derivatives: then they are only to be appended to."""
+        held = self._held
+        return is_recorded(held.X, held.w, held.y)
+
+    @property
+    def longest_row(self) -> float:
+        """A row may be as long as this, a few roundings beyond ``max_norm``."""
+        if self.max_norm is None:
+            return math.inf
+        return self.max_norm * (1 + 64 * torch.finfo(self.dtype).eps)
+
+    def reserve(self, rows: int) -> tuple[Any, Any, Any, int]:
+        """:meth:`arrays` with room for so many plain rows more, which :meth:`commit` adds."""
+        if self.aggregate or not self._shards.is_whole:
+            raise refuse("history", "one of plain rows", "another kind")
+        self._held = _reserved(self._held, self._held.used + rows)  # the same rows
+        return self.arrays()
+
+    def commit(self, rows: int) -> None:
+        """The rows of weight 1 behind those in use are there from now on."""
+        held = self._held
+        self._held = held._replace(used=held.used + rows, observations=held.observations + rows)
+
+    def _view(self, held: _Held, count: int) -> Rows:
+        X, w, y = held.X[..., :count, :], held.w[..., :count], held.y[..., :count]
+        if held.unit_weights:
+            r = y
+        else:
+            ones = torch.ones_like(w)
+            r = torch.where(w > 0, y / torch.where(w > 0, w, ones), torch.zeros_like(y))
         # appending writes behind these rows only, so a view is a snapshot; .data gives it a
         # version counter of its own, or autograd would take every append for a modification
-        X, r, w = (t if is_recorded(t) else t.data for t in (X, self._rewards(), w))
-        return Rows(X, r, None if self._unit_weights else w)
+        X, r, w = (t if is_recorded(t) else t.data for t in (X, r, w))
+        return Rows(X, r, None if held.unit_weights else w)
+
+    def _tight(self) -> Rows:
+        """:meth:`view` of the rows in use (a host synchronisation with aggregation)."""
+        held = self._held
+        return self._view(held, self._count(held))
+
+    def _count(self, held: _Held) -> int:
+        """How many rows are in use."""
+        if not self.aggregate:
+            return held.used
+        return int(held.distinct.max()) if held.distinct.numel() else 0
 
     def whole(self) -> Rows:
         """The rows of all ranks in the order in which they came: for few rows."""
-        rows, shards = self.rows(), self.shards
+        rows, shards = self.view(), self.shards
         if shards.is_whole:
-            return rows
+            return self.rows()
         if self.aggregate:
             raise refuse("history", "one that is not both sharded and aggregated", "both")
         X, r, w = rows
         w = None if w is None else shards.gather(w, -1)
         return Rows(shards.gather(X, -2), shards.gather(r, -1), w)
-
-    def _rewards(self) -> Tensor:
-        w, y = self._w[..., : self._used], self._y[..., : self._used]
-        if self._unit_weights:
-            return y
-        return torch.where(
-            w > 0, y / torch.where(w > 0, w, torch.ones_like(w)), torch.zeros_like(y)
-        )
 
     # ---- writing -------------------------------------------------------------------------
 
@@ -208,34 +313,28 @@ class History:
             w = w[..., None] if one else w
         if self.validate and not is_transformed(x, r, w):  # vmap shows nobody its values
             self._check_values(x, r, w)
-        keeps_graph = is_recorded(x, r, w, self._X, self._w, self._y)
+        held = self._held
+        keeps_graph = is_recorded(x, r, w, held.X, held.w, held.y)
         if keeps_graph and (self.aggregate or not self._shards.is_whole):
             raise refuse("x, r, weight", "tensors without derivatives", "one that is recorded")
-        count = x.shape[-2]
+        observations = held.observations + x.shape[-2]
         if not self._shards.is_whole:
-            mine = self._shards.mine(self._observations)
+            self._shards.compare("rows", x, r, w)
+            mine = self._shards.mine(held.observations)
             x, r, w = x[..., mine, :], r[..., mine], w[..., mine]
         if self.aggregate:
-            on_cpu = self._X.device.type == "cpu"  # there it costs nothing to count the rows
-            if not on_cpu:
-                self._make_room(x.shape[-2])
-            for start in range(0, x.shape[-2], 256):  # bounds the memory of the comparison
-                part = slice(start, start + 256)
-                if on_cpu:
-                    self._make_room(x[..., part, :].shape[-2])
-                self._merge(x[..., part, :], r[..., part], w[..., part])
+            held = self._merged(held, x, r, w)
         else:
-            self._extend(x, w, r if weight is None else w * r, copy=keeps_graph)
-        self._observations += count
-        self._unit_weights = self._unit_weights and weight is None
+            held = _extended(held, x, w, r if weight is None else w * r, copy=keeps_graph)
+        unit = held.unit_weights and weight is None
+        # the one assignment by which the rows are there
+        self._held = held._replace(observations=observations, unit_weights=unit)
 
     def _check_values(self, x: Tensor, r: Tensor, w: Tensor) -> None:
         checks = ValueChecks()
         checks.finite("x", x)
         if self.max_norm is not None:
-            norm = torch.linalg.vector_norm(x, dim=-1)
-            slack = 64 * torch.finfo(self.dtype).eps
-            limit = self.max_norm * (1 + slack)
+            norm, limit = torch.linalg.vector_norm(x, dim=-1), self.longest_row
             checks.within("x", norm, 0.0, limit, lambda: f"rows of norm at most {self.max_norm:g}")
         if self.family is not None:
             self.family.require_rewards(checks, r)
@@ -245,66 +344,33 @@ class History:
         checks.within("weight", w, 0.0, math.inf, lambda: "non-negative weights")
         checks.settle()
 
-    def _extend(self, x: Tensor, w: Tensor, y: Tensor, *, copy: bool) -> None:
-        end = self._used + x.shape[-2]
-        if copy:  # a fresh tensor keeps every graph intact
-            old = slice(0, self._used)
-            self._X = torch.cat([self._X[..., old, :], x], dim=-2)
-            self._w = torch.cat([self._w[..., old], w], dim=-1)
-            self._y = torch.cat([self._y[..., old], y], dim=-1)
-        else:
-            self._reserve(end)
-            new = slice(self._used, end)
-            array(self._X)[..., new, :] = array(x)
-            array(self._w)[..., new], array(self._y)[..., new] = array(w), array(y)
-        self._used = end
+    def mark(self) -> _Held:
+        """Where the history stands, for :meth:`reset`; costs nothing."""
+        return self._held
 
-    def _reserve(self, rows: int) -> None:
-        capacity = self._X.shape[-2]
-        if rows <= capacity:
-            return
-        self._enlarge(max(rows, 2 * capacity, 64))
-
-    def _enlarge(self, capacity: int) -> None:
-        """Buffers of exactly this size."""
-
-        def grow(old: Tensor, dim: int) -> Tensor:
-            shape = list(old.shape)
-            shape[dim] = capacity - shape[dim]
-            return torch.cat([old, old.new_zeros(shape)], dim=dim)
-
-        # feature by feature in memory: a pass is then several times faster for small d
-        self._X, self._w, self._y = grow(self._X.mT, -1).mT, grow(self._w, -1), grow(self._y, -1)
+    def reset(self, mark: _Held) -> None:
+        """Forgets all rows that came after a mark: what undoes a step that failed half-way."""
+        self._held = mark
 
     # ---- aggregation ---------------------------------------------------------------------
 
-    def _merge(self, x: Tensor, r: Tensor, w: Tensor) -> None:
-        """Adds each row to the earlier equal one, of the history or of ``x`` itself."""
-        k, m = x.shape[-2], self._used
-        rows = torch.cat([self._X[..., :m, :], x], dim=-2)
-        equal = (x[..., :, None, :] == rows[..., None, :, :]).all(-1)  # (*B, k, m + k)
-        place = torch.arange(m + k, device=x.device)
-        known = (place >= m) | (place < self._distinct[..., None])
-        first = torch.where(equal & known[..., None, :], place, m + k).amin(-1)  # (*B, k)
-        new = first == m + torch.arange(k, device=x.device)
-        rank = self._distinct[..., None] + new.long().cumsum(-1) - 1
-        slot = torch.where(first < m, first, rank.gather(-1, (first - m).clamp_min(0)))
-        self._X.scatter_(-2, slot[..., None].expand_as(x), x)
-        self._w.scatter_add_(-1, slot, w)
-        self._y.scatter_add_(-1, slot, w * r)
-        self._distinct += new.sum(-1)
-        self._used = m + k
+    def _merged(self, held: _Held, x: Tensor, r: Tensor, w: Tensor) -> _Held:
+        """With rows added to the earlier equal ones, of the history or of ``x`` itself."""
+        on_cpu = held.X.device.type == "cpu"  # there it costs nothing to count the rows
+        if not on_cpu:
+            held = self._with_room(held, x.shape[-2])
+        for start in range(0, x.shape[-2], 256):  # bounds the memory of the comparison
+            part = slice(start, start + 256)
+            few = x[..., part, :]
+            held = self._with_room(held, few.shape[-2]) if on_cpu else held
+            held = _merge(held, few, r[..., part], w[..., part])
+        return held
 
-    def _make_room(self, rows: int) -> None:
+    def _with_room(self, held: _Held, rows: int) -> _Held:
         """Room for so many more rows; how many are in use is asked only when buffers are full."""
-        if self._used > 0 and self._used + rows > self._X.shape[-2]:
-            self._tighten()
-        self._reserve(self._used + rows)
-
-    def _tighten(self) -> None:
-        """Lowers the bound on the rows in use to their number (a host synchronisation)."""
-        if self.aggregate:
-            self._used = int(self._distinct.max()) if self._distinct.numel() else 0
+        if held.used > 0 and held.used + rows > held.X.shape[-2]:
+            held = held._replace(used=self._count(held))
+        return _reserved(held, held.used + rows)
 
     # ---- saving --------------------------------------------------------------------------
 
@@ -313,15 +379,16 @@ class History:
 
         Unused rows and the size of the buffers belong to it: sums are rounded in their order.
         """
+        held = self._held
+        sums = ("w", "y", *(("w_rest", "y_rest") if self.aggregate else ()))
         return self._place() | {
-            "capacity": self._X.shape[-2],
-            "X": self._X[..., : self._used, :].detach().clone(),
-            "w": self._w[..., : self._used].detach().clone(),
-            "y": self._y[..., : self._used].detach().clone(),
-            "distinct": self._distinct.clone(),
-            "observations": self._observations,
+            "capacity": held.X.shape[-2],
+            "X": held.X[..., : held.used, :].detach().clone(),
+            **{name: getattr(held, name)[..., : held.used].detach().clone() for name in sums},
+            "distinct": held.distinct.clone(),
+            "observations": held.observations,
             "aggregate": self.aggregate,
-            "unit_weights": self._unit_weights,
+            "unit_weights": held.unit_weights,
         }
 
     def _place(self) -> dict[str, list[int]]:
@@ -339,13 +406,14 @@ class History:
         for name, mine in self._place().items():
             if state[name] != mine:
                 raise refuse(f"state['{name}']", f"the share {mine} (rank, ranks)", state[name])
-        X, w, y, distinct = (state[name] for name in ("X", "w", "y", "distinct"))
+        X, w, distinct = state["X"], state["w"], state["distinct"]
         batch = tuple(self.batch_shape)
         checks = ValueChecks()
-        for name, value in {"X": X, "w": w, "y": y}.items():
-            label = f"state['{name}']"
+        sums = ("w", "y", *(("w_rest", "y_rest") if self.aggregate else ()))
+        for name in ("X", *sums):
+            label, value = f"state['{name}']", state[name]
             check_float(label, value)
-            tail = ("n", self.dim) if value is X else (X.shape[-2],)
+            tail = ("n", self.dim) if name == "X" else (X.shape[-2],)
             check_shape(label, value, (*batch, *tail))
             if value.dtype != self.dtype:
                 raise refuse(label, f"dtype {self.dtype}", value.dtype)
@@ -355,10 +423,76 @@ class History:
         capacity = check_count("state['capacity']", state["capacity"], least=X.shape[-2])
         if self.validate:
             checks.settle()
-        X, self._w, self._y = (t.to(self.device).clone() for t in (X, w, y))
-        self._X = X.mT.contiguous().mT  # laid out as before, so that sums are rounded as before
-        self._enlarge(capacity)
-        self._distinct = distinct.to(self.device).clone()
-        self._used = X.shape[-2]
-        self._observations = int(state["observations"])
-        self._unit_weights = bool(state["unit_weights"])
+        # laid out as before, so that sums are rounded as before
+        X = X.to(self.device).mT.contiguous().mT
+        held = self._held._replace(
+            X=X,
+            distinct=distinct.to(self.device).clone(),
+            used=X.shape[-2],
+            observations=int(state["observations"]),
+            unit_weights=bool(state["unit_weights"]),
+            **{name: state[name].to(self.device) for name in sums},
+        )
+        held = _enlarged(held, capacity)  # copies them
+        self.epoch += 1  # first, so that nobody takes the new rows for the old ones
+        self._held = held
+
+
+def _cloned(tensor: Tensor) -> Tensor:
+    """A copy with the same memory layout: sums are rounded in its order."""
+    return tensor.mT.clone().mT if tensor.ndim > 1 and tensor.mT.is_contiguous() else tensor.clone()
+
+
+def _extended(held: _Held, x: Tensor, w: Tensor, y: Tensor, *, copy: bool) -> _Held:
+    """With more rows; they are written behind those that are in use, where nobody looks."""
+    used, end = held.used, held.used + x.shape[-2]
+    if copy:  # a fresh tensor keeps every graph intact
+        X = torch.cat([held.X[..., :used, :], x], dim=-2)
+        w, y = torch.cat([held.w[..., :used], w], dim=-1), torch.cat([held.y[..., :used], y], -1)
+        return held._replace(X=X, w=w, y=y, used=end)
+    held = _reserved(held, end)
+    array(held.X)[..., used:end, :] = array(x)
+    array(held.w)[..., used:end], array(held.y)[..., used:end] = array(w), array(y)
+    return held._replace(used=end)
+
+
+def _reserved(held: _Held, rows: int) -> _Held:
+    """With buffers for so many rows."""
+    capacity = held.X.shape[-2]
+    return held if rows <= capacity else _enlarged(held, max(rows, 2 * capacity, 64))
+
+
+def _enlarged(held: _Held, capacity: int) -> _Held:
+    """With buffers of exactly this size."""
+
+    def grow(old: Tensor) -> Tensor:
+        return torch.cat([old, old.new_zeros((*old.shape[:-1], capacity - old.shape[-1]))], dim=-1)
+
+    # feature by feature in memory: a pass is then several times faster for small d
+    held = held._replace(X=grow(held.X.mT).mT, w=grow(held.w), y=grow(held.y))
+    if held.w_rest is None or held.y_rest is None:
+        return held
+    return held._replace(w_rest=grow(held.w_rest), y_rest=grow(held.y_rest))
+
+
+def _merge(held: _Held, x: Tensor, r: Tensor, w: Tensor) -> _Held:
+    """With each row added to the earlier equal one; the old tensors stay as they are."""
+    assert held.w_rest is not None
+    assert held.y_rest is not None
+    k, m = x.shape[-2], held.used
+    rows = torch.cat([held.X[..., :m, :], x], dim=-2)
+    equal = (x[..., :, None, :] == rows[..., None, :, :]).all(-1)  # (*B, k, m + k)
+    place = torch.arange(m + k, device=x.device)
+    known = (place >= m) | (place < held.distinct[..., None])
+    first = torch.where(equal & known[..., None, :], place, m + k).amin(-1)  # (*B, k)
+    new = first == m + torch.arange(k, device=x.device)
+    rank = held.distinct[..., None] + new.long().cumsum(-1) - 1
+    slot = torch.where(first < m, first, rank.gather(-1, (first - m).clamp_min(0)))
+    y, lost = two_product(w, r)
+    total_w, w_rest = scatter_exactly(held.w, held.w_rest, slot, w)
+    total_y, y_rest = scatter_exactly(held.y, held.y_rest, slot, y, lost)
+    X = held.X.scatter(-2, slot[..., None].expand_as(x), x)
+    distinct = held.distinct + new.sum(-1)
+    return held._replace(
+        X=X, w=total_w, y=total_y, w_rest=w_rest, y_rest=y_rest, distinct=distinct, used=m + k
+    )

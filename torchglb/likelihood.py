@@ -21,6 +21,7 @@ from torchglb.checks import ValueChecks, check_float, check_same, check_shape, r
 from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
+from torchglb.rounding import EVALUATION, combine_rows, lost_in_sum
 
 #: a ridge that all problems share
 NUMBER = (int, float)
@@ -34,6 +35,21 @@ class Expansion(NamedTuple):
     loss: Tensor
     gradient: Tensor
     hessian: Tensor
+
+
+class Errors(NamedTuple):
+    """What rounding may have done to an expansion, ``(*B)`` each.
+
+    Attributes:
+        loss: a bound on the error of the loss.
+        gradient: a bound on the length of the error of the gradient.
+        steepness: ``sum_s w_s |slope_s| |x_s|`` and the like of ridge and tilt: without
+            cancellation, how fast the loss may change.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    steepness: Tensor
 
 
 class RowSums:
@@ -126,6 +142,67 @@ class RowSums:
             self._add_gradient(gradient, theta),
             self._add_hessian(hessian, theta),
         )
+
+    def expand_with_errors(self, theta: Tensor) -> tuple[Expansion, Errors]:
+        """:meth:`expand`, with bounds on what rounding has done to loss and gradient.
+
+        A product ``z = <x, theta>`` of d terms errs by ``lost(d) eps |x| |theta|``, which moves the
+        loss of a row by its slope and the slope by its curvature. Evaluating ``m(z) - r z`` loses
+        some eps of ``|m| + |r z|``, at most those of ``|m - r z| + 2 |r z|``, even where the two
+        cancel; likewise ``mu(z) - r``. Adding n rows loses ``lost(n) eps`` of their sizes
+        (:func:`torchglb.rounding.lost_in_sum`; the gradient is summed in blocks for it).
+
+        In single precision a loss with a centred form, ``c(z, r) - k(r)``, is the sum of c less
+        that of k, which is made in double precision: then only c is rounded as above, nothing
+        cancels, and the difference is rounded once.
+        """
+        z, r, d = self._features(theta), self._rewards(theta), self.dim
+        terms = self.family.loss_terms(z, r)
+        losses, slopes, curvatures = (self._weighted(t) for t in terms)
+        centred = None if theta.dtype == torch.float64 else self.family.centred_loss(z, r)
+        if centred is not None:
+            losses = self._weighted(centred[0])
+        rows = torch.linalg.vector_norm(self.X, dim=-1)  # |x|
+        rows = rows if self._single(theta) else rows[..., None, :]
+        rewards = self._weighted(r.abs() / self.family.dispersion)
+        gradient = combine_rows(slopes[..., None, :] if self._single(theta) else slopes, self.X)
+        sums = self.shards.sum(
+            losses.sum(-1),
+            gradient[..., 0, :] if self._single(theta) else gradient,
+            self._gram(curvatures),
+            losses.abs().sum(-1),
+            (slopes.abs() * rows).sum(-1),
+            (rewards * z.abs()).sum(-1),
+            (rewards * rows).sum(-1).expand(losses.shape[:-1]).contiguous(),
+        )
+        loss, gradient, hessian, size, steepness, cancelled, pulled = sums
+        if centred is not None:
+            (known,) = self.shards.sum(self._weighted(centred[1]).sum(-1))
+            loss, cancelled = (loss.double() - known).to(theta.dtype), torch.zeros_like(cancelled)
+        bend = torch.diagonal(hessian, dim1=-2, dim2=-1).sum(-1)
+        at = Expansion(
+            self._add_loss(loss, theta),
+            self._add_gradient(gradient, theta),
+            self._add_hessian(hessian, theta),
+        )
+        norm = torch.linalg.vector_norm(theta, dim=-1)
+        eps, added = torch.finfo(theta.dtype).eps, lost_in_sum(self.shards.total(self.X.shape[-2]))
+        product = 1.0 + 0.5 * d
+        of_loss = (added + EVALUATION) * size + 2.0 * EVALUATION * cancelled
+        of_gradient = (added + EVALUATION) * steepness + 2.0 * EVALUATION * pulled
+        # the last additions: each is rounded once, at most to the sizes of what is added
+        last = EVALUATION * at.loss.abs() if centred is None else loss.abs() + at.loss.abs()
+        of_loss = of_loss + product * norm * steepness + last
+        of_gradient = of_gradient + product * norm * bend
+        outer = 0.0 * norm  # the steepness of ridge and tilt
+        if self.is_ridged:
+            outer = outer + self._ridge(theta, 0) * norm
+        if self.tilt is not None:
+            tilt = torch.linalg.vector_norm(self.tilt, dim=-1)
+            outer = outer + (tilt if self._single(theta) else tilt[..., None])
+        of_loss = of_loss + (product + EVALUATION) * norm * outer
+        of_gradient = of_gradient + EVALUATION * outer
+        return at, Errors(eps * of_loss, eps * of_gradient, steepness + outer)
 
     # a vector v of one entry per row is (*B, n), or (*B, P, n) for P points
 
@@ -260,7 +337,7 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         # a module looks twice at every attribute, so it is shown only what it has to register
         vars(self).update(given, shards=shards)
         for name, value in given.items():
-            if isinstance(value, nn.Parameter):
+            if type(value) is not Tensor and isinstance(value, nn.Parameter):
                 del vars(self)[name]
                 setattr(self, name, value)
 
@@ -275,7 +352,7 @@ class NegativeLogLikelihood(RowSums, nn.Module):
     ) -> NegativeLogLikelihood:
         """The loss of a history as it stands now."""
         if isinstance(history, History):
-            rows, shards = history.rows(), history.shards
+            rows, shards = history.view(), history.shards
         else:
             rows, shards = history, WHOLE
         return cls(family, *rows, regularization=regularization, tilt=tilt, shards=shards)
@@ -320,14 +397,19 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         checks = ValueChecks()
         if rows:
             checks.finite("X", self.X)
-            self.family.require_rewards(checks, self.r)
-            if self.w is not None:
-                checks.finite("w", self.w)
-                checks.within("w", self.w, 0.0, math.inf, lambda: "non-negative weights")
+            # the reward of merged rows is a mean
+            self.family.require_rewards(checks, self.r, merged=self.w is not None)
+        self.require_convex(checks, weights=rows)
+        checks.settle()
+
+    def require_convex(self, checks: ValueChecks, *, weights: bool = True) -> None:
+        """Adds to ``checks`` that no weight and no regularisation is negative or not finite."""
+        if weights and self.w is not None:
+            checks.finite("w", self.w)
+            checks.within("w", self.w, 0.0, math.inf, lambda: "non-negative weights")
         if isinstance(ridge := self.regularization, Tensor):
             checks.finite("regularization", ridge)
             checks.require("regularization", ridge >= 0, "non-negative numbers", ridge)
-        checks.settle()
 
     def on_arrays(self) -> RowSums | None:
         """The same sums on NumPy arrays, of ``(*B, d)`` points; None where that is not possible."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +19,22 @@ from torchglb.checks import (
     check_shape,
     refuse,
 )
+from torchglb.compiled_rows import CompiledRows, blocks, compiled_family
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
+from torchglb.families.compiled import CompiledFamily
 from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.optim import Evaluation, Shortcuts, SolveResult, lbfgs, newton, raise_unless_converged
+from torchglb.mle_kernels import Estimates, minimize_all
+from torchglb.optim import (
+    Evaluation,
+    Shortcuts,
+    SolveResult,
+    Status,
+    lbfgs,
+    newton,
+    raise_unless_converged,
+)
 from torchglb.optim.implicit import (
     flat_directions,
     newton_polish,
@@ -29,8 +42,10 @@ from torchglb.optim.implicit import (
     refuse_singular,
     withheld,
 )
-from torchglb.recording import is_transformed, wants_gradient
+from torchglb.recording import is_transformed, wants_gradient, without_autocast
 
+#: up to this many features compiled code is faster than a linear algebra library
+COMPILED_LIMIT = 32
 #: above this many features a Hessian costs more than the steps it saves
 NEWTON_LIMIT = 200
 #: below this n d a Hessian costs less than the steps it saves
@@ -79,7 +94,7 @@ class _Curvature:
 
     def __init__(self, likelihood: NegativeLogLikelihood, known: Tensor, recorded: bool) -> None:
         self.likelihood, self.known, self.recorded = likelihood, known, recorded
-        self.versions = self._versions()
+        self.versions = self._versions() if known.ndim < likelihood.X.ndim else []
 
     def at(self, theta: Tensor) -> Tensor:
         if self.known.ndim > theta.ndim:
@@ -141,18 +156,28 @@ def constrained_mle(
     if not isinstance(history, History | Rows):
         raise refuse("history", "a History or Rows", type(history).__name__)
     likelihood = NegativeLogLikelihood.of(family, history, regularization=regularization)
+    if validate and isinstance(domain, Ball) and not isinstance(domain.radius, Tensor):
+        family.require_convex(domain.radius)
     if validate and not (likelihood.shards.is_whole or _was_checked(history, family)):
         # a refusal on one rank would leave the others waiting for it
         expected = "rewards checked on arrival (History(family=...)), or validate=False"
         raise refuse("history", f"a sharded history with {expected}", "neither")
-    if validate and not is_transformed(*likelihood.tensors()):
-        likelihood.check_values(rows=not _was_checked(history, family))
+    validate = validate and not is_transformed(*likelihood.tensors())
+    if validate:
+        likelihood.check_values(rows=False)
         if isinstance(start, Tensor):
             checks = ValueChecks()
             checks.finite("start", start)
             checks.settle()
     return minimize_likelihood(
-        likelihood, domain, solver=solver, start=start, tol=tol, max_steps=max_steps, throw=throw
+        likelihood,
+        domain,
+        solver=solver,
+        start=start,
+        tol=tol,
+        max_steps=max_steps,
+        throw=throw,
+        validate=validate and not _was_checked(history, family),
     )
 
 
@@ -161,6 +186,7 @@ def _was_checked(history: History | Rows, family: GLMFamily) -> bool:
     return isinstance(history, History) and history.validate and history.family is family
 
 
+@without_autocast
 def minimize_likelihood(
     likelihood: NegativeLogLikelihood,
     domain: Ball,
@@ -171,6 +197,7 @@ def minimize_likelihood(
     max_steps: int | None = None,
     throw: bool = True,
     loss_only: bool = False,
+    validate: bool = False,
 ) -> MLEResult:
     """:func:`constrained_mle` for a loss that is already built (possibly tilted).
 
@@ -180,8 +207,8 @@ def minimize_likelihood(
     different rewards do, the least loss has a kink in the features: its derivative is then that
     of the loss at the minimiser that was found, one of the generalised gradients.)
     """
-    X, batch = likelihood.X, likelihood.batch_shape
     _check_domain(domain, likelihood)
+    X, radius = likelihood.X, domain.radius
     if solver is None:
         solver = "newton" if likelihood.dim <= NEWTON_LIMIT else "lbfgs"
     check_choice("solver", solver, ("newton", "lbfgs"))
@@ -193,18 +220,75 @@ def minimize_likelihood(
     check_count("max_steps", max_steps)
     if start is not None:
         check_same("start", start, "X", X)
-        check_shape("start", start, (*batch, likelihood.dim))
+        check_shape("start", start, (*likelihood.batch_shape, likelihood.dim))
         start = domain.project(start.detach())
+
+    data = likelihood.tensors()
+    recorded = wants_gradient(*data, *([radius] if isinstance(radius, Tensor) else ()))
+    family = _compiled_family(likelihood, solver)
+    if family is not None and not recorded:
+        result, (loss, gradient, hessian) = minimize_compiled(
+            likelihood, family, radius, start, tol, max_steps, validate=validate
+        )
+        if throw:
+            raise_unless_converged(result.status, "constrained_mle")
+        curvature = _Curvature(likelihood, hessian, recorded)
+        return MLEResult(
+            result.point, loss, gradient, result.gap, result.status, result.num_steps, curvature
+        )
+    if validate:
+        likelihood.check_values()
+    search = _Search(solver, tol, max_steps)
+    if start is None:
+        start = X.new_zeros((*likelihood.batch_shape, likelihood.dim))
+    radius = domain.radius_like(X).expand(likelihood.batch_shape)
+
+    def solve(start: Tensor, radius: Tensor, *data: Tensor) -> tuple[Tensor, ...]:
+        loss = likelihood.rebuild(data)
+        result, there = search.minimize(loss, start, radius)
+        hessian = loss.hessian(result.point)
+        return result.point, there.gradient, hessian, result.gap, result.status, result.num_steps
+
+    if recorded:
+        found, force, bend, gap, status, num_steps = opaque(solve, start, radius, *data)
+        theta, singular = _differentiable(likelihood, radius, found, force, bend)
+        if not (loss_only or is_transformed(singular)):
+            refuse_singular("theta", singular)
+        loss, gradient, hessian = likelihood.expand(theta)
+        theta, gradient, hessian = (
+            withheld(part, singular, "theta") for part in (theta, gradient, hessian)
+        )
     else:
-        start = X.new_zeros((*batch, likelihood.dim))
-    radius = domain.radius_like(X)
-    radius = radius if radius.shape == batch else radius.expand(batch)
+        result, (loss, gradient, hessian) = search.minimize(likelihood, start, radius)
+        theta, gap, status, num_steps = result.point, result.gap, result.status, result.num_steps
+    if throw and not is_transformed(status):
+        raise_unless_converged(status, "constrained_mle")
+    curvature = _Curvature(likelihood, hessian, recorded)
+    return MLEResult(theta, loss, gradient, gap, status, num_steps, curvature)
+
+
+def _compiled_family(loss: NegativeLogLikelihood, solver: str) -> CompiledFamily | None:
+    """The family, where compiled code is the way to minimise this loss."""
+    few = solver == "newton" and loss.dim <= COMPILED_LIMIT
+    return compiled_family(loss) if few else None
+
+
+class _Search(NamedTuple):
+    """How to minimise tensors from a start; nothing is differentiated."""
+
+    solver: str
+    tol: float
+    max_steps: int
 
     def minimize(
-        loss: NegativeLogLikelihood, start: Tensor, radius: Tensor
+        self, loss: NegativeLogLikelihood, start: Tensor, radius: Tensor
     ) -> tuple[SolveResult, Evaluation]:
-        if solver == "lbfgs":
+        tol, max_steps = self.tol, self.max_steps
+        if self.solver == "lbfgs":
             return lbfgs(loss.value_and_gradient, start, radius, tol=tol, max_steps=max_steps)
+        family = _compiled_family(loss, self.solver)
+        if family is not None:
+            return minimize_compiled(loss, family, radius, start, tol, max_steps)
         n, d = loss.num_rows, loss.dim
         rough = d >= ROUGH_FROM and n >= d and loss.X.dtype == torch.float64
         sums = loss.on_arrays()
@@ -221,30 +305,49 @@ def minimize_likelihood(
             shortcuts = shortcuts.taking_arrays()
         return newton(loss.expand, start, radius, tol=tol, max_steps=max_steps, shortcuts=shortcuts)
 
-    def solve(start: Tensor, radius: Tensor, *data: Tensor) -> tuple[Tensor, ...]:
-        loss = likelihood.rebuild(data)
-        result, there = minimize(loss, start, radius)
-        hessian = loss.hessian(result.point)
-        return result.point, there.gradient, hessian, result.gap, result.status, result.num_steps
 
-    data = likelihood.tensors()
-    recorded = wants_gradient(radius, *data)
-    if recorded:
-        found, force, bend, gap, status, num_steps = opaque(solve, start, radius, *data)
-        theta, singular = _differentiable(likelihood, radius, found, force, bend)
-        if not (loss_only or is_transformed(singular)):
-            refuse_singular("theta", singular)
-        loss, gradient, hessian = likelihood.expand(theta)
-        theta, gradient, hessian = (
-            withheld(part, singular, "theta") for part in (theta, gradient, hessian)
-        )
-    else:
-        result, (loss, gradient, hessian) = minimize(likelihood, start, radius)
-        theta, gap, status, num_steps = result.point, result.gap, result.status, result.num_steps
-    if throw and not is_transformed(status):
-        raise_unless_converged(status, "constrained_mle")
-    curvature = _Curvature(likelihood, hessian, recorded)
-    return MLEResult(theta, loss, gradient, gap, status, num_steps, curvature)
+def minimize_compiled(
+    loss: NegativeLogLikelihood,
+    family: CompiledFamily,
+    radius: float | Tensor,
+    start: Tensor | None,
+    tol: float,
+    max_steps: int,
+    *,
+    validate: bool = False,
+) -> tuple[SolveResult, Evaluation]:
+    """Newton's method in compiled code; arguments and results as those of `newton`."""
+    parts = []
+    for block in blocks(loss, family, radius, start, validate=validate):
+        found = minimize_all(family, block.rows, block.settings, tol, max_steps)
+        if loss.X.dtype == torch.float32:
+            found = _in_single(family, found, block, tol)
+        parts.append(found)
+    whole = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
+    batch = tuple(loss.batch_shape)
+    theta, gradient, hessian, value, gap, status, num_steps = (
+        torch.from_numpy(part.reshape(batch + part.shape[1:])) for part in whole
+    )
+    return SolveResult(theta, value, gap, status, num_steps), Evaluation(value, gradient, hessian)
+
+
+def _in_single(
+    family: CompiledFamily, found: Estimates, block: CompiledRows, tol: float
+) -> Estimates:
+    """The same at the nearest single-precision points of the ball; their gaps, rounded up."""
+    S, theta = block.settings[:, 1], found.theta.astype(np.float32)
+    outside = np.linalg.norm(theta.astype(np.float64), axis=-1) > S
+    theta[outside] *= np.float32(1.0 - 4e-7)
+    block.settings[:, -theta.shape[-1] :] = theta
+    there = minimize_all(family, block.rows, block.settings, tol, 0)
+    lost = (found.status == Status.CONVERGED) & ~(there.gap <= tol * (1.0 + abs(there.loss)))
+    gap, up = there.gap.astype(np.float32), np.float32(np.inf)
+    narrow = {
+        name: getattr(there, name).astype(np.float32) for name in ("gradient", "hessian", "loss")
+    }
+    status = np.where(lost, int(Status.INACCURATE), found.status)
+    changed: dict[str, Any] = {"theta": theta, "gap": np.nextafter(gap, up), "status": status}
+    return there._replace(num_steps=found.num_steps, **changed, **narrow)
 
 
 def _check_domain(domain: Ball, likelihood: NegativeLogLikelihood) -> None:

@@ -1,8 +1,10 @@
 """Random numbers by counting: each replicate has its own stream, whatever batch it runs in.
 
-A draw is a hash of (seed, replicate, counter, entry), by the finaliser of SplitMix64, so all
-replicates draw at once, on any device, and a replicate draws the same numbers alone, in a batch of
-forty, or after being moved within it. One generator per replicate would need a loop over them.
+The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011),
+the one of torch on CUDA devices. It is a bijection of the 128-bit counter for every 64-bit key.
+Here the key is the seed, and the counter is (position, replicate): no two replicates ever share a
+block, all draw at once, and a replicate draws the same numbers alone, in a batch of forty, or after
+being moved within it. A generator with a state would need a loop over the replicates.
 """
 
 from __future__ import annotations
@@ -11,21 +13,65 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.backend import Floats, Ints, entry, kernel
 from torchglb.checks import check_shape, refuse
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
-_FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
-_SECOND = -7723592293110705685  # 0x94D049BB133111EB
+#: the name of the generator, as states and records carry it, and the one of those without a name
+GENERATOR, EARLIER_GENERATOR = "philox4x32-10", "splitmix64"
+#: rounds of Philox, its two multipliers, the increments of its keys, and the mask of a 32-bit word
+ROUNDS = 10
+FIRST_MULTIPLIER, SECOND_MULTIPLIER = 0xD2511F53, 0xCD9E8D57
+FIRST_INCREMENT, SECOND_INCREMENT = 0x9E3779B9, 0xBB67AE85
+WORD = 0xFFFFFFFF
+
+
+def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
+    """The four output words of a counter of four 32-bit words under a key of two.
+
+    Words are kept in 64-bit integers. The same lines serve Python's integers, Numba's, and tensors:
+    a product of two words that overflows to a negative number still has the right 64 bits, and the
+    mask takes off what the shift drags in.
+    """
+    for _ in range(ROUNDS):
+        first, second = c0 * FIRST_MULTIPLIER, c2 * SECOND_MULTIPLIER
+        c0, c1, c2, c3 = (
+            ((second >> 32) & WORD) ^ c1 ^ k0,
+            second & WORD,
+            ((first >> 32) & WORD) ^ c3 ^ k1,
+            first & WORD,
+        )
+        k0, k1 = (k0 + FIRST_INCREMENT) & WORD, (k1 + SECOND_INCREMENT) & WORD
+    return c0, c1, c2, c3
+
+
+_compiled_philox = kernel(philox)
+
+
+@entry
+def _draw(names: Ints, seed: Ints, position: int, drawn: Floats) -> None:
+    """Fills ``drawn (N, k)`` with the numbers of N streams from a position on."""
+    k0, k1 = int(seed[0]), int(seed[1])
+    for i in range(drawn.shape[0]):
+        n0, n1 = int(names[i]) & WORD, (int(names[i]) >> 32) & WORD
+        w0, w1, w2, w3 = 0, 0, 0, 0
+        for j in range(drawn.shape[1]):
+            place = position + j
+            block = place >> 1  # of two numbers
+            if j == 0 or place & 1 == 0:
+                w0, w1, w2, w3 = _compiled_philox(block & WORD, block >> 32, n0, n1, k0, k1)
+            low, high = (w2, w3) if place & 1 else (w0, w1)
+            drawn[i, j] = (((high << 21) | (low >> 11)) + 0.5) * 2.0**-53
 
 
 class RandomStreams:
     """Independent streams of random numbers, one per replicate.
 
     Args:
-        seed: the seed of all streams.
+        seed: the seed of all streams; its lowest 64 bits are used.
         batch_shape: ``*B``.
         replicates: integer names of the replicates, ``(*B)``; by default 0, 1, 2, ...
         device: where the numbers are drawn.
@@ -50,7 +96,7 @@ class RandomStreams:
         check_shape("replicates", replicates, shape)
         self.seed = seed
         self._names = replicates.to(device=device, dtype=torch.int64)
-        self._keys = _mix(_mix(self._names * _GOLDEN + (seed % 2**62)) + _FIRST)
+        self._key = seed & WORD, (seed >> 32) & WORD
         self._count = 0
 
     def uniform(self, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -61,11 +107,29 @@ class RandomStreams:
 
     def uniform_at(self, position: int, *shape: int, dtype: torch.dtype) -> Tensor:
         """The numbers that :meth:`uniform` gives from a position on; the streams do not move."""
-        counter = torch.arange(torch.Size(shape).numel(), device=self._keys.device) + position
-        bits = _mix(self._keys[..., None] + counter * _GOLDEN)
-        # the upper 53 bits, centred in their cells; the last cell's centre would round to 1
-        fraction = ((_shift(bits, 11).to(torch.float64) + 0.5) * 2.0**-53).clamp_max(1 - 2.0**-53)
-        return fraction.reshape((*self._keys.shape, *shape)).to(dtype)
+        count = torch.Size(shape).numel()
+        draw = self._on_host if self._names.is_cpu else self._on_device
+        # centres of 2^53 cells; the last one's rounds to 1, in float32 those of many cells do
+        below_one = 1.0 - torch.finfo(dtype).eps / 2
+        drawn = draw(position, count).to(dtype).clamp_max(below_one)
+        return drawn.reshape((*self._names.shape, *shape))
+
+    def _on_host(self, position: int, count: int) -> Tensor:
+        """Numbers ``(N, count)`` by compiled code."""
+        drawn = np.empty((self._names.numel(), count))
+        names = self._names.reshape(-1).contiguous().numpy()
+        _draw(names, np.array(self._key), position, drawn)
+        return torch.from_numpy(drawn)
+
+    def _on_device(self, position: int, count: int) -> Tensor:
+        """The same numbers ``(*B, count)`` by tensor operations."""
+        names = self._names[..., None]
+        place = torch.arange(count, device=names.device) + position
+        block = place >> 1
+        words = philox(block & WORD, block >> 32, names & WORD, (names >> 32) & WORD, *self._key)
+        odd = (place & 1).bool()
+        low, high = torch.where(odd, words[2], words[0]), torch.where(odd, words[3], words[1])
+        return (((high << 21) | (low >> 11)).to(torch.float64) + 0.5) * 2.0**-53
 
     def normal(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Standard normal numbers of shape ``(*B, *shape)``."""
@@ -73,11 +137,23 @@ class RandomStreams:
         return torch.special.ndtri(uniform).to(dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """Seed, names and position of the streams."""
-        return {"seed": self.seed, "replicates": self._names.clone(), "count": self._count}
+        """Generator, seed, names and position of the streams."""
+        return {
+            "generator": GENERATOR,
+            "seed": self.seed,
+            "replicates": self._names.clone(),
+            "count": self._count,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a saved position."""
+        """Continues from a saved position.
+
+        Raises:
+            InputError: if another generator made the numbers so far.
+        """
+        made_by = state.get("generator", EARLIER_GENERATOR)
+        if made_by != GENERATOR:
+            raise refuse("state", f"one whose random numbers are of {GENERATOR}", made_by)
         self.__init__(  # type: ignore[misc]
             int(state["seed"]), tuple(self._names.shape), state["replicates"], self._names.device
         )
@@ -92,16 +168,4 @@ def derived_seed(seed: int, purpose: str) -> int:
         False
     """
     digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 2  # below 2^62, as RandomStreams wants it
-
-
-def _shift(value: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right of signed 64-bit numbers."""
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mix(value: Tensor) -> Tensor:
-    """The finaliser of SplitMix64: every output bit depends on every input bit."""
-    value = (value ^ _shift(value, 30)) * _FIRST
-    value = (value ^ _shift(value, 27)) * _SECOND
-    return value ^ _shift(value, 31)
+    return int.from_bytes(digest[:8], "big") >> 2  # 62 bits: a non-negative int64 in every record

@@ -1,6 +1,11 @@
-"""Whether torch records derivatives of a tensor: by a graph, by tangents, or in a transform."""
+"""Whether torch records derivatives of a tensor, and whether it may change their precision."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,3 +39,23 @@ def constant(tensor: Tensor) -> Tensor:
 
 def _has_tangent(tensor: Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def without_autocast(function: Callable[Given, Found]) -> Callable[Given, Found]:
+    """The same function, computed in the dtype of its arguments: half precision proves nothing."""
+
+    @functools.wraps(function)
+    def run(*arguments: Given.args, **options: Given.kwargs) -> Found:
+        lowered = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        if not lowered:
+            return function(*arguments, **options)
+        with ExitStack() as stack:
+            for kind in lowered:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            return function(*arguments, **options)
+
+    return run

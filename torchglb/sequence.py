@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,8 @@ from torchglb.radii import (
     require_weights,
     theorem32,
 )
-from torchglb.sets import EllipsoidSet, LikelihoodRatioSet
+from torchglb.recording import without_autocast
+from torchglb.sets import EllipsoidSet, Event, LikelihoodRatioSet
 from torchglb.sets.likelihood_ratio import enlarged
 
 #: the loss of the estimate may lie this far above the minimum, relative to ``1 + |loss|``
@@ -42,8 +44,11 @@ NEAR = 1e-4
 class ConfidenceSequence:
     """Sets ``C_t`` with ``P(theta* in C_t for all t at once) >= 1 - delta``.
 
-    Features may be chosen in any way from the past (bandits, active learning, peeking), and rows
-    may come in any order and with any delay. The guarantee holds at every time you look.
+    Features may be chosen in any way from the past (bandits, active learning, peeking). Rows may
+    come late and out of order, as long as that does not depend on their rewards, given the feature
+    and the past: where failures are reported later than successes, the rows that are in at any time
+    hold too many successes, and no likelihood sees it. Wait then until all rewards of a round are
+    due, and add those rows together. The guarantee holds at every time you look.
 
     Features and rewards that require grad keep their graph: through the history, the estimate, the
     radius and the bound, intervals are then differentiable functions of them. (The radii that rest
@@ -94,6 +99,7 @@ class ConfidenceSequence:
             raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
         self.problem = Problem(family, domain, delta, batch_shape, dtype, device)
         self.family, self.domain, self.delta = family, domain, delta
+        self.event = Event(delta)
         self.ellipsoidal = bool(ellipsoidal)
         self.ellipsoid = check_choice("ellipsoid", ellipsoid, ("fixed_point", "theorem"))
         if self.ellipsoidal:
@@ -117,6 +123,7 @@ class ConfidenceSequence:
         """The number of observations so far."""
         return len(self.history)
 
+    @without_autocast
     def update(self, x: Any, r: Any, weight: Any = None) -> None:
         """Adds one observation, ``x (*B, d)``, or many, ``x (*B, k, d)``.
 
@@ -155,6 +162,7 @@ class ConfidenceSequence:
         """The level and radius now, with the shares of delta that were spent."""
         return self._current()[1]
 
+    @without_autocast
     def _current(self) -> tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation]:
         if self._fresh is not None:
             return self._fresh
@@ -179,7 +187,11 @@ class ConfidenceSequence:
         self._start, self._state = fit.theta.detach(), found.state
         confined = self.radius.confined
         center = fit.theta if confined else self._inside(likelihood, fit, found.level)
-        outer = LikelihoodRatioSet(likelihood, self.domain, found.level, center, confined)
+        # a share of delta for a Lipschitz constant is part of the level in another way
+        log_failure = None if found.delta_lipschitz else math.log(1.0 / self.delta)
+        outer = LikelihoodRatioSet(
+            likelihood, self.domain, found.level, center, confined, self.event, log_failure
+        )
         current = self._as_ellipsoid(outer, fit, found.radius) if self.ellipsoidal else outer
         self._fresh = current, found
         return self._fresh
@@ -210,7 +222,7 @@ class ConfidenceSequence:
         gamma = theorem32(radius, S, concordance, lam, gap)
         eye = torch.eye(self.domain.dim, dtype=radius.dtype, device=radius.device)
         shape = fit.hessian + lam[..., None, None] * eye
-        return EllipsoidSet(self.family, self.domain, fit.theta, shape, gamma)
+        return EllipsoidSet(self.family, self.domain, fit.theta, shape, gamma, event=self.event)
 
     # ---- saving --------------------------------------------------------------------------
 

@@ -1,83 +1,106 @@
-"""Time per round of every policy, and how it grows with the length of the history.
+"""Time per round of every policy of every preset, and how it grows with the length of the history.
 
-A history of t observations is given to the policy (at once, where it needs no order); some rounds
-settle it, and the next ones are timed: select, update. The median of a round, divided by the number
-of replicates.
+The rows of a good player (the best arm in four rounds of five, any arm in the fifth) are given to
+the policy up to some t; then it plays for itself: some rounds settle it, and the next ones are
+timed, select and update. Passes over the history come now and then, so rounds are timed in windows:
+the median of the windows' means. The exponent is the slope of log time against log t.
 """
 
-import math
 import statistics
 import time
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from torchglb import Ball, Bernoulli, Gaussian, policies
+from torchglb.environments import Environment
+from torchglb.simulate.config import Configuration, read_table
+from torchglb.simulate.presets import find_preset, presets
 
-DIM, ARMS, RADIUS = 2, 20, 4.0
-FAMILIES = (Bernoulli(), Gaussian(0.5))
-#: the exponent of t that a policy without a pass over the history stays below
-NEARLY_FLAT = 0.25
-
-
-def directions(*shape: int, generator: torch.Generator) -> torch.Tensor:
-    rows = torch.randn((*shape, DIM), generator=generator, dtype=torch.float64)
-    return torch.nn.functional.normalize(rows, dim=-1)
+BATCH, SIZES = 20, (1000, 3162, 10_000)
+#: rounds that settle a policy, windows that are timed, and rounds in each
+SETTLE, WINDOWS, WINDOW = 40, 8, 8
+#: the exponent of t stays below this
+BAR = 0.2
 
 
-def time_rounds(name: str, batch: int, t: int, settle: int, rounds: int) -> float:
-    """Seconds per round and replicate, with t observations."""
-    family = next(family for family in FAMILIES if name in policies.available(family))
-    generator = torch.Generator().manual_seed(t)
-    theta = 0.5 * RADIUS * directions(batch, generator=generator)
-    options = {"theta_star": theta} if "theta_star" in policies.options_of(name) else {}
-    policy = policies.make(
-        name,
-        family=family,
-        domain=Ball(DIM, RADIUS),
-        horizon=100_000,
-        batch_shape=(batch,),
-        **options,
-    )
+def configuration(name: str, batch: int) -> Configuration:
+    """A preset with so many problems, spread over its S."""
+    table = read_table(find_preset(name))
+    S = table["S"][-batch:]
+    return Configuration.load(table | {"S": S, "replicates": max(1, batch // len(S))})
 
-    def rewards(x: torch.Tensor) -> torch.Tensor:
-        return family.sample((x * theta[:, None, :]).sum(-1), generator)
 
-    x = directions(batch, t, generator=generator)
-    policy.update(x, rewards(x))
-    fixed = directions(batch, ARMS, generator=generator)
-    took = []
-    for k in range(settle + rounds):
-        changing = directions(batch, ARMS, generator=generator)
-        arms = fixed if policy.requires.fixed_arms else changing
-        began = time.process_time()
-        index = policy.select(arms)
-        middle = time.process_time()
-        row = arms.gather(-2, index[:, None, None].expand(batch, 1, DIM))
-        reward = rewards(row)
-        again = time.process_time()
-        policy.update(row, reward)
-        if k >= settle:
-            took.append(middle - began + time.process_time() - again)
-    # the mean: rare passes over the history count, an interrupted round is cut off
-    usual = statistics.median(took)
-    return statistics.mean(min(value, 20.0 * usual) for value in took) / batch
+def rows_of(world: Environment, count: int) -> tuple[Tensor, Tensor]:
+    """The rows ``(B, count, d)`` and rewards of a good player."""
+    generator = torch.Generator().manual_seed(0)
+    every, features, rewards = torch.arange(len(world.S)), [], []
+    for t in range(count):
+        arms = world.arms(t)
+        if world.theta_star is None or t % 5 == 4:
+            index = torch.randint(arms.shape[-2], every.shape, generator=generator)
+        else:
+            index = (arms @ world.theta_star[..., None])[..., 0].argmax(-1)
+        features.append(arms[every, index])
+        rewards.append(world.rewards(t, features[-1], index))
+    return torch.stack(features, 1), torch.stack(rewards, 1)
+
+
+def time_rounds(
+    config: Configuration,
+    world: Environment,
+    label: str,
+    rows: tuple[Tensor, Tensor],
+    sizes: Sequence[int],
+) -> list[float]:
+    """Microseconds per round and replicate at each t."""
+    policy = config.make_policy(label, world)
+    every, found = torch.arange(len(world.S)), []
+    for size in sizes:
+        more = slice(policy.rounds, size)
+        policy.update(*(part[:, more] for part in rows))
+        windows: list[float] = []
+        for k in range(SETTLE + WINDOWS * WINDOW):
+            arms = world.arms(size + k)
+            began = time.process_time()
+            index = policy.select(arms)
+            middle = time.process_time()
+            x = arms[every, index]
+            reward = world.rewards(size + k, x, index)
+            again = time.process_time()
+            policy.update(x, reward)
+            took = middle - began + time.process_time() - again
+            if k >= SETTLE and (k - SETTLE) % WINDOW == 0:
+                windows.append(0.0)
+            if k >= SETTLE:
+                windows[-1] += took / WINDOW
+        found.append(1e6 * statistics.median(windows) / len(every))
+    return found
 
 
 def run(quick: bool) -> None:
-    sizes = (30, 100) if quick else (100, 1000, 10_000)
-    batches = (1, 4) if quick else (1, 40)
-    settle, rounds = (2, 3) if quick else (30, 60)
-    names = sorted({name for family in FAMILIES for name in policies.available(family)})
-    heads = "".join(f"{f't = {t}':>12}" for t in sizes)
+    sizes, batch = ((30, 300), 4) if quick else (SIZES, BATCH)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for batch in batches:
-        print(f"microseconds per round and replicate, d = {DIM}, K = {ARMS}, batch {batch}")
-        print(f"{'':16}{heads}{'exponent':>12}")
-        for name in names:
-            took = [time_rounds(name, batch, t, settle, rounds) for t in sizes]
-            exponent = math.log(took[-1] / took[0]) / math.log(sizes[-1] / sizes[0])
-            flat = "  nearly flat" if exponent < NEARLY_FLAT else ""
-            cells = "".join(f"{1e6 * value:12.0f}" for value in took)
-            print(f"{name:16}{cells}{exponent:12.2f}{flat}", flush=True)
+    heads = "".join(f"{f't = {t}':>11}" for t in sizes)
+    print(f"microseconds per round and replicate, batch {batch}; and of one replicate alone")
+    print(f"{'':32}{heads}{'exponent':>10}{f'alone, t = {sizes[-1]}':>19}")
+    worst = 0.0
+    for name in presets():
+        together, alone = configuration(name, batch), configuration(name, 1)
+        worlds = [config.make_environment(range(config.elements)) for config in (together, alone)]
+        many, one = (rows_of(world, sizes[-1]) for world in worlds)
+        for label in together.policy:
+            took = time_rounds(together, worlds[0], label, many, sizes)
+            exponent = float(np.polyfit(np.log(sizes), np.log(took), 1)[0])
+            single = time_rounds(alone, worlds[1], label, one, sizes[-1:])[0]
+            cells = "".join(f"{value:11.1f}" for value in took)
+            missed = "  MISSED" if exponent >= BAR and not quick else ""
+            title = f"{name} {label}"
+            print(f"{title:32}{cells}{exponent:10.2f}{single:19.0f}{missed}", flush=True)
+            worst = max(worst, exponent)
+    if not quick:
+        verdict = "met" if worst < BAR else "MISSED"
+        print(f"bar: every exponent below {BAR:g}: {verdict} (largest {worst:.2f})")
     torch.set_num_threads(threads)

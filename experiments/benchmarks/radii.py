@@ -6,6 +6,9 @@ carries one row forward, "evaluate" gives the level after it, both for the whole
 what ``Evaluation.passes`` says, per evaluation; the last column compares an evaluation with a bare
 pass: loss, gradient and Hessian at one point. The estimate is given: every policy has it anyway.
 Times are those of the processor, of one thread, so that a busy machine does not count.
+
+Then whole rounds (``select`` and ``update``) of ofuglb-pb beside those of ofuglb, which differ in
+the radius alone: medians, their ratio, and what of a round of ofuglb-pb is the radius's own.
 """
 
 import math
@@ -18,6 +21,7 @@ from torch import Tensor
 
 import torchglb as glb
 from torchglb import radii
+from torchglb.policies import make
 
 S = 4.0
 ROUNDS = 10
@@ -95,8 +99,59 @@ def run(quick: bool) -> None:
             for batch in batches:
                 table = {n: measure(batch, n, d) for n in sizes if batch * n * d <= 5_000_000}
                 show(d, batch, table)
+        print("rounds of ofuglb and ofuglb-pb")
+        for d in (2, 5, 10, 20):
+            for batch in (1, 40):
+                compare_rounds(batch, d, 200, 20, 30 if quick else 200)
+        compare_rounds(1, 50, 500 if quick else 2000, 100, 30 if quick else 100)
     finally:
         torch.set_num_threads(threads)
+
+
+def compare_rounds(B: int, d: int, n: int, K: int, rounds: int) -> None:
+    """Prints the median round of both policies after n rows, in alternation."""
+    family, ball = glb.Bernoulli(), glb.Ball(d, S)
+    X, r = draw(B, n, d)
+    generator = torch.Generator().manual_seed(d)
+    names = ("ofuglb", "ofuglb-pb")
+    policies = {name: make(name, family=family, domain=ball, batch_shape=(B,)) for name in names}
+    for policy in policies.values():
+        policy.update(X, r)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        arms = torch.randn((B, K, d), generator=generator, dtype=torch.float64)
+        arms = torch.nn.functional.normalize(arms, dim=-1)
+        for name, policy in policies.items():
+            began = time.process_time()
+            index = policy.select(arms)
+            chosen = time.process_time() - began
+            x = arms[torch.arange(B), index]
+            reward = family.sample(2.0 * x[:, 0], generator)
+            began = time.process_time()
+            policy.update(x, reward)
+            taken[name].append(chosen + time.process_time() - began)
+    paper, ours = (1e3 * statistics.median(taken[name][rounds // 5 :]) for name in names)
+    own = 1e3 * radius_share(B, d, X, r, rounds)
+    line = f"  d = {d:2}, batch {B:2}, n = {n:4}, K = {K:3}: {paper:8.3f} {ours:8.3f} ms"
+    share = f"the radius {own:6.3f} ms, {own / paper:5.2f} of ofuglb"
+    print(f"{line}, ratio {ours / paper:5.2f}; {share}")
+
+
+def radius_share(B: int, d: int, X: Tensor, r: Tensor, rounds: int) -> float:
+    """Seconds per round that PAC-Bayes takes by itself, searches included: a mean."""
+    radius, family = radii.by_name("pac-bayes"), glb.Bernoulli()
+    problem = radii.Problem(family, glb.Ball(d, S), 0.05, (B,))
+    n = X.shape[1]
+    start = n - min(rounds, n // 2)
+    state, spent = radius.update(problem, radius.init(problem), X[:, :start], r[:, :start]), 0.0
+    for k in range(start, n):
+        rows = glb.NegativeLogLikelihood(family, X[:, :k], r[:, :k])
+        began = time.process_time()
+        found = radius.level(problem, state, lambda rows=rows: rows)  # type: ignore[misc]
+        assert found is not None
+        state = radius.update(problem, found[1], X[:, k : k + 1], r[:, k : k + 1])
+        spent += (time.process_time() - began) * (k > start)  # the first search is a cold one
+    return spent / max(n - start - 1, 1)
 
 
 def show(d: int, batch: int, table: dict[int, dict[str, Line]]) -> None:

@@ -12,17 +12,20 @@ from torchglb.environments.base import (
     options_of,
     register,
 )
+from torchglb.environments.off_policy import OffPolicyValue, off_policy_value
 from torchglb.environments.replay import Log, Replay, replay, uniform_log
 
 __all__ = [
     "Environment",
     "Log",
+    "OffPolicyValue",
     "Replay",
     "available",
     "bandits",
     "datasets",
     "lookup",
     "make",
+    "off_policy_value",
     "options_of",
     "register",
     "replay",

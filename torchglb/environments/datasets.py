@@ -81,7 +81,7 @@ def _need(module: str, package: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"this data set comes with {package}, which is not installed ({error}):"
-            " pip install 'torchglb[data]'"
+            f" pip install {package}"
         ) from None
 
 

@@ -5,7 +5,10 @@ the events one after the other. An event is kept only where the policy picks the
 learns the reward; all other events are passed over, and it never hears of them. If the log was
 written by choosing arms uniformly at random, and events are independent, the kept events have the
 same law as rounds that the policy plays itself, so their mean reward is an unbiased estimate of its
-own. Other logging laws p(arm) are made uniform by keeping a match with probability c / p only.
+own. Other logging laws p(arm) are made uniform by keeping a match with probability c / p only: an
+event is then kept with probability c whichever arm the policy picks, if the constant c is at most
+the propensity of every arm of every event, played or not. The smallest propensity of those that
+were played will not do: it depends on the choices, and may be above that of an arm that never was.
 """
 
 from __future__ import annotations
@@ -32,14 +35,18 @@ class Log:
         arms: that were shown, ``(*B, n, K, d)``.
         index: that were played, ``(*B, n)``.
         rewards: of these, ``(*B, n)``.
-        propensity: the probability with which the logged arm was chosen, ``(*B, n)``; left out, the
-            log was written by a uniform choice.
+        propensity: the probability of every arm, ``(*B, n, K)``, or of the logged one alone,
+            ``(*B, n)``; left out, the log was written by a uniform choice.
+        floor: a number, fixed before the log was written, that no arm's propensity was ever below.
+            Where all K propensities are given and do not depend on earlier rewards, their least
+            one serves as well.
     """
 
     arms: Tensor
     index: Tensor
     rewards: Tensor
     propensity: Tensor | None = None
+    floor: float | None = None
 
     def __post_init__(self) -> None:
         if self.arms.ndim < 3:
@@ -53,11 +60,58 @@ class Log:
         checks = ValueChecks()
         number = self.arms.shape[-2]
         checks.within("index", self.index, 0, number - 1, lambda: f"arms from 0 to {number - 1}")
-        if self.propensity is not None:
-            check_shape("propensity", self.propensity, events)
-            positive = (self.propensity > 0) & (self.propensity <= 1)
-            checks.require("propensity", positive, "numbers in (0, 1]", self.propensity)
+        self._require_propensity(checks)
         checks.settle()
+
+    def _require_propensity(self, checks: ValueChecks) -> None:
+        given, floor = self.propensity, self.floor
+        if floor is not None and not 0.0 < floor <= 1.0 / self.arms.shape[-2]:
+            raise refuse("floor", "a number in (0, 1/K]", floor)
+        if given is None:
+            return
+        of_all = given.ndim == self.arms.ndim - 1
+        check_shape("propensity", given, self.arms.shape[:-1] if of_all else self.index.shape)
+        if of_all:
+            off = (given.sum(-1) - 1.0).abs()
+            checks.require("propensity", off <= 1e-6, "K numbers that add up to 1", given.sum(-1))
+            checks.require("propensity", given >= 0, "numbers in [0, 1]", given)
+        # an index that is out of range is refused by its own name
+        played = self.played_propensity(self.index.clamp(0, self.arms.shape[-2] - 1))
+        possible = (played > 0) & (played <= 1)
+        checks.require("propensity", possible, "numbers in (0, 1] for what was played", played)
+        if floor is not None:
+            least = given if of_all else played
+            expected = f"numbers of at least the floor {floor:g}"
+            checks.require("propensity", least >= floor * (1 - 1e-12), expected, least)
+
+    def played_propensity(self, index: Tensor | None = None) -> Tensor:
+        """The probability with which each logged arm was chosen, ``(*B, n)``."""
+        index = self.index if index is None else index
+        if self.propensity is None:
+            return torch.full_like(self.rewards, 1.0 / self.arms.shape[-2])
+        if self.propensity.ndim == self.index.ndim:
+            return self.propensity
+        return torch.take_along_dim(self.propensity, index[..., None], -1)[..., 0]
+
+    def least_propensity(self) -> Tensor:
+        """What no propensity is below, ``(*B)``: the floor, or the least of all K of all events.
+
+        Raises:
+            InputError: where only the propensities of the played arms are known, or one is 0.
+        """
+        like = self.rewards[..., 0]
+        if self.floor is not None:
+            return torch.full_like(like, self.floor)
+        if self.propensity is None:
+            return torch.full_like(like, 1.0 / self.arms.shape[-2])
+        if self.propensity.ndim == self.index.ndim:
+            expected = "a bound below the propensities of all arms (or all K propensities)"
+            raise refuse("floor", expected, "None, with those of the played arms only")
+        least = self.propensity.amin((-1, -2))
+        checks = ValueChecks()
+        checks.require("propensity", least > 0, "positive numbers for all arms", least)
+        checks.settle()
+        return least
 
 
 def uniform_log(environment: Environment, events: int) -> Log:
@@ -89,15 +143,27 @@ class Replay:
 
     Attributes:
         value: the mean reward of the kept events; NaN where none was kept.
-        error: its standard error; NaN with fewer than two.
+        iid_error: the standard error that this would have, were the kept rewards independent and of
+            one law; NaN with fewer than two. They are so for a policy that does not learn. Rewards
+            of one that learns are not, and their error shows in the spread over replicates:
+            :meth:`mean_over_replicates`.
         kept: the number of kept events.
         used: the number of events that were looked at.
     """
 
     value: Tensor
-    error: Tensor
+    iid_error: Tensor
     kept: Tensor
     used: Tensor
+
+    def mean_over_replicates(self) -> tuple[Tensor, Tensor]:
+        """The mean value of the batch and its standard error, for two replicates or more.
+
+        Right for learning policies too, if the logs of the batch are independent and of one law.
+        """
+        if self.value.numel() < 2:
+            raise refuse("value", "two replicates or more", self.value.numel())
+        return self.value.mean(), self.value.std() / self.value.numel() ** 0.5
 
 
 @torch.no_grad()
@@ -160,8 +226,7 @@ def _usable(policy: Policy, log: Log, seed: int) -> Tensor:
         derived_seed(seed, "replay"), tuple(policy.batch_shape), names, policy.device
     )
     u = streams.uniform(log.index.shape[-1], dtype=torch.float64)
-    least = log.propensity.amin(-1, keepdim=True)
-    return u * log.propensity <= least
+    return u * log.played_propensity() <= log.least_propensity()[..., None]
 
 
 def _next_match(

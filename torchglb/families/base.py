@@ -8,12 +8,15 @@ variance and higher derivatives follow by differentiation. Closed forms override
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchglb.checks import ValueChecks, check_float, check_positive, refuse
+from torchglb.errors import UndeclaredConstantWarning
+from torchglb.families.compiled import CompiledFamily
 
 
 class LossTerms(NamedTuple):
@@ -111,6 +114,31 @@ class GLMFamily(nn.Module):
         higher = [self.derivative(z, k) / self.dispersion for k in range(3, order + 1)]
         return [*self.loss_terms(z, r), *higher]
 
+    def centred_loss(self, z: Tensor, r: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The loss as ``c(z, r) - k(r)`` with a c that is small where z fits r; None without one.
+
+        Sums of c lose less to rounding than sums of the loss; k, which is free of z, is float64.
+        """
+        return None
+
+    # ---- compiled derivatives ------------------------------------------------------------
+
+    def compiled(self) -> CompiledFamily | None:
+        """What compiled code knows of the family; None where it has no formulas for it.
+
+        A class that inherits from a shipped family may have other formulas, so each shipped class
+        answers for itself alone.
+        """
+        return None
+
+    def _compiled_as(self, code: int, trials: float = 1.0) -> CompiledFamily:
+        """With the constants that this family declares."""
+        low, high = self.reward_range
+        largest = max((abs(end) for end in (low, high) if math.isfinite(end)), default=0.0)
+        return CompiledFamily(
+            code, trials, 1.0 / self.dispersion, low, high, self.integer_rewards, largest
+        )
+
     # ---- rewards -------------------------------------------------------------------------
 
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -124,14 +152,16 @@ class GLMFamily(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} does not define quantile(z, u)")
 
-    def require_rewards(self, checks: ValueChecks, r: Tensor, name: str = "r") -> None:
-        """Adds to ``checks`` that ``r`` lies in the support."""
+    def require_rewards(
+        self, checks: ValueChecks, r: Tensor, name: str = "r", *, merged: bool = False
+    ) -> None:
+        """Adds to ``checks`` that ``r`` lies in the support; of ``merged`` rows, in its hull."""
         low, high = self.reward_range
         if not (math.isfinite(low) and math.isfinite(high)):
             checks.finite(name, r)
         if low > -math.inf or high < math.inf:
             checks.within(name, r, low, high, self._in_range)
-        if self.integer_rewards:
+        if self.integer_rewards and not merged:
             label = f"whole-number rewards of {type(self).__name__}"
             checks.require(name, r == torch.round(r), label, r)
 
@@ -151,9 +181,11 @@ class GLMFamily(nn.Module):
     def self_concordance(self, radius: float) -> float:
         """R_s: the least R with ``|m'''| <= R m''`` on ``[-radius, radius]``.
 
-        The default searches a grid and adds the largest step between neighbours; declare the
-        exact constant where a proof must rest on it.
+        The default searches a grid and adds the largest step between neighbours, which says nothing
+        of a function that changes faster than the grid: it warns, once for each family object.
+        Declare the exact constant, on which proofs rest.
         """
+        self._warn_of_grid("self_concordance")
         variance, third = self._on_grid(2, radius), self._on_grid(3, radius)
         # where m'' underflows the ratio says nothing
         visible = variance > torch.finfo(variance.dtype).tiny
@@ -161,11 +193,13 @@ class GLMFamily(nn.Module):
         return _inflated_max(ratio)
 
     def max_variance(self, radius: float) -> float:
-        """R_mudot: the maximum of ``m''`` on ``[-radius, radius]`` (default: grid, inflated)."""
+        """R_mudot: the maximum of ``m''`` on ``[-radius, radius]`` (default: a grid, warns)."""
+        self._warn_of_grid("max_variance")
         return _inflated_max(self._on_grid(2, radius))
 
     def min_variance(self, radius: float) -> float:
-        """``1/kappa``: the minimum of ``m''`` on ``[-radius, radius]`` (default: a grid)."""
+        """``1/kappa``: the minimum of ``m''`` on ``[-radius, radius]`` (default: a grid, warns)."""
+        self._warn_of_grid("min_variance")
         return max(0.0, -_inflated_max(-self._on_grid(2, radius)))
 
     def derivative_ratio(self, order: int, radius: float) -> float | None:
@@ -178,10 +212,29 @@ class GLMFamily(nn.Module):
             return self.self_concordance(radius)
         return None
 
+    def require_convex(self, radius: float) -> None:
+        """Refuses a log-partition that is not convex on ``[-radius, radius]``.
+
+        Families of the library are; one that may not be looks at a grid.
+        """
+
+    def _warn_of_grid(self, name: str) -> None:
+        """Says once for each object that a constant is a guess."""
+        if getattr(self, "_warned", False):
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(self).__name__}.{name} is not declared: it is estimated on a grid, and so is "
+            "every certificate that rests on it. Declare self_concordance, max_variance and "
+            "min_variance.",
+            UndeclaredConstantWarning,
+            stacklevel=3,
+        )
+
     def _on_grid(self, order: int, radius: float) -> Tensor:
         """The derivative of this order over ``[-radius, radius]``; refuses to hide a NaN."""
         check_positive("radius", radius)
-        z = torch.linspace(-radius, radius, 4097, dtype=torch.float64)
+        z = torch.linspace(-radius, radius, 4097, dtype=torch.float64, device="cpu")
         values = self.derivative(z, order)
         if not bool(torch.isfinite(values).all()):
             first = int(torch.nonzero(~torch.isfinite(values))[0])
@@ -189,6 +242,11 @@ class GLMFamily(nn.Module):
             raise refuse(
                 "log_partition", expected, f"{values[first].item()} at {z[first].item():g}"
             )
+        # a curvature of 0 may be rounded to either side of it
+        if order == 2 and bool((low := values.min()) < -1e-12 * values.abs().max()):
+            place = z[int(values.argmin())].item()
+            expected = f"a convex function on [-{radius:g}, {radius:g}]"
+            raise refuse("log_partition", expected, f"a curvature of {low.item():g} at {place:g}")
         return values
 
 

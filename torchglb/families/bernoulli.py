@@ -9,15 +9,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchglb.arrays import Array, library, sigmoid, softplus
+from torchglb.backend import kernel
+from torchglb.backend.elementary import exp, log1p
 from torchglb.checks import check_count
 from torchglb.families.base import GLMFamily, LossTerms
+from torchglb.families.compiled import LOGISTIC, CompiledFamily
 
 
 class Binomial(GLMFamily):
     """Successes in ``trials`` independent trials: ``m(z) = N log(1 + e^z)``, g = 1.
 
-    Rewards may be anything in [0, N]: the loss stays valid for every reward in that range whose
-    mean is ``N sigma(z)`` (MATH 1.2).
+    A confidence set rests on ``E exp(s r) <= exp(m(z + s) - m(z))`` for all s, the moment
+    generating function of N independent successes. It holds for sums of N conditionally independent
+    terms in [0, 1] of mean ``sigma(z)`` each: the exponential is convex, so each is dominated by a
+    success of that mean. It fails for other rewards in [0, N]: one that is 0 or N has mean ``N
+    sigma(z)`` and N times the variance. For those, use :class:`Bernoulli` on ``r/N``, whose loss is
+    valid for every reward in [0, 1] of that mean.
+
+    Args:
+        trials: N.
+        whole: refuse rewards that are not whole numbers, which counts of successes always are.
+            False takes anything in [0, N], and leaves it to the caller that rewards are sums of N
+            conditionally independent terms in [0, 1]. With one trial nothing is refused in [0, 1].
 
     Example:
         >>> Binomial(trials=10).mean(torch.tensor(0.0))
@@ -26,10 +39,11 @@ class Binomial(GLMFamily):
 
     takes_arrays = True
 
-    def __init__(self, trials: int) -> None:
+    def __init__(self, trials: int, whole: bool = True) -> None:
         super().__init__()
         self.trials = check_count("trials", trials, least=1)
         self.reward_range = (0.0, float(trials))
+        self.integer_rewards = bool(whole) and self.trials > 1
 
     def log_partition(self, z: Array) -> Array:  # noqa: D102
         return self._times(softplus(z))
@@ -97,6 +111,10 @@ class Binomial(GLMFamily):
         """N times what one trial has."""
         return unit if self.trials == 1 else self.trials * unit
 
+    def compiled(self) -> CompiledFamily | None:  # noqa: D102
+        shipped = type(self) in (Binomial, Bernoulli)
+        return self._compiled_as(LOGISTIC, float(self.trials)) if shipped else None
+
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         p = torch.sigmoid(z)
         draws = torch.rand(
@@ -146,6 +164,60 @@ class Bernoulli(Binomial):
 
     def __init__(self) -> None:
         super().__init__(trials=1)
+
+
+# ---- the same for one row, compiled: w is a weight times the trials, y a weight times successes --
+
+
+@kernel
+def logistic(z: float) -> float:
+    """``sigma(z) = 1/(1 + e^-z)``, with full precision in both tails."""
+    e = exp(-abs(z))
+    return (1.0 if z >= 0.0 else e) / (1.0 + e)
+
+
+@kernel
+def logistic_loss(z: float, w: float, y: float) -> float:
+    """``w log(1 + e^z) - y z`` without cancellation."""
+    return w * log1p(exp(-abs(z))) + (y * max(-z, 0.0) + (w - y) * max(z, 0.0))
+
+
+@kernel
+def logistic_slope(z: float, w: float, y: float) -> float:
+    """``w sigma(z) - y`` without cancellation."""
+    return (w - y) * logistic(z) - y * logistic(-z)
+
+
+@kernel
+def logistic_variance(z: float) -> float:
+    """``v = sigma(z) sigma(-z)``."""
+    return logistic(z) * logistic(-z)
+
+
+@kernel
+def logistic_third(z: float) -> float:
+    """``v t`` with ``t = sigma(-z) - sigma(z)``; then t^2 = 1 - 4v, v' = v t and t' = -2v."""
+    return logistic_variance(z) * (logistic(-z) - logistic(z))
+
+
+@kernel
+def logistic_fourth(z: float) -> float:
+    """``v (1 - 6v)``."""
+    v = logistic_variance(z)
+    return v * (1.0 - 6.0 * v)
+
+
+@kernel
+def logistic_fifth(z: float) -> float:
+    """``v t (1 - 12v)``."""
+    return logistic_third(z) * (1.0 - 12.0 * logistic_variance(z))
+
+
+@kernel
+def logistic_sixth(z: float) -> float:
+    """``v (1 - 30v + 120v^2)``."""
+    v = logistic_variance(z)
+    return v * (1.0 - v * (30.0 - 120.0 * v))
 
 
 def _logistic_polynomial(order: int) -> list[float]:

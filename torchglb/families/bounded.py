@@ -12,8 +12,10 @@ import math
 import torch
 from torch import Tensor
 
+from torchglb.backend import kernel
 from torchglb.checks import check_choice
 from torchglb.families.base import GLMFamily, exponential
+from torchglb.families.compiled import CLOGLOG, PROBIT, CompiledFamily
 
 _LINKS = ("probit", "cloglog")
 _EULER = 0.57721566490153286061
@@ -59,6 +61,11 @@ class QuasiBounded(GLMFamily):
         if self.link == "probit":
             return -z * self.variance(z)
         return -torch.expm1(_capped(z)) * self.variance(z)
+
+    def compiled(self) -> CompiledFamily | None:  # noqa: D102
+        if type(self) is not QuasiBounded:
+            return None
+        return self._compiled_as(PROBIT if self.link == "probit" else CLOGLOG)
 
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         draws = torch.rand(z.shape, generator=generator, dtype=z.dtype, device=z.device)
@@ -135,3 +142,61 @@ def _integrated_cloglog(z: Tensor) -> Tensor:
         tail = k / (1.0 + k / (large + tail))
     exponential_integral = torch.exp(-large) / (large + tail)
     return torch.where(v <= 4.0, series, z.clamp_min(1.0) + _EULER + exponential_integral)
+
+
+# ---- the same for one row, compiled --------------------------------------------------------------
+
+
+@kernel
+def probit_partition(z: float) -> float:
+    """``z Phi(z) + phi(z)``."""
+    a = abs(z)
+    density = probit_variance(z)
+    if a < 3.0:
+        lower = density - a * 0.5 * math.erfc(a / math.sqrt(2.0))
+    else:  # phi(a) (1 - a M(a)) with Mills' ratio M, by its continued fraction
+        fraction = 0.0
+        for k in range(80, 0, -1):
+            fraction = k / (a + fraction)
+        lower = density * fraction / (a + fraction)
+    return lower + max(z, 0.0)
+
+
+@kernel
+def probit_mean(z: float) -> float:
+    """``Phi(z)``."""
+    return 0.5 * math.erfc(-z / math.sqrt(2.0))
+
+
+@kernel
+def probit_variance(z: float) -> float:
+    """``phi(z)``."""
+    return math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+
+
+@kernel
+def cloglog_partition(z: float) -> float:
+    """``Ein(e^z)``."""
+    rate = math.exp(min(z, 709.0))  # v
+    if rate <= 4.0:
+        term, integral = 1.0, 0.0
+        for k in range(1, 33):  # v^k / (k k!), alternating
+            term *= -rate / k
+            integral -= term / k
+        return integral
+    fraction = 0.0  # log v + gamma + E1(v), E1 by its continued fraction
+    for k in range(80, 0, -1):
+        fraction = k / (1.0 + k / (rate + fraction))
+    return z + _EULER + math.exp(-rate) / (rate + fraction)
+
+
+@kernel
+def cloglog_mean(z: float) -> float:
+    """``1 - exp(-e^z)``."""
+    return -math.expm1(-math.exp(min(z, 709.0)))
+
+
+@kernel
+def cloglog_variance(z: float) -> float:
+    """``exp(z - e^z)``."""
+    return math.exp(z - math.exp(min(z, 709.0)))

@@ -19,7 +19,8 @@ class CustomFamily(GLMFamily):
         dispersion: g > 0.
         reward_range: the smallest and largest possible reward.
         self_concordance: R_s, as a number or a function of the radius S; without it the constant
-            is searched on a grid.
+            is searched on a grid, and whoever rests a certificate on it is warned
+            (:class:`torchglb.errors.UndeclaredConstantWarning`).
         max_variance: R_mudot, likewise.
         min_variance: 1/kappa, likewise.
         sampler: draws rewards from ``(z, generator)``.
@@ -56,6 +57,7 @@ class CustomFamily(GLMFamily):
             "min_variance": min_variance,
         }
         self._sampler = sampler
+        self._convex_up_to = 0.0  # curvatures were looked at on [-S, S] for this S
 
     @property
     def dispersion(self) -> float:  # noqa: D102
@@ -81,6 +83,13 @@ class CustomFamily(GLMFamily):
         declared = self._declared("min_variance", radius)
         return super().min_variance(radius) if declared is None else declared
 
+    def require_convex(self, radius: float) -> None:
+        """Refuses a negative curvature on a grid of ``[-radius, radius]``; looks once."""
+        if not radius <= self._convex_up_to:
+            self._on_grid(2, radius)
+            self._convex_up_to = radius
+
     def _declared(self, name: str, radius: float) -> float | None:
+        self.require_convex(radius)
         constant = self._constants[name]
         return constant(radius) if callable(constant) else constant

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchglb.backend import kernel
 from torchglb.checks import check_positive
 from torchglb.families.base import GLMFamily, LossTerms
+from torchglb.families.compiled import SQUARE, CompiledFamily
 
 
 class Gaussian(GLMFamily):
@@ -47,6 +49,14 @@ class Gaussian(GLMFamily):
         g = self.dispersion
         return LossTerms((0.5 * z - r) * z / g, (z - r) / g, torch.full_like(z, 1.0 / g))
 
+    def centred_loss(self, z: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """``(r - z)^2/(2g)``, of about 1/2, and ``r^2/(2g)``, which at a small sigma is large."""
+        half = 0.5 / self.dispersion
+        return half * (r - z).square(), half * r.double().square()
+
+    def compiled(self) -> CompiledFamily | None:  # noqa: D102
+        return self._compiled_as(SQUARE) if type(self) is Gaussian else None
+
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         noise = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
         return z + self.sigma * noise
@@ -65,3 +75,18 @@ class Gaussian(GLMFamily):
 
     def derivative_ratio(self, order: int, radius: float) -> float | None:  # noqa: D102
         return 0.0
+
+
+# ---- the same for one row, compiled: w is a weight, y a weight times a reward --------------------
+
+
+@kernel
+def square_loss(z: float, w: float, y: float) -> float:
+    """``w z^2/2 - y z``."""
+    return (0.5 * w * z - y) * z
+
+
+@kernel
+def square_slope(z: float, w: float, y: float) -> float:
+    """``w z - y``."""
+    return w * z - y

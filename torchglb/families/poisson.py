@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import idle
+from torchglb.backend import kernel
+from torchglb.backend.elementary import exp
 from torchglb.families.base import GLMFamily, LossTerms, exponential
+from torchglb.families.compiled import EXPONENTIAL, CompiledFamily
 
 
 class Poisson(GLMFamily):
@@ -45,6 +48,9 @@ class Poisson(GLMFamily):
         rate = self.log_partition(z)
         return LossTerms(rate - r * z, rate - r, rate)
 
+    def compiled(self) -> CompiledFamily | None:  # noqa: D102
+        return self._compiled_as(EXPONENTIAL) if type(self) is Poisson else None
+
     def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
         return torch.poisson(self.mean(z), generator=generator)
 
@@ -75,3 +81,18 @@ class Poisson(GLMFamily):
 
     def derivative_ratio(self, order: int, radius: float) -> float | None:  # noqa: D102
         return 1.0
+
+
+# ---- the same for one row, compiled: w is a weight, y a weight times a reward --------------------
+
+
+@kernel
+def exponential_loss(z: float, w: float, y: float) -> float:
+    """``w e^z - y z``."""
+    return w * exp(z) - y * z
+
+
+@kernel
+def exponential_slope(z: float, w: float, y: float) -> float:
+    """``w e^z - y``; all further derivatives are ``w e^z``."""
+    return w * exp(z) - y

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchglb.checks import as_tensor, check_shape, refuse
+from torchglb.checks import as_tensor, check_shape, check_tolerance, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.heads.embedding import Door, Observations
@@ -85,7 +85,7 @@ class GLMHead(nn.Module):
             raise refuse("module", "an nn.Module", type(module).__name__)
         self.module, self.family, self.domain = module, family, domain
         self.delta, self.radius, self.ellipsoidal = delta, radius, ellipsoidal
-        self.regularization = regularization
+        self.regularization = check_tolerance("regularization", regularization)
         self.batch_shape = torch.Size(batch_shape)
         self.bound = unit_ball(bound)
         self.observations = Observations(batch_shape, context_dims, None, dtype, device)
@@ -119,6 +119,9 @@ class GLMHead(nn.Module):
     @torch.no_grad()
     def update(self, contexts: Tensor, rewards: Any) -> None:
         """Adds an observation, contexts ``(*B, *E)``, rewards ``(*B)``, or k, ``(*B, k, *E)``.
+
+        They may come late and out of order, as long as the delay does not depend on the reward,
+        given the context and the past (:class:`torchglb.ConfidenceSequence`).
 
         Raises:
             InputError: on contexts, features or rewards that do not fit; nothing is then changed.

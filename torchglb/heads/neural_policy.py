@@ -184,7 +184,9 @@ class NeuralPolicy(Policy):
     def update(self, x: Tensor, r: Any) -> None:
         """Adds an observation: the raw context ``x (*B, *E)`` that was played and its reward.
 
-        Or k of them, ``(*B, k, *E)`` and ``(*B, k)``. Trains when it is time to.
+        Or k of them, ``(*B, k, *E)`` and ``(*B, k)``. They may come late and out of order, as long
+        as the delay does not depend on the reward, given the context and the past. Trains when it
+        is time to.
 
         Raises:
             InputError: on contexts, features or rewards that do not fit; nothing is then changed.

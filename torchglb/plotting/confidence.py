@@ -55,11 +55,12 @@ def sets_of(
 
 def set_panel(axis: Axes, sets: Sets) -> None:
     """Draws the sets, the largest beneath, and the window where some are small."""
-    _draw(axis, sets)
     axis.set_xlabel(r"$\theta_1$")
     if not sets.outlines:
+        _draw(axis, sets, np.full(2, -sets.radius), 2 * sets.radius)
         return
-    _, side = _show(axis, _box(sets, list(sets.outlines)), 0.04)
+    low, side = _show(axis, _box(sets, list(sets.outlines)), 0.04)
+    _draw(axis, sets, low, side)
     width = {k: np.ptp(outline, axis=0).max() for k, outline in sets.outlines.items()}
     small = [label for label in width if width[label] < SMALL * side]
     if not small:
@@ -68,8 +69,8 @@ def set_panel(axis: Axes, sets: Sets) -> None:
     if np.ptp(box, axis=0).max() * (1 + 2 * margin) * ENOUGH > WINDOW * side:
         return
     inset = axis.inset_axes(_emptiest_corner(axis, sets))
-    _draw(inset, sets)
     low, side = _show(inset, box, margin)
+    _draw(inset, sets, low, side)
     inset.set_xticks([])
     inset.set_yticks([])
     inset.spines[:].set_visible(True)
@@ -79,11 +80,17 @@ def set_panel(axis: Axes, sets: Sets) -> None:
     axis.add_patch(Rectangle(tuple(low), side, side, **frame))
 
 
-def _draw(axis: Axes, sets: Sets) -> None:
+def _draw(axis: Axes, sets: Sets, low: np.ndarray, side: float) -> None:
+    """Draws into the square of a corner and a side; a set that is larger keeps an edge along it."""
     axis.add_patch(Circle((0.0, 0.0), sets.radius, fill=False, color="0.6", linewidth=0.9))
+    beyond = 0
     for label in sorted(sets.outlines, key=lambda k: -_area(sets.outlines[k])):
-        style = sets.style[label]
-        x, y = sets.outlines[label].T
+        style, outline = sets.style[label], sets.outlines[label]
+        if ((outline < low) | (outline > low + side)).any():
+            beyond += 1  # each a little further inside: edges do not hide each other
+            edge = min(0.012 * beyond, 0.1) * side
+            outline = np.clip(outline, low + edge, low + side - edge)
+        x, y = outline.T
         axis.fill(x, y, color=style.color, alpha=0.07, linewidth=0)
         axis.plot(x, y, color=style.color, linestyle=style.linestyle, linewidth=1.3)
         if label in sets.centers:

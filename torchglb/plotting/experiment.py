@@ -1,7 +1,7 @@
 """The figures of an experiment, in the paper's layout: one column for each radius S.
 
-- regret: mean and one standard deviation over the replicates; the leading policies magnified; for
-  d = 2 the confidence sets of the first replicate at the final time.
+- regret: mean and one standard deviation over the replicates; the leading policies magnified, where
+  these are not all; for d = 2 the confidence sets of the first replicate at the final time.
 - certificate: what each run certified about its own regret, beside the regret.
 - time: of one round, for the whole batch.
 """
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 
 from torchglb.checks import refuse
 from torchglb.plotting.confidence import set_panel, sets_of
@@ -30,6 +33,8 @@ Arrays = Mapping[str, np.ndarray]
 LEADING = 3.0
 #: a policy goes off the scale if its final mean regret exceeds the next smaller one this many times
 APART = 8.0
+#: curves that nowhere differ by more than this share of the panel are marked, each in its colour
+COINCIDING = 0.004
 #: points of a curve: enough for print, and the PDF stays small
 POINTS = 400
 LOOK: dict[Any, Any] = {
@@ -115,22 +120,30 @@ def regret_figure(config: Mapping[str, Any], policies: Policies) -> Figure:
     """The paper's figure: regret, magnified regret and, for d = 2, the sets at the end."""
     first = next(iter(policies.arrays.values()))
     with_sets = any("boundary" in arrays for arrays in policies.arrays.values())
-    rows = 3 if with_sets else 2
-    figure, axes = _grid(rows, first["S"], ratios=[1.0, 1.0, 1.25][:rows])
-    for column in range(len(first["S"])):
-        finals = {
+    columns = range(len(first["S"]))
+    finals = [
+        {
             label: float(arrays["regret"][column, :, -1].mean())
             for label, arrays in policies.arrays.items()
         }
-        lead = leading(finals, policies.reference)
-        _regret_panel(axes[0][column], policies, column, list(finals), far_off(finals))
-        _regret_panel(axes[1][column], policies, column, lead)
+        for column in columns
+    ]
+    lead = [leading(found, policies.reference) for found in finals]
+    magnified = any(len(lead[column]) < len(finals[column]) for column in columns)
+    ratios = [1.0, *([1.0] if magnified else []), *([1.25] if with_sets else [])]
+    figure, axes = _grid(first["S"], ratios)
+    for column in columns:
+        off = far_off(finals[column])
+        _regret_panel(axes[0][column], policies, column, list(finals[column]), off)
+        if magnified:
+            _regret_panel(axes[1][column], policies, column, lead[column])
         if with_sets:
-            set_panel(axes[2][column], sets_of(policies.arrays, policies.style, column))
+            set_panel(axes[-1][column], sets_of(policies.arrays, policies.style, column))
     axes[0][0].set_ylabel("regret")
-    axes[1][0].set_ylabel("regret (magnified)")
+    if magnified:
+        axes[1][0].set_ylabel("regret (magnified)")
     if with_sets:
-        axes[2][0].set_ylabel(r"$\theta_2$")
+        axes[-1][0].set_ylabel(r"$\theta_2$")
     _headline(figure, config)
     _legend(figure, policies.style.values(), sets=with_sets)
     return figure
@@ -153,12 +166,14 @@ def leading(finals: Mapping[str, float], reference: Iterable[str] = ()) -> list[
 def far_off(finals: Mapping[str, float]) -> list[str]:
     """The policies whose regret is so large that no other curve would be seen beside theirs.
 
+    All of them are above the median: at least half of the curves are seen to their ends.
+
     Example:
         >>> far_off({"a": 10.0, "b": 30.0, "random": 4000.0})
         ['random']
     """
     ranked = sorted(finals, key=finals.get)  # type: ignore[arg-type]
-    for place in range(2, len(ranked)):
+    for place in range(max(2, (len(ranked) + 1) // 2), len(ranked)):
         if finals[ranked[place]] > APART * finals[ranked[place - 1]] > 0:
             return ranked[place:]
     return []
@@ -171,8 +186,9 @@ def _regret_panel(
     labels: Sequence[str],
     off_scale: Sequence[str] = (),
 ) -> None:
-    """Curves with bands; those off the scale leave the panel at its top, and are named there."""
+    """Curves with bands; those off the scale leave the panel at its top, and are named above."""
     top = 0.0
+    drawn: dict[str, np.ndarray] = {}
     for order, label in enumerate(_worst_first(policies, column, labels)):
         arrays, style = policies.arrays[label], policies.style[label]
         keep = _thin(len(arrays["rounds"]))
@@ -181,16 +197,55 @@ def _regret_panel(
         look: dict[str, Any] = {"color": style.color, "zorder": 3 + order}
         axis.fill_between(rounds, mean - spread, mean + spread, alpha=0.16, linewidth=0, **look)
         axis.plot(rounds, mean, linestyle=style.linestyle, **look)
+        drawn[label] = np.stack([rounds, mean])
         top = max(top, 0.0 if label in off_scale else float((mean + spread).max()))
         axis.set_xlim(0, rounds[-1])
     axis.set_ylim(0, 1.04 * top if top > 0 else 1.0)
     axis.set_xlabel("round $t$")
+    for group in coinciding(drawn, COINCIDING * axis.get_ylim()[1]):
+        _mark(axis, policies, drawn, group)
     if off_scale:
         named = []
         for label in off_scale:
             final = policies.arrays[label]["regret"][column, :, -1].mean()
             named.append(f"{policies.style[label].name} ends at {final:.0f}")
-        axis.text(0.07, 0.97, "\n".join(named), transform=axis.transAxes, va="top", fontsize=7)
+        # above the panel, where no curve is, and beneath the title
+        axis.set_title(axis.get_title(), pad=7 + 8.5 * len(named))
+        place: dict[str, Any] = {"transform": axis.transAxes, "va": "bottom", "fontsize": 7}
+        axis.text(0.0, 1.01, "\n".join(named), parse_math=False, **place)
+
+
+def coinciding(curves: Mapping[str, np.ndarray], distance: float) -> list[list[str]]:
+    """Groups of curves ``(2, n)`` on the same rounds that nowhere are further apart than this.
+
+    Example:
+        >>> line = np.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> coinciding({"a": line, "b": line + [[0.0], [0.1]], "c": 2 * line}, 0.2)
+        [['a', 'b']]
+    """
+    groups: list[list[str]] = []
+    for label, curve in curves.items():
+        for group in groups:
+            other = curves[group[0]]
+            if curve.shape == other.shape and np.abs(curve - other).max() <= distance:
+                group.append(label)
+                break
+        else:
+            groups.append([label])
+    return [group for group in groups if len(group) > 1]
+
+
+def _mark(
+    axis: Axes, policies: Policies, drawn: Mapping[str, np.ndarray], group: Sequence[str]
+) -> None:
+    """Marks on curves that hide each other, taking turns."""
+    for turn, label in enumerate(group):
+        rounds, mean = drawn[label]
+        shares = (np.arange(4) + (turn + 1) / (len(group) + 1)) / 4
+        places = np.unique((shares * (len(rounds) - 1)).round().astype(int))
+        mark: dict[str, Any] = {"markersize": 4.5, "markeredgecolor": "white", "zorder": 40}
+        color, shape = policies.style[label].color, "os^Dv"[turn % 5]
+        axis.plot(rounds[places], mean[places], shape, color=color, markeredgewidth=0.5, **mark)
 
 
 def _worst_first(policies: Policies, column: int, labels: Sequence[str]) -> list[str]:
@@ -204,7 +259,7 @@ def _worst_first(policies: Policies, column: int, labels: Sequence[str]) -> list
 def certificate_figure(config: Mapping[str, Any], policies: Policies) -> Figure:
     """Mean regret below the mean certificate: what a run knows about itself."""
     chosen = {k: a for k, a in policies.arrays.items() if "certificate" in a}
-    figure, axes = _grid(1, next(iter(chosen.values()))["S"])
+    figure, axes = _grid(next(iter(chosen.values()))["S"], [1.0])
     for column, axis in enumerate(axes[0]):
         for label, arrays in chosen.items():
             color = policies.style[label].color
@@ -215,6 +270,8 @@ def certificate_figure(config: Mapping[str, Any], policies: Policies) -> Figure:
                 axis.plot(arrays["rounds"][keep], mean, color=color, linestyle=line)
         axis.set_xscale("log")
         axis.set_yscale("log")
+        _plain_numbers(axis.xaxis)
+        _plain_numbers(axis.yaxis)
         axis.set_xlabel("round $t$")
     axes[0][0].set_ylabel("regret, certificate")
     shown = [Style(policies.style[label].name, policies.style[label].color) for label in chosen]
@@ -237,12 +294,11 @@ def time_figure(policies: Policies) -> Figure:
         axis.plot(middle, typical, color=style.color, linestyle=style.linestyle)
         problems = arrays["regret"].shape[0] * arrays["regret"].shape[1]
     axis.set_yscale("log")
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+    _plain_numbers(axis.yaxis)
     axis.set_xlim(left=0)
     axis.set_xlabel("round $t$")
     axis.set_ylabel("milliseconds per round")
-    axis.set_title(f"Time of one round, {problems} runs in one batch (medians)")
+    axis.set_title(wrapped(f"Time of one round, {problems} runs in one batch (medians)", 3.6, 10))
     _legend(figure, policies.style.values(), where="outside right upper")
     return figure
 
@@ -250,22 +306,53 @@ def time_figure(policies: Policies) -> Figure:
 # ---- shared ----------------------------------------------------------------------------------
 
 
-def _grid(
-    rows: int, sizes: np.ndarray, ratios: Sequence[float] = (1.0,)
-) -> tuple[Figure, np.ndarray]:
+def _grid(sizes: np.ndarray, ratios: Sequence[float]) -> tuple[Figure, np.ndarray]:
+    """A row of panels for each ratio, a column for each S."""
     width = 1.0 + 2.75 * max(len(sizes), 2)
     figure = Figure(figsize=(width, 1.0 + 2.1 * sum(ratios)), layout="constrained")
-    axes = figure.subplots(rows, len(sizes), squeeze=False, height_ratios=list(ratios))
+    axes = figure.subplots(len(ratios), len(sizes), squeeze=False, height_ratios=list(ratios))
     for axis, S in zip(axes[0], sizes, strict=True):
         axis.set_title(f"$S = {S:g}$")
     return figure, axes
 
 
+def _plain_numbers(scale: Axis) -> None:
+    """Labels a logarithmic axis: 1, 10, 100, and 2 and 5 between them where there is space."""
+    low, high = scale.get_view_interval()
+    between = "25" if high < 30 * low else ""
+    scale.set_major_formatter("{x:g}")
+    scale.set_minor_formatter(lambda x, _: f"{x:g}" if between and f"{x:e}"[0] in between else "")
+
+
 def _headline(figure: Figure, config: Mapping[str, Any]) -> None:
-    arms = f"$K = {config['arms']}$, " if config.get("arms") else ""
-    dim = f"$d = {config['dim']}$, " if config.get("dim") else ""
+    """The title as it was written: a dollar sign in it is no mathematics."""
+    arms = f"K = {config['arms']}, " if config.get("arms") else ""
+    dim = f"d = {config['dim']}, " if config.get("dim") else ""
     title = config.get("title") or config["name"]
-    figure.suptitle(f"{title}  ({dim}{arms}{config['replicates']} replicates)", fontsize=11)
+    text = f"{title}  ({dim}{arms}{config['replicates']} replicates)"
+    lines = wrapped(text, 0.96 * figure.get_figwidth(), 11)
+    figure.suptitle(lines, fontsize=11, parse_math=False)
+
+
+def wrapped(text: str, inches: float, size: float) -> str:
+    """A text in lines of at most this width.
+
+    Example:
+        >>> wrapped("a title that is too long", 1.0, 11).splitlines()
+        ['a title that is', 'too long']
+    """
+    letters = len(text)
+    while True:
+        lines = textwrap.wrap(text, max(letters, 1)) or [""]
+        widest = max(_width(line, size) for line in lines)
+        if widest <= 72.0 * inches or letters <= 1:
+            return "\n".join(lines)
+        letters = min(letters - 1, int(letters * 72.0 * inches / widest) + 1)
+
+
+def _width(line: str, size: float) -> float:
+    """In points, as it is written: a dollar sign is measured as one."""
+    return float(TextPath((0, 0), line.replace("$", r"\$"), size=size).get_extents().width)
 
 
 def _legend(

@@ -7,6 +7,7 @@ from torchglb.policies import (
     ada_ofu_ecolog,
     emk,
     evill,
+    glb_omd,
     glm_ucb,
     gloc,
     greedy,
@@ -31,6 +32,7 @@ from torchglb.policies.registry import (
     playing_the_ball,
     register,
     requirements_of,
+    summary_of,
 )
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "available",
     "emk",
     "evill",
+    "glb_omd",
     "glm_ucb",
     "gloc",
     "greedy",
@@ -59,5 +62,6 @@ __all__ = [
     "register",
     "requirements_of",
     "rs_glincb",
+    "summary_of",
     "ts",
 ]

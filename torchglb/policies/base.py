@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.checks import (
     FLOATS,
     ValueChecks,
@@ -27,6 +28,7 @@ from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.random_streams import RandomStreams
+from torchglb.recording import is_transformed
 from torchglb.sets import ConfidenceSet, Interval
 
 
@@ -54,6 +56,27 @@ def towards(theta: Tensor) -> Tensor:
     first[..., 0] = 1.0
     unit = theta / norm.clamp_min(torch.finfo(theta.dtype).tiny)
     return torch.where(norm > 0, unit * (1.0 - torch.finfo(theta.dtype).eps), first)
+
+
+class BoundTracker:
+    """Asks a policy for bounds in every round; may keep what helps with the next question.
+
+    What it keeps is its own: the policy plays as if it were not there.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def bounds(self, x: Tensor, refine: bool = True) -> Interval | None:
+        """:meth:`Policy.bounds`, with what earlier questions have taught."""
+        return self._policy.bounds(x, refine)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a saved state, of the same policy at the same time."""
 
 
 class Policy(ABC):
@@ -108,6 +131,8 @@ class Policy(ABC):
         self.device = torch.zeros(0, device=device).device
         self.random = RandomStreams(seed, self.batch_shape, replicates, self.device)
         self.rounds = 0  # observations so far
+        self._compiled = family.compiled()
+        self._longest = 1.0 + 64 * torch.finfo(dtype).eps  # of a row: 1, but for roundings
 
     def _check_coverage(self, family: GLMFamily, horizon: int | None) -> None:
         if not isinstance(family, GLMFamily):
@@ -172,35 +197,47 @@ class Policy(ABC):
         raise refuse("arms", f"finitely many, of which {self.name} takes the best", "the unit ball")
 
     def _check_arms(self, arms: Tensor) -> None:
-        if not isinstance(arms, Tensor):
-            raise refuse("arms", "a tensor", type(arms).__name__)
-        check_same("arms", arms, "the policy", torch.empty(0, dtype=self.dtype, device=self.device))
+        check_same("arms", arms, "the policy", self)
         check_shape("arms", arms, (*self.batch_shape, "K", self.domain.dim))
         if arms.shape[-2] == 0:
             raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
-        if self.validate:
+        if self.validate and not self._rows_within(arms):
             checks = ValueChecks()
             self._require_rows(checks, "arms", arms)
             checks.settle()
 
-    @staticmethod
-    def _require_rows(checks: ValueChecks, name: str, rows: Tensor) -> None:
+    def _rows_within(self, rows: Tensor) -> bool:
+        """Whether the values of some rows can be seen at once and are fine."""
+        if not rows.is_cpu or is_transformed(rows):
+            return False
+        return rows_within(rows.detach().numpy().reshape(-1, rows.shape[-1]), self._longest)
+
+    def _rewards_within(self, r: Tensor) -> bool:
+        """The same of rewards."""
+        known = self._compiled
+        if known is None or not r.is_cpu or is_transformed(r):
+            return False
+        return rewards_within(r.detach().numpy().reshape(-1), known.low, known.high, known.whole)
+
+    def _require_rows(self, checks: ValueChecks, name: str, rows: Tensor) -> None:
         checks.finite(name, rows)
         norm = torch.linalg.vector_norm(rows, dim=-1)
-        limit = 1.0 + 64 * torch.finfo(rows.dtype).eps
-        checks.require(name, norm <= limit, "rows of norm at most 1", norm)
+        checks.require(name, norm <= self._longest, "rows of norm at most 1", norm)
 
     # ---- learning ------------------------------------------------------------------------
 
     def update(self, x: Any, r: Any) -> None:
         """Adds one observation, ``x (*B, d)``, ``r (*B)``, or k, ``x (*B, k, d)``, ``r (*B, k)``.
 
+        Observations may come late and out of order. Confidence sets stay valid as long as the delay
+        does not depend on the reward, given x and the past (:class:`torchglb.ConfidenceSequence`).
+
         Raises:
             InputError: on any argument that does not fit; the state is then unchanged.
         """
         x = as_tensor("x", x, dtype=self.dtype, device=self.device)
         r = as_tensor("r", r, dtype=self.dtype, device=self.device)
-        batch = tuple(self.batch_shape)
+        batch = self.batch_shape
         if x.ndim == len(batch) + 1:
             check_shape("x", x, (*batch, self.domain.dim))
             check_shape("r", r, batch)
@@ -208,7 +245,7 @@ class Policy(ABC):
         else:
             check_shape("x", x, (*batch, "k", self.domain.dim))
             check_shape("r", r, (*batch, x.shape[-2]))
-        if self.validate:
+        if self.validate and not (self._rows_within(x) and self._rewards_within(r)):
             checks = ValueChecks()
             self._require_rows(checks, "x", x)
             self.family.require_rewards(checks, r)
@@ -239,6 +276,10 @@ class Policy(ABC):
         """
         region = self.confidence_set()
         return None if region is None else region.interval(x)
+
+    def tracker(self) -> BoundTracker:
+        """Whoever asks for bounds in every round asks this instead, which may be faster."""
+        return BoundTracker(self)
 
     def estimate(self) -> Tensor | None:
         """The estimate of theta on which the next choice rests, ``(*B, d)``; None without one."""

@@ -28,19 +28,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_choice, check_positive, check_shape, refuse
-from torchglb.domain import Ball
+from torchglb.checks import check_choice, check_positive, refuse
 from torchglb.history import History, Rows
-from torchglb.policies.carried import ImaginedHistory, PredictableMinimum
-from torchglb.policies.exact import ExactPolicy
+from torchglb.policies.estimators import BallEstimator, ball_estimator
+from torchglb.policies.exact import ExactPolicy, Height
+from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.radii import Problem
-from torchglb.ucb import Minimum
 
 REGULARIZERS = ("vaw", "ftrl")
-#: theta_s is certified to this in its loss; any predictable point is valid
-PRECISION = 1e-10
 
 
 @register
@@ -68,72 +65,75 @@ class EMK(ExactPolicy):
         family, d, batch = self.family, self.domain.dim, tuple(self.batch_shape)
         problem = Problem(family, self.domain, self.delta, batch, self.dtype, self.device)
         constants = (problem.S, problem.max_variance, problem.per_radius(family.min_variance))
-        self._radius, most, least = (t.reshape(-1).to(self.dtype) for t in constants)
+        self._radius, most, least = (t.to(self.dtype).expand(batch) for t in constants)
         self._steepest, self._flattest = (v / family.dispersion for v in (most, least))
         if not bool(torch.isfinite(self._steepest).all()):
             raise refuse("family", "one with bounded m'' on the ball", type(family).__name__)
-        like, problems = self._radius, self._radius.shape[0]
         self._lam = torch.full_like(self._radius, self.regularization)
-        self._gram = RankOneInverse.scaled_identity(self.regularization, (problems,), d, like)  # V
+        self._gram = RankOneInverse.scaled_identity(
+            self.regularization, batch, d, self._radius
+        )  # V
         self._paid = torch.zeros_like(self._radius)  # sum_s w_s l_s(theta_s)
-        precision = PRECISION if self.dtype == torch.float64 else 1e-4
         # the loss of the estimates has no weights, so their rows are kept apart
-        history = History(
+        self._rows = History(
             d,
-            (problems,),
+            batch,
             self._program.history.aggregate,
             validate=False,
             dtype=self.dtype,
             device=self.device,
         )
-        ball = Ball(d, self._radius)
-        rows = ImaginedHistory(family, history)
-        self._estimate = PredictableMinimum(rows, ball, self._radius, precision)
+        self._estimator = ball_estimator(
+            family, self.domain, self._rows, need_hessian=False, rough=True
+        )
 
-    def _level(self, minimum: Minimum) -> Tensor:
-        return self._paid.reshape(self.batch_shape) - math.log(self.delta)
+    def _height(self) -> Height:
+        return Height(level=self._paid - math.log(self.delta))
 
-    @torch.no_grad()
     def _update(self, x: Tensor, r: Tensor) -> None:
-        flat_x = x.reshape(-1, *x.shape[-2:])
-        flat_r = r.reshape(-1, r.shape[-1])
-        weight = torch.stack([self._weigh(row) for row in flat_x.unbind(-2)], dim=-1)
-        self._append(x, r, weight.reshape(r.shape))
-        # one after the other: each estimate rests on the rewards before its own
-        for s in range(r.shape[-1]):
-            row, reward = flat_x[:, s : s + 1], flat_r[:, s : s + 1]
-            theta = self._predict(row)
-            loss = self.family.nll((row[:, 0] * theta).sum(-1), reward[:, 0])
-            self._paid = self._paid + weight[:, s] * loss
-            self._estimate.learn(row, reward)
+        def learn() -> tuple[RankOneInverse, Tensor, BallEstimator]:
+            gram, paid, estimator = self._gram.copy(), self._paid, self._estimator.copy()
+            weights = []
+            with torch.no_grad():
+                # one after the other: each estimate rests on the rewards before its own
+                for s in range(r.shape[-1]):
+                    row, reward = x[..., s : s + 1, :], r[..., s : s + 1]
+                    weights.append(self._weigh(gram, row[..., 0, :]))
+                    theta = estimator.predict(self._lam, self._imagined(row))
+                    loss = self.family.nll((row[..., 0, :] * theta).sum(-1), reward[..., 0])
+                    paid = paid + weights[-1] * loss
+                    estimator.append(row, reward)
+                if weights:
+                    self._append(x, r, torch.stack(weights, dim=-1))
+            return gram, paid, estimator
 
-    def _weigh(self, x: Tensor) -> Tensor:
-        """``w_s`` of the rows ``x (N, d)``, which then enter V."""
-        length = self._gram.squared_norms(x[..., None, :])[..., 0]
+        rows = [self._rows, self._program.history]
+        self._gram, self._paid, self._estimator = learn_or_forget(rows, learn)
+
+    def _weigh(self, gram: RankOneInverse, x: Tensor) -> Tensor:
+        """``w_s`` of the rows ``x (*B, d)``, which then enter V."""
+        length = gram.squared_norms(x[..., None, :])[..., 0]
         bias = 2.0 * self._lam * self._radius.square() * length
-        self._gram.add(x, self._flattest)
+        gram.add(x, self._flattest)
         return 1.0 / (1.0 + self._steepest * bias)
 
-    def _predict(self, x: Tensor) -> Tensor:
-        """theta_s for the rows ``x (N, 1, d)``, before their rewards are seen."""
-        imagined = None
-        if self.regularizer == "vaw":
-            middle = self.family.mean(torch.zeros_like(x[..., 0]))
-            imagined = Rows(x, middle, torch.full_like(middle, 2.0))
-        return self._estimate.predict(self._lam, imagined)
+    def _imagined(self, x: Tensor) -> Rows | None:
+        """What theta_s of the rows ``x (*B, 1, d)`` takes into account beside the past."""
+        if self.regularizer != "vaw":
+            return None
+        middle = self.family.mean(torch.zeros_like(x[..., 0]))
+        return Rows(x, middle, torch.full_like(middle, 2.0))
 
     def _state(self) -> dict[str, Any]:
         mine = {"gram": self._gram.state_dict(), "paid": self._paid.clone()}
-        mine["rows"] = self._estimate.data.history.state_dict()
-        return super()._state() | mine | {"estimate": self._estimate.state_dict()}
+        mine |= {"rows": self._rows.state_dict(), "estimator": self._estimator.state_dict()}
+        return super()._state() | mine
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        gram, paid = state["gram"], state["paid"]
-        estimate, rows = state["estimate"], state["rows"]
-        check_shape("state['gram']['matrix']", gram["matrix"], self._gram.matrix.shape)
-        check_shape("state['paid']", paid, self._paid.shape)
+        gram, paid = self._gram.loaded(state["gram"]), taken(state, "paid", self._paid)
+        estimator = self._estimator.copy()
+        estimator.load_state_dict(state["estimator"])
+        rows = state["rows"]
         super()._load(state)
-        self._estimate.load_state_dict(estimate)
-        self._estimate.data.history.load_state_dict(rows)
-        self._gram.load_state_dict(gram)
-        self._paid = paid.clone()
+        self._rows.load_state_dict(rows)
+        self._gram, self._paid, self._estimator = gram, paid, estimator

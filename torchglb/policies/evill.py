@@ -9,9 +9,9 @@ Hessian of L there, draw Z ~ N(0, I_d) and z_s ~ N(0, 1) for every observation,
 The sum is a d-vector, ``W ~ N(0, a^2 (lambda I + H))``: one d-dimensional Gaussian through the
 Cholesky factor of lambda I + H has the same law and costs nothing in n.
 
-theta_hat and theta_W come from a Taylor model of L that is carried from round to round, with a
-certified distance (:mod:`torchglb.policies.free`). ``select`` stops as soon as the best arm is
-certain, which it mostly is without a pass over the history; ``scores`` are exact.
+theta_hat and theta_W come from Taylor polynomials of L at points that are carried from round to
+round, with a certified distance (:mod:`torchglb.carried.free_certificate`). ``select`` stops as
+soon as the best arm is certain, whatever H may be within its error; ``scores`` are exact.
 
 - ``evill``: a = 1, lambda = 1, no warm-up; the heuristic of the paper's main figures.
 - ``evill-theory``: the constants of Appendix E and a warm-up that samples from the G-optimal
@@ -24,7 +24,7 @@ by the arms, so W does not have this covariance. Ours has, and it is tested.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,14 +34,16 @@ from torchglb.arrays import idle, settled
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.linalg import inverse_forms
 from torchglb.policies.base import Requirements, towards
 from torchglb.policies.design import g_optimal
+from torchglb.policies.estimator_base import Choice
+from torchglb.policies.estimators import FreeEstimator
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.free import Near
-from torchglb.policies.parts import taken
-from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.parts import Fit, cholesky_change, taken
 from torchglb.policies.registry import register
+
+#: at which the loss is carried in the plane
+POINTS = 64
 
 
 class Perturbed(FittedPolicy):
@@ -51,10 +53,14 @@ class Perturbed(FittedPolicy):
     about to do; ``select`` then draws those of the next choice.
     """
 
+    rough = True
+    _estimator: FreeEstimator
     _a: Tensor  # (*B)
     _lam: Tensor  # (*B)
 
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
+        # perturbed minimisers come back to where others have been in the plane, hardly beyond
+        self.points = POINTS if domain.dim <= 2 else 2
         super().__init__(family, domain, *args, **settings)
         self._noise = self.random.normal(domain.dim, dtype=self.dtype)
 
@@ -63,29 +69,18 @@ class Perturbed(FittedPolicy):
 
     def perturbation(self, noise: Tensor | None = None) -> Tensor:
         """W of a standard normal vector ``(*B, d)``; of the next choice if left out."""
-        _, hessian = self.fit()
-        factor = torch.linalg.cholesky(hessian)
-        noise = self._noise if noise is None else noise
+        return self._perturbation(self.fit(), self._noise if noise is None else noise)
+
+    def _perturbation(self, fit: Fit, noise: Tensor) -> Tensor:
+        factor = torch.linalg.cholesky(fit.hessian)
         return self._a[..., None] * (factor @ noise[..., None])[..., 0]
 
+    @torch.no_grad()
     def perturbed(self, tilt: Tensor) -> Tensor:
         """``argmin F(theta) - <tilt, theta>``, of shape ``(*B, d)``, to eight digits."""
-        tol = self._tol
-
-        def exact(near: Near) -> Tensor:
-            return near.length <= tol * (1.0 + torch.linalg.vector_norm(near.theta, dim=-1))
-
-        return self._near(tilt, exact)
-
-    @torch.no_grad()
-    def _near(self, tilt: Tensor, enough: Callable[[Near], Tensor]) -> Tensor:
-        """A point near the perturbed minimiser, as near as is enough."""
-        theta, hessian = self.fit()
-        start = theta + torch.linalg.solve(hessian, tilt)
-        d = self.domain.dim
-        ridge, flat_tilt = self._lam.reshape(-1), tilt.reshape(-1, d)
-        found = self._minimum.tilted(ridge, flat_tilt, start.reshape(-1, d), enough)
-        return found.reshape(tilt.shape)
+        fit = self.fit()
+        start = fit.theta + torch.linalg.solve(fit.hessian, tilt)
+        return self._estimator.copy().tilted(self._lam, tilt, start)
 
     def _scores(self, arms: Tensor) -> Tensor:
         theta = self.perturbed(self.perturbation())
@@ -100,19 +95,27 @@ class Perturbed(FittedPolicy):
 
     def _winner(self, arms: Tensor) -> Tensor:
         """The arm with the largest score: certain, or to eight digits where arms tie."""
-        flat, tol = arms.reshape(-1, *arms.shape[-2:]), self._tol
+        fit = self._rough_fit()
+        choice = self._choose(fit, arms)
+        undecided = ~choice.certain & (fit.doubt > 0.0)
+        if idle(undecided):
+            return choice.arm
+        fine = self._estimator.refined(fit, self._lam, undecided)
+        return torch.where(undecided, self._choose(fine, arms).arm, choice.arm)
 
-        def certain(near: Near) -> Tensor:
-            score = (flat @ near.theta[..., None])[..., 0]
-            best, leader = score.max(-1, keepdim=True)
-            ahead = flat.gather(-2, leader[..., None].expand(-1, 1, flat.shape[-1])) - flat
-            # <ahead, u> for all u no longer than the distance in the metric
-            doubt = near.distance[:, None] * inverse_forms(ahead, near.metric).sqrt()
-            clear = (best - score >= doubt).all(-1) & torch.isfinite(near.distance)
-            return clear | (near.length <= tol * (1.0 + best[:, 0].abs()))
+    @torch.no_grad()
+    def _choose(self, fit: Fit, arms: Tensor) -> Choice:
+        """The best arm of the perturbed minimiser for an H that may be off.
 
-        theta = self._near(self.perturbation(), certain)
-        return (arms @ theta[..., None])[..., 0].argmax(-1)
+        W is then off by ``a L G Z`` (:func:`torchglb.policies.parts.cholesky_change`), at most ``a
+        |G| |Z|`` in the dual norm of H, and ``e^doubt`` times that of the Hessian at theta_hat,
+        with theta in its place.
+        """
+        tilt = self._perturbation(fit, self._noise)
+        size = torch.linalg.vector_norm(self._noise, dim=-1)
+        doubt = self._a * cholesky_change(fit.doubt, self.domain.dim) * size * fit.doubt.exp()
+        start = fit.theta + torch.linalg.solve(fit.hessian, tilt)
+        return self._estimator.choose(self._lam, tilt, start, arms, doubt, fit.theta)
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"noise": self._noise.clone()}
@@ -213,26 +216,24 @@ class EVILLTheory(Perturbed):
         if level is not None:
             self.level = torch.full_like(self.level, check_positive("level", level))
         self._lam, self._a = self.regularization, self.scale
-        self._V = RankOneInverse.scaled_identity(
-            self._lam, tuple(self.batch_shape), domain.dim, self._theta
-        )
+        self._track_design(self._lam)
         self._uniform = self.random.uniform(dtype=self.dtype)
-        self._design: tuple[Tensor, Tensor] | None = None
+        self._known_design: tuple[Tensor, Tensor] | None = None  # a cache
 
     def warming_up(self, arms: Tensor) -> Tensor:
         """Which replicates are still in the warm-up, ``(*B)``."""
-        return self._V.squared_norms(arms).amax(-1) > self.level
+        return self._design.squared_norms(arms).amax(-1) > self.level
 
     def design(self, arms: Tensor) -> Tensor:
         """The G-optimal design of the arms, ``(*B, K)``."""
-        known = self._design
+        known = self._known_design
         if known is None or known[0].shape != arms.shape or not settled(known[0] == arms):
             known = arms.clone(), g_optimal(arms).weights
-        self._design = known
+        self._known_design = known
         return known[1]
 
     def _scores(self, arms: Tensor) -> Tensor:
-        novelty = self._V.squared_norms(arms)
+        novelty = self._design.squared_norms(arms)
         warm = novelty.amax(-1) > self.level
         if idle(~warm):
             return novelty
@@ -254,18 +255,12 @@ class EVILLTheory(Perturbed):
         drawn = drawn.clamp_max(arms.shape[-2] - 1)
         return drawn if idle(~warm) else torch.where(warm, drawn, super()._winner(arms))
 
-    def _update(self, x: Tensor, r: Tensor) -> None:
-        super()._update(x, r)
-        self._V.add_rows(x)
-
     def _state(self) -> dict[str, Any]:
-        more = {"V": self._V.state_dict(), "uniform": self._uniform.clone()}
-        return super()._state() | more
+        return super()._state() | {"uniform": self._uniform.clone()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         uniform = taken(state, "uniform", self._uniform)
         super()._load(state)
-        self._V.load_state_dict(state["V"])
         self._uniform = uniform
 
 

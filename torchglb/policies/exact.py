@@ -1,33 +1,40 @@
 """Exact optimism: the arm of ``max <x, theta>`` over ``{theta : |theta| <= S, L(theta) <= B}``.
 
-The base of the policies that differ only in the loss L and the level B. The program is carried
-from round to round (:class:`torchglb.ucb.AnchoredProgram`): the winner is certified, and most
-rounds need no pass over the history. Public code maximises by a general-purpose solver from one
+The base of the policies that differ only in the loss L and the level B. On a CPU the program is
+carried from round to round (:class:`torchglb.ucb.AnchoredProgram`): the winner is certified, and
+most rounds need no pass over the history. On a device it is solved anew
+(:class:`torchglb.ucb.RefitProgram`). Public code maximises by a general-purpose solver from one
 start and takes whatever point it stops at, which is no upper bound.
 
 A set that has become empty (theta* has then left it: an event of probability at most delta) is
 widened to the nearest set that is not, around the minimiser of L.
+
+Questions (``bounds``, ``confidence_set``, ``scores``, ``estimate``) change nothing. Whoever wants
+bounds in every round asks a tracker, which has anchors of its own.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchglb.arrays import settled
 from torchglb.checks import check_choice, check_shape, refuse
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.optim import raise_unless_converged
-from torchglb.policies.base import Policy, towards
+from torchglb.optim import Status, raise_unless_converged
+from torchglb.policies.base import BoundTracker, Policy, towards
+from torchglb.policies.parts import learn_or_forget
 from torchglb.radii import Lipschitz, Problem, Radius, by_name
 from torchglb.sets import Interval, LikelihoodRatioSet
 from torchglb.ucb import (
     AnchoredProgram,
     Choice,
     Minimum,
+    RefitProgram,
     SublevelProgram,
     argmax_ball,
     support,
@@ -36,28 +43,26 @@ from torchglb.ucb import (
 SOLVERS = ("native", "conic")
 #: the paper's radius: Theorem 3.1 as printed, with Table 1
 PAPER = Lipschitz(constant="table1", inf="closed_form")
-#: rows carried into all anchors at once: bounds the memory
-TOGETHER = 512
 #: the minimum of the loss is certified to this: the level is so much above its value at most
 LEVEL_TOLERANCE = 1e-8
 #: bounds on an arm are closed to this, relative to 1 + their size
 BOUND_TOLERANCE = 0.01
+#: anchors of a tracker at most: its bounds need not be as close as those that decide
+TRACKED = 64
+#: wide enough for what is carried, without a pass
+UNREFINED = 1e300
 
 
-class Target(NamedTuple):
-    """The set of this round.
+class Height(NamedTuple):
+    """Where the level of this round is: one of the two.
 
     Attributes:
-        level: B, ``(*B)``.
-        theta: a point of the set, the minimiser of the loss, ``(*B, d)``.
-        loss: an upper bound on its loss, ``(*B)``.
-        slack: how far this may lie above the minimum, ``(*B)``.
+        radius: how far it is above the minimum of the loss, a number or ``(*B)``.
+        level: B itself, ``(*B)``.
     """
 
-    level: Tensor
-    theta: Tensor
-    loss: Tensor
-    slack: Tensor
+    radius: float | Tensor | None = None
+    level: Tensor | None = None
 
 
 class ExactPolicy(Policy):
@@ -74,19 +79,18 @@ class ExactPolicy(Policy):
     ) -> None:
         super().__init__(*args, **settings)
         self.solver = check_choice("solver", solver, SOLVERS)
-        tolerance = LEVEL_TOLERANCE if self.dtype == torch.float64 else 1e-4
-        self._program = AnchoredProgram(
+        program = AnchoredProgram if self.device.type == "cpu" else RefitProgram
+        self._program: AnchoredProgram | RefitProgram = program(
             self.family,
             self.domain,
             tuple(self.batch_shape),
-            level_tol=tolerance,
+            level_tol=LEVEL_TOLERANCE if self.dtype == torch.float64 else 1e-4,
             aggregate=aggregate,
             validate=False,  # the public doors have looked already
             dtype=self.dtype,
             device=self.device,
         )
-        self._target: Target | None = None
-        self._winner: tuple[Tensor, Tensor] | None = None  # the arm just chosen, its upper bound
+        self._decided: Height | None = None  # the level of this round, once a choice rests on it
 
     # ---- what a policy supplies ----------------------------------------------------------
 
@@ -95,15 +99,20 @@ class ExactPolicy(Policy):
         return 0.0
 
     @abstractmethod
-    def _level(self, minimum: Minimum) -> Tensor:
-        """The level B, ``(*B)``, given the minimum of L over the ball."""
+    def _height(self) -> Height:
+        """Where the level is; called once per round, before the choice."""
+
+    def _asked_height(self) -> Height:
+        """The same without a trace, for questions."""
+        return self._height()
 
     # ---- the set of this round -----------------------------------------------------------
 
     def confidence_set(self) -> LikelihoodRatioSet:
         """The set over which the policy is optimistic: an immutable snapshot."""
-        target = self._current()
-        return LikelihoodRatioSet(self._likelihood(), self.domain, target.level, target.theta)
+        minimum = self._program.minimum(self._ridge())
+        level = self._level(minimum)
+        return LikelihoodRatioSet(self._likelihood(), self.domain, level, minimum.theta)
 
     @property
     def passes(self) -> Tensor:  # noqa: D102
@@ -114,27 +123,42 @@ class ExactPolicy(Policy):
             self.family, self._program.history, regularization=self._ridge()
         )
 
-    def _current(self) -> Target:
-        if self._target is None:
-            minimum = self._program.minimum(self._ridge())
-            least = minimum.loss + self._program.level_tol * (1.0 + minimum.loss.abs())
-            level = torch.maximum(self._level(minimum), least)
-            self._target = Target(level, minimum.theta, minimum.loss, minimum.slack)
-        return self._target
+    def _known_height(self) -> Height:
+        """That of this round's choice, if there was one."""
+        return self._asked_height() if self._decided is None else self._decided
+
+    def _level(self, minimum: Minimum) -> Tensor:
+        """B, ``(*B)``, and never below the minimum."""
+        radius, level = self._known_height()
+        if level is None:
+            assert radius is not None
+            level = minimum.loss + radius
+        return torch.maximum(level, self._least(minimum))
+
+    def _least(self, minimum: Minimum) -> Tensor:
+        """The lowest level whose set is certainly not empty."""
+        return minimum.loss + self._program.level_tol * (1.0 + minimum.loss.abs())
 
     # ---- choosing ------------------------------------------------------------------------
 
-    @torch.no_grad()
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm with the largest ``h(x)``, certified."""
         self._check_arms(arms)
         if self.solver != "native":
             return self._scores(arms).argmax(-1)
-        choice = self._argmax(arms)
-        place = choice.index[..., None]
-        winner = arms.gather(-2, place[..., None].expand(*place.shape, arms.shape[-1]))[..., 0, :]
-        self._winner = winner, choice.upper.gather(-1, place)[..., 0]
-        return choice.index
+        self._decided = self._height()
+        return self._ask(self._program.argmax, arms).index
+
+    def _ask(self, question: Callable[..., Choice], arms: Tensor, **options: Any) -> Choice:
+        """What a program's ``argmax`` or ``bound`` says; an empty set is widened first."""
+        radius, level = self._known_height()
+        ridge = self._ridge()
+        choice = question(arms, radius, level=level, regularization=ridge, **options)
+        if level is not None and not settled(choice.status == Status.CONVERGED):
+            wider = torch.maximum(level, self._least(self._program.minimum(ridge)))
+            if not settled(wider <= level):
+                choice = question(arms, level=wider, regularization=ridge, **options)
+        return choice
 
     @torch.no_grad()
     def select_ball(self) -> Tensor:
@@ -149,61 +173,75 @@ class ExactPolicy(Policy):
         return towards(choice.theta)
 
     def _sublevel(self) -> SublevelProgram:
-        return SublevelProgram(self._likelihood(), self.domain, self._current().level)
-
-    def _argmax(self, arms: Tensor, value_tol: float | None = None) -> Choice:
-        level, *minimum = self._current()
-        return self._program.argmax(
-            arms,
-            level=level,
-            regularization=self._ridge(),
-            minimum=Minimum(*minimum),
-            value_tol=value_tol,
-        )
+        level = self._level(self._program.minimum(self._ridge()))
+        return SublevelProgram(self._likelihood(), self.domain, level)
 
     @torch.no_grad()
     def bounds(self, x: Tensor, refine: bool = True) -> Interval:
-        """Certified ends of ``<x, theta>`` over the set, from the carried program.
+        """Certified ends of ``<x, theta>`` over the set; from a copy of what is carried."""
+        return self._ends(self._program.fork(), x, refine)
 
-        The upper end of the arm that was just chosen is known already.
-        """
-        tol = BOUND_TOLERANCE if refine else None
-        if self._winner is not None and torch.equal(x, self._winner[0]):
-            upper = self._winner[1]
-        else:
-            upper = self._argmax(x[..., None, :], tol).upper[..., 0]
-        return Interval(-self._argmax(-x[..., None, :], tol).upper[..., 0], upper)
+    def _ends(self, program: AnchoredProgram | RefitProgram, x: Tensor, refine: bool) -> Interval:
+        both = torch.stack([x, -x], dim=-2)
+        tol = BOUND_TOLERANCE if refine else UNREFINED
+        upper = self._ask(program.bound, both, tol=tol).upper
+        return Interval(-upper[..., 1], upper[..., 0])
+
+    def tracker(self) -> BoundTracker:
+        """Bounds in every round, from anchors that follow the arms that are asked about."""
+        return _ExactTracker(self)
 
     @torch.no_grad()
     def _scores(self, arms: Tensor) -> Tensor:
         """Certified upper bounds on ``h(x)``, closed to the solver's tolerance."""
-        target, program = self._current(), self._sublevel()
+        minimum = self._program.minimum(self._ridge())
+        program = SublevelProgram(self._likelihood(), self.domain, self._level(minimum))
         options: dict[str, Any] = {"throw": False}  # the bounds hold wherever a solver stopped
         if self.solver == "native":
-            options |= {"center": target.theta, "validate": False}
+            options |= {"center": minimum.theta, "validate": False}
         return support(program, arms, self.solver, **options).upper
 
     # ---- learning and saving -------------------------------------------------------------
 
     def _append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
-        for start in range(0, x.shape[-2], TOGETHER):
-            part = slice(start, start + TOGETHER)
-            w = None if weight is None else weight[..., part]
-            self._program.append(x[..., part, :], r[..., part], w)
-        self._target = self._winner = None
+        self._program.append(x, r, weight)
+        self._decided = None
 
     def _state(self) -> dict[str, Any]:
-        target = self._target
-        kept = None if target is None else {k: t.clone() for k, t in target._asdict().items()}
-        return {"program": self._program.state_dict(), "target": kept}
+        decided = self._decided
+        kept = None if decided is None else {k: _copied(v) for k, v in decided._asdict().items()}
+        return {"program": self._program.state_dict(), "decided": kept}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        program, target = state["program"], state["target"]
+        program, decided = state["program"], state["decided"]
+        kept = None if decided is None else Height(*(_copied(decided[f]) for f in Height._fields))
         self._program.load_state_dict(program)
-        kept = (
-            None if target is None else Target(*(target[name].clone() for name in Target._fields))
-        )
-        self._target, self._winner = kept, None
+        self._decided = kept
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+class _ExactTracker(BoundTracker):
+    """Follows both ends of the arms that come back, beside the policy."""
+
+    def __init__(self, policy: ExactPolicy) -> None:
+        super().__init__(policy)
+        program = policy._program
+        self._exact, self._program = policy, program.beside(TRACKED)
+
+    @torch.no_grad()
+    def bounds(self, x: Tensor, refine: bool = True) -> Interval:
+        return self._exact._ends(self._program, x, refine)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._program.state_dict()
+        del state["history"]  # the policy has it
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._program.load_state_dict(state, history=False)
 
 
 class LikelihoodRatioPolicy(ExactPolicy):
@@ -226,17 +264,41 @@ class LikelihoodRatioPolicy(ExactPolicy):
             self.device,
         )
         self._sums = self.radius.init(self._problem)
+        self._counts = self.radius.of_rows(self._problem, 0) is not None  # depends on n alone
 
-    def _level(self, minimum: Minimum) -> Tensor:
+    def _height(self) -> Height:
+        height, self._sums = self._evaluated()
+        return height
+
+    def _asked_height(self) -> Height:
+        return self._evaluated()[0]
+
+    def _evaluated(self) -> tuple[Height, dict[str, Tensor]]:
+        radius = (
+            self.radius.of_rows(self._problem, len(self._program.history)) if self._counts else None
+        )
+        if radius is not None:
+            return Height(radius=radius), self._sums
+        known = self.radius.level(self._problem, self._sums, self._likelihood)
+        if known is not None:
+            return Height(level=known[0]), known[1]
+        minimum = self._program.minimum()
         found = self.radius.evaluate(
             self._problem, self._sums, self._likelihood(), minimum.theta, minimum.loss
         )
-        self._sums = found.state
-        return found.level
+        return Height(level=found.level), found.state
 
     def _update(self, x: Tensor, r: Tensor) -> None:
-        self._append(x, r)
-        self._sums = self.radius.update(self._problem, self._sums, x, r)
+        if self._counts:
+            self._append(x, r)
+            return
+
+        def learn() -> dict[str, Tensor]:
+            sums = self.radius.update(self._problem, self._sums, x, r)
+            self._append(x, r)
+            return sums
+
+        self._sums = learn_or_forget([self._program.history], learn)
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"sums": {name: t.clone() for name, t in self._sums.items()}}

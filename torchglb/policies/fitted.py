@@ -1,8 +1,9 @@
 """The base of the policies that refit ``L + (lambda/2)|theta|^2`` after every observation.
 
-The minimiser and the Hessian there come from a Taylor model of the loss that is carried from round
-to round, with a certified error (:mod:`torchglb.policies.free`); a pass over the history is made
-only for the replicates whose model is no longer good enough.
+The minimiser and the Hessian there are found when an observation arrives, so that questions change
+nothing: on a CPU from sums that are carried from round to round, with a certified error
+(:mod:`torchglb.policies.estimators`). In more than seven dimensions the digits that carried sums do
+not have cost a pass over the history: policies that can choose without them do.
 """
 
 from __future__ import annotations
@@ -15,22 +16,16 @@ import torch
 from torch import Tensor
 
 from torchglb.domain import Ball
-from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.policies.base import Policy
-from torchglb.policies.free import FreeMinimum
-from torchglb.policies.parts import minimum_in_ball, taken
-from torchglb.ucb.minimum import FlatHistory, which
-
-#: the distance of the estimate is certified to this, relative to 1 + |theta|
-PRECISION = 1e-8
+from torchglb.policies.estimators import Estimator, ball_estimator, free_estimator
+from torchglb.policies.parts import Fit, learn_or_forget, taken
+from torchglb.policies.rank_one import RankOneInverse
 
 
 class FittedPolicy(Policy):
     """A policy that keeps its history and the minimiser of ``L + (lambda/2)|theta|^2``.
-
-    The fit is made when it is first needed after new observations.
 
     Args:
         family: the GLM family.
@@ -42,8 +37,12 @@ class FittedPolicy(Policy):
 
     #: whether the minimiser is sought over the S-ball or over the whole space
     constrained: ClassVar[bool] = False
-    #: the Hessian is certified to this, relatively; infinite where only theta is used
-    hessian_tolerance: ClassVar[float] = 1e-7
+    #: whether more is used than theta
+    need_hessian: ClassVar[bool] = True
+    #: whether ``select`` asks for no more of an estimate than decides
+    rough: ClassVar[bool] = False
+    #: points at which the loss is carried
+    points: int = 1
 
     def __init__(
         self,
@@ -54,78 +53,92 @@ class FittedPolicy(Policy):
         **settings: Any,
     ) -> None:
         super().__init__(family, domain, *args, **settings)
-        d, batch = domain.dim, self.batch_shape
         self.history = History(
-            d, tuple(batch), aggregate, validate=False, dtype=self.dtype, device=self.device
+            domain.dim,
+            tuple(self.batch_shape),
+            aggregate,
+            validate=False,
+            dtype=self.dtype,
+            device=self.device,
         )
-        self._theta = torch.zeros((*batch, d), dtype=self.dtype, device=self.device)
-        self._hessian = torch.zeros((*batch, d, d), dtype=self.dtype, device=self.device)
-        self._fresh = False
-        exact = self.dtype == torch.float64
-        self._tol = PRECISION if exact else 1e-4
-        self._hessian_tol = self.hessian_tolerance if exact else max(1e-4, self.hessian_tolerance)
-        # the constants of the family are taken on a ball that holds all but odd estimates
-        reach = self._constant(lambda radius: 2.0 * radius + 5.0)
-        data = FlatHistory(family, self.history)
-        self._minimum = FreeMinimum(data, Ball(d, reach), reach.reshape(-1), self._tol)
+        problem = (family, domain, self.history, self.need_hessian, self.rough)
+        self._estimator: Estimator = (
+            ball_estimator(*problem) if self.constrained else free_estimator(*problem, self.points)
+        )
+        self._fit: Fit | None = None  # rough, if it may be; without observations it is known
+        self._refined: Fit | None = None  # the same, fine: a cache
+        self._V: RankOneInverse | None = None  # ``V = c I + sum x x'``, where a policy needs it
+
+    def _track_design(self, scale: Tensor | float) -> RankOneInverse:
+        """Makes V, which is ``scale I`` without observations."""
+        like = torch.zeros((), dtype=self.dtype, device=self.device)
+        shape = tuple(self.batch_shape)
+        self._V = RankOneInverse.scaled_identity(scale, shape, self.domain.dim, like)
+        return self._V
+
+    @property
+    def _design(self) -> RankOneInverse:
+        """V."""
+        assert self._V is not None
+        return self._V
 
     @abstractmethod
     def ridge(self) -> Tensor:
         """lambda > 0 now, ``(*B)``."""
 
-    def fit(self) -> tuple[Tensor, Tensor]:
-        """The minimiser ``(*B, d)`` and the Hessian there, ridge included, ``(*B, d, d)``."""
-        if not self._fresh:
-            theta, hessian = self._fit(self.ridge().reshape(-1))
-            self._theta = theta.reshape(self._theta.shape)
-            self._hessian = hessian.reshape(self._hessian.shape)
-            self._fresh = True
-        return self._theta, self._hessian
-
     @torch.no_grad()
-    def _fit(self, ridge: Tensor) -> tuple[Tensor, Tensor]:
-        theta, hessian = self._minimum.settle(ridge, self._tol, self._hessian_tol)
-        if not self.constrained:
-            return theta, hessian
-        S = self.domain.radius_like(theta).expand(self.batch_shape).reshape(-1)
-        outside = which(torch.linalg.vector_norm(theta, dim=-1) > S)
-        if outside.numel():  # few, with a ridge: from the rows
-            loss = self._minimum.data.likelihood(outside, ridge)
-            ball = self.domain.resized(S[outside])
-            found = minimum_in_ball(loss, ball, ball.project(theta[outside]))
-            theta = theta.index_copy(0, outside, found.theta)
-            hessian = hessian.index_copy(0, outside, found.hessian)
-        return theta, hessian
+    def fit(self) -> Fit:
+        """The minimiser with the Hessian there, ridge included, to eight digits."""
+        if self._refined is None:
+            self._refined = self._estimator.refined(self._rough_fit(), self.ridge())
+        return self._refined
+
+    def _rough_fit(self) -> Fit:
+        """The minimiser as far as it is known without further passes."""
+        if self._fit is None:
+            ridge = self.ridge()
+            zero = torch.zeros(
+                (*ridge.shape, self.domain.dim), dtype=self.dtype, device=self.device
+            )
+            eye = torch.eye(self.domain.dim, dtype=self.dtype, device=self.device)
+            return Fit.exact(zero, torch.zeros_like(ridge), zero, ridge[..., None, None] * eye)
+        return self._fit
 
     def estimate(self) -> Tensor:  # noqa: D102
-        return self.fit()[0]
+        return self.fit().theta
 
     @property
     def passes(self) -> Tensor:  # noqa: D102
-        return self._minimum.passes.reshape(self.batch_shape)
+        return self._estimator.passes
 
-    @torch.no_grad()
     def _update(self, x: Tensor, r: Tensor) -> None:
-        self.history.append(x, r)
-        flat_r = r.reshape(-1, r.shape[-1])
-        self._minimum.observe(x.reshape(-1, *x.shape[-2:]), flat_r, torch.ones_like(flat_r))
-        self._fresh = False
+        def learn() -> tuple[Estimator, Fit, RankOneInverse | None]:
+            estimator, V = self._estimator.copy(), self._V
+            with torch.no_grad():
+                estimator.append(x, r)
+                return estimator, estimator.fit(self.ridge()), None if V is None else V.plus_rows(x)
+
+        # computed first, committed last
+        self._estimator, self._fit, self._V = learn_or_forget([self.history], learn)
+        self._refined = None
 
     def _state(self) -> dict[str, Any]:
+        fit, V = self._fit, self._V
         return {
             "history": self.history.state_dict(),
-            "minimum": self._minimum.state_dict(),
-            "theta": self._theta.clone(),
-            "hessian": self._hessian.clone(),
-            "fresh": self._fresh,
+            "estimator": self._estimator.state_dict(),
+            "fit": None if fit is None else {name: t.clone() for name, t in fit._asdict().items()},
+            "V": None if V is None else V.state_dict(),
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        theta = taken(state, "theta", self._theta)
-        hessian = taken(state, "hessian", self._hessian)
-        fresh, minimum = state["fresh"], state["minimum"]
-        if not isinstance(fresh, bool):
-            raise InputError(f"state['fresh']: expected a truth value, got {fresh!r}")
+        kept, V = state["fit"], state["V"]
+        fit = None
+        if kept is not None:
+            like = self._rough_fit()
+            fit = Fit(*(taken(kept, name, getattr(like, name)) for name in Fit._fields))
+        estimator = self._estimator.copy()
+        estimator.load_state_dict(state["estimator"])
+        design = None if self._V is None else self._V.loaded(V)
         self.history.load_state_dict(state["history"])
-        self._minimum.load_state_dict(minimum)
-        self._theta, self._hessian, self._fresh = theta, hessian, fresh
+        self._estimator, self._fit, self._V, self._refined = estimator, fit, design, None

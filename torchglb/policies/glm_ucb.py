@@ -14,7 +14,6 @@ program; the constrained minimiser takes its place and lies in the ball as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Requirements
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
 
@@ -42,16 +40,14 @@ class GLMUCB(FittedPolicy):
     name = "glm-ucb"
     requires = Requirements(bounded_rewards=True)
     constrained = True
-    hessian_tolerance = math.inf
+    need_hessian = False
 
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)
         low, high = family.reward_range
         steepest = self._constant(family.max_variance) * (high - low)
         self._slope = steepest / self._smallest_variance()
-        self._V = RankOneInverse.scaled_identity(
-            float(domain.dim), tuple(self.batch_shape), domain.dim, self._theta
-        )
+        self._track_design(float(domain.dim))
 
     def ridge(self) -> Tensor:  # noqa: D102
         return torch.full_like(self._slope, float(self.domain.dim))
@@ -59,21 +55,10 @@ class GLMUCB(FittedPolicy):
     def bonus(self) -> Tensor:
         """The factor of the norm, ``(*B)``."""
         d = self.domain.dim
-        growth = 2 * math.log(1 / self.delta) + self._V.logdet - d * math.log(d)
+        growth = 2 * math.log(1 / self.delta) + self._design.logdet - d * math.log(d)
         return self._slope * growth.sqrt() + math.sqrt(d) * self.domain.radius_like(growth)
 
     def _scores(self, arms: Tensor) -> Tensor:
-        theta, _ = self.fit()
+        theta = self.fit().theta
         mean = self.family.mean((arms @ theta[..., None])[..., 0])
-        return mean + self.bonus()[..., None] * self._V.norms(arms)
-
-    def _update(self, x: Tensor, r: Tensor) -> None:
-        super()._update(x, r)
-        self._V.add_rows(x)
-
-    def _state(self) -> dict[str, Any]:
-        return super()._state() | {"V": self._V.state_dict()}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
-        self._V.load_state_dict(state["V"])
+        return mean + self.bonus()[..., None] * self._design.norms(arms)

@@ -5,15 +5,16 @@ theta_hat is the minimiser over R^d of ``L(theta) + (lambda/2)|theta|^2``. A san
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import towards
+from torchglb.policies.estimators import FreeEstimator
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.registry import register
 
@@ -31,7 +32,9 @@ class Greedy(FittedPolicy):
     """
 
     name = "greedy"
-    hessian_tolerance = math.inf
+    need_hessian = False
+    rough = True
+    _estimator: FreeEstimator
 
     def __init__(
         self,
@@ -48,9 +51,17 @@ class Greedy(FittedPolicy):
     def ridge(self) -> Tensor:  # noqa: D102
         return self._lam
 
+    @torch.no_grad()
+    def select(self, arms: Tensor) -> Tensor:
+        """The index ``(*B)`` of the arm to play; of theta_hat no more is found than decides."""
+        self._check_arms(arms)
+        theta = self._rough_fit().theta
+        zero = torch.zeros_like(theta)
+        choice = self._estimator.choose(self._lam, zero, theta, arms, zero[..., 0], zero)
+        return choice.arm
+
     def select_ball(self) -> Tensor:  # noqa: D102
-        return towards(self.fit()[0])
+        return towards(self.fit().theta)
 
     def _scores(self, arms: Tensor) -> Tensor:
-        theta, _ = self.fit()
-        return (arms @ theta[..., None])[..., 0]
+        return (arms @ self.fit().theta[..., None])[..., 0]

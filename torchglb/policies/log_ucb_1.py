@@ -13,7 +13,6 @@ index on the scale of the mean: ``mu(<x, theta_hat>) + bonus |x|`` in (d I + sum
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,9 +21,9 @@ from torch import Tensor
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.policies.base import Requirements
+from torchglb.policies.estimator_base import HESSIAN_ERROR
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.parts import log_chi_square_ratio
-from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 
 
@@ -45,41 +44,27 @@ class LogUCB1(FittedPolicy):
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)
         self._kappa = 1.0 / self._smallest_variance()
-        self._V = RankOneInverse.scaled_identity(
-            float(domain.dim), tuple(self.batch_shape), domain.dim, self._theta
-        )
+        self._track_design(float(domain.dim))
 
     def ridge(self) -> Tensor:  # noqa: D102
         return torch.full_like(self._kappa, self._lam())
 
     def _lam(self) -> float:
-        return self.domain.dim * math.log(2 + self.rounds)
+        return self.domain.dim * math.log(2 + len(self.history))
 
     def bonus(self) -> Tensor:
         """The factor of the norm, ``(*B)``."""
         d, lam = self.domain.dim, self._lam()
-        _, hessian = self.fit()
-        factor = torch.linalg.cholesky(hessian)
+        factor = torch.linalg.cholesky(self.fit().hessian)
         logdet = torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
         fixed = math.log(1 / self.delta) - 0.5 * d * math.log(lam) + log_chi_square_ratio(d, lam)
-        c = fixed + logdet
+        c = fixed + logdet + 0.5 * d * HESSIAN_ERROR  # H may be smaller than the true one
         g = torch.minimum(math.sqrt(lam) / 2 + 2 / math.sqrt(lam) * c, 1 + c)
         S = self.domain.radius_like(g)
         width = torch.minimum((1 + 2 * S).sqrt() * g, g + g.square() / math.sqrt(lam))
         return 0.25 * self._kappa.sqrt() * width + math.sqrt(lam) * S
 
     def _scores(self, arms: Tensor) -> Tensor:
-        theta, _ = self.fit()
+        theta = self.fit().theta
         mean = self.family.mean((arms @ theta[..., None])[..., 0])
-        return mean + self.bonus()[..., None] * self._V.norms(arms)
-
-    def _update(self, x: Tensor, r: Tensor) -> None:
-        super()._update(x, r)
-        self._V.add_rows(x)
-
-    def _state(self) -> dict[str, Any]:
-        return super()._state() | {"V": self._V.state_dict()}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
-        self._V.load_state_dict(state["V"])
+        return mean + self.bonus()[..., None] * self._design.norms(arms)

@@ -9,8 +9,9 @@ costs a pass over the history.
 
 The inverse by the cheapest exact route: while n < d by Woodbury, O(n^2 d), with theta_hat sought in
 the span of the rows, where it lies; then by Cholesky, O(d^3); for Gaussian rewards, whose H does
-not depend on theta, by rank-one steps, O(d^2). theta_hat and H come from a Taylor model that is
-carried from round to round, with passes over the history only where it ends.
+not depend on theta, by rank-one steps, O(d^2). theta_hat and H are found when an observation
+arrives, on a CPU from sums that are carried from round to round; in more than seven dimensions only
+roughly, and ``select`` asks for no more digits than decide, while ``scores`` have all of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.arrays import idle
 from torchglb.checks import check_choice, check_shape, refuse
 from torchglb.families import Gaussian
 from torchglb.history import History
@@ -29,9 +31,16 @@ from torchglb.linalg import inverse_forms, woodbury_inverse_forms
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import frank_wolfe_gap
 from torchglb.policies.base import Policy, towards
-from torchglb.policies.carried import fit
+from torchglb.policies.estimator_base import HESSIAN_ERROR
+from torchglb.policies.estimators import BallEstimator, ball_estimator
 from torchglb.policies.exact import PAPER, named_radius
-from torchglb.policies.parts import farthest_point
+from torchglb.policies.parts import (
+    Fit,
+    certain_leader,
+    farthest_point,
+    learn_or_forget,
+    taken,
+)
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.radii import (
@@ -42,11 +51,10 @@ from torchglb.radii import (
     theorem32_fixed_point,
 )
 from torchglb.sets import EllipsoidSet
-from torchglb.ucb.minimum import CarriedMinimum, FlatHistory
 
 ELLIPSOIDS = ("theorem", "fixed_point")
-#: the minimum of the loss and, relatively, its Hessian are certified to these
-PRECISION, HESSIAN_TOLERANCE = 1e-10, 1e-8
+#: tolerance on the loss while there are fewer rows than features
+SPAN_TOLERANCE = 1e-12
 
 
 class Ellipsoid(NamedTuple):
@@ -99,81 +107,78 @@ class OFUGLBE(Policy):
         like = torch.zeros((), dtype=self.dtype, device=self.device)
         self._S = self._problem.S.to(self.dtype)
         self._lam = torch.as_tensor(regularization_for(self._S, self._concordance))
-        precision = PRECISION if self.dtype == torch.float64 else 1e-4
-        self._tol = 0.01 * precision
-        self._minimum = CarriedMinimum(
-            FlatHistory(family, self._history), domain, self._S.reshape(-1), precision
-        )
-        self._start = like.new_zeros((*batch, domain.dim))
+        self._tol = SPAN_TOLERANCE if self.dtype == torch.float64 else 1e-6
+        # beta^2 of the number of rows alone is the same for a rough estimate
+        closed = self.radius.of_rows(self._problem, 1) is not None and not aggregate
+        rough = closed and self.ellipsoid == "theorem"
+        self._estimator = ball_estimator(family, domain, self._history, rough=rough)
         self._inverse: RankOneInverse | None = None  # of H + lambda I, where H is free of theta
         if isinstance(family, Gaussian):
             self._inverse = RankOneInverse.scaled_identity(self._lam, batch, domain.dim, like)
-        self._fresh: Ellipsoid | None = None
+        self._fit = self._span(like.new_zeros((*batch, domain.dim)))
+        self._ellipsoid = self._around(self._sums, self._fit)[0]
+        self._refined: Ellipsoid | None = None  # the ellipsoid, fine: a cache
 
     # ---- the ellipsoid of this round -----------------------------------------------------
 
     def confidence_set(self) -> EllipsoidSet:
         """The ellipsoid over which the policy is optimistic: an immutable snapshot."""
-        theta, gamma, _ = ellipsoid = self._current()
+        theta, gamma, curvature = self._fine()
         eye = torch.eye(self.domain.dim, dtype=self.dtype, device=self.device)
-        shape = self._hessian(ellipsoid) + self._lam[..., None, None] * eye
+        shape = self._hessian(curvature) + self._lam[..., None, None] * eye
         return EllipsoidSet(self.family, self.domain, theta, shape, gamma)
+
+    @torch.no_grad()
+    def _fine(self) -> Ellipsoid:
+        """The ellipsoid around theta_hat to eight digits."""
+        if self._refined is None:
+            fit = self._estimator.refined(self._fit, torch.zeros_like(self._S))
+            known = fit is self._fit
+            self._refined = self._ellipsoid if known else self._around(self._sums, fit)[0]
+        return self._refined
 
     @property
     def passes(self) -> Tensor:  # noqa: D102
-        return self._minimum.passes.reshape(self.batch_shape)
+        return self._estimator.passes
 
     @property
     def _few(self) -> bool:
         """Whether there are fewer rows than features."""
         return len(self._history) < self.domain.dim
 
-    def _current(self) -> Ellipsoid:
-        if self._fresh is None:
-            self._fresh = self._span() if self._few else self._carried()
-            self._start = self._fresh.theta
-        return self._fresh
+    def _span(self, start: Tensor) -> Fit:
+        """From the rows: the minimiser lies in their span, ``theta = Q u`` with ``X = R' Q'``.
 
-    def _carried(self) -> Ellipsoid:
-        """From the carried model of the loss."""
-        shape, d = tuple(self.batch_shape), self.domain.dim
-        zero = torch.zeros_like(self._minimum._radius)
-        tolerance = HESSIAN_TOLERANCE if self.dtype == torch.float64 else 1e-4
-        found = fit(self._minimum, zero, tolerance)
-        theta, loss = found.theta.reshape(*shape, d), found.loss.reshape(shape)
-        gradient, hessian = found.gradient.reshape(*shape, d), found.hessian.reshape(*shape, d, d)
-        return self._around(theta, loss, gradient, hessian)
-
-    def _span(self) -> Ellipsoid:
-        """From the rows: the minimiser lies in their span, ``theta = Q u`` with ``X = R' Q'``."""
+        In the place of the Hessian ``w m''/g`` of every row, ``(*B, n)``.
+        """
         X, r, w = self._history.whole()
         basis, corner = torch.linalg.qr(X.mT)  # (*B, d, n), (*B, n, n)
         if len(self._history):
             likelihood = NegativeLogLikelihood(self.family, corner.mT, r, w)
             ball = type(self.domain)(X.shape[-2], self.domain.radius)
-            start = (basis.mT @ self._start[..., None])[..., 0]
+            start = (basis.mT @ start[..., None])[..., 0]
             # flat directions: a tighter tolerance on the loss for the same one on theta
             mle = minimize_likelihood(likelihood, ball, start=start, tol=self._tol, throw=False)
             theta = (basis @ mle.theta[..., None])[..., 0]
             gradient = (basis @ mle.gradient[..., None])[..., 0]
             loss = mle.loss
         else:
-            theta, loss = torch.zeros_like(self._start), torch.zeros_like(self._S)
+            theta, loss = torch.zeros_like(start), torch.zeros_like(self._S)
             gradient = theta
         z = (X @ theta[..., None])[..., 0]
         weights = self.family.variance(z) / self.family.dispersion
-        return self._around(theta, loss, gradient, weights if w is None else w * weights)
+        return Fit.exact(theta, loss, gradient, weights if w is None else w * weights)
 
-    def _around(
-        self, theta: Tensor, loss: Tensor, gradient: Tensor, curvature: Tensor
-    ) -> Ellipsoid:
+    def _around(self, sums: dict[str, Tensor], fit: Fit) -> tuple[Ellipsoid, dict[str, Tensor]]:
+        """The ellipsoid around an estimate, and the sums of its radius."""
+        theta, curvature = fit.theta, fit.hessian
         likelihood = NegativeLogLikelihood.of(self.family, self._history)
-        found = self.radius.evaluate(self._problem, self._sums, likelihood, theta, loss)
-        self._sums = found.state
-        gap = frank_wolfe_gap(theta, gradient, self._S)
+        found = self.radius.evaluate(self._problem, sums, likelihood, theta, fit.loss)
+        gap = frank_wolfe_gap(theta, fit.gradient, self._S) + 2.0 * self._S * fit.gradient_error
+        paid = fit.doubt.exp() * (1.0 + HESSIAN_ERROR)  # |.| in H may be so much larger
         if self.ellipsoid == "theorem":
             gamma = theorem32(found.radius, self._S, self._concordance, self._lam, gap)
-            return Ellipsoid(theta, gamma, curvature)
+            return Ellipsoid(theta, paid * gamma, curvature), found.state
         gamma = theorem32_fixed_point(
             found.radius,
             self._S,
@@ -181,17 +186,18 @@ class OFUGLBE(Policy):
             self._lam,
             torch.linalg.vector_norm(theta, dim=-1),
             likelihood.X,
-            self._hessian(Ellipsoid(theta, loss, curvature)),
+            self._hessian(curvature),
             gap=gap,
             shards=likelihood.shards,
         )
-        return Ellipsoid(theta, gamma, curvature)
+        return Ellipsoid(theta, paid * gamma, curvature), found.state
 
-    def _hessian(self, ellipsoid: Ellipsoid) -> Tensor:
+    def _hessian(self, curvature: Tensor) -> Tensor:
+        """H ``(*B, d, d)`` of an :class:`Ellipsoid`'s curvature."""
         if not self._few:
-            return ellipsoid.curvature
+            return curvature
         X, _, _ = self._history.whole()
-        return (X.mT * ellipsoid.curvature[..., None, :]) @ X
+        return (X.mT * curvature[..., None, :]) @ X
 
     @torch.no_grad()
     def select_ball(self) -> Tensor:
@@ -199,9 +205,49 @@ class OFUGLBE(Policy):
         ellipsoid = self.confidence_set()
         return towards(farthest_point(ellipsoid.center, ellipsoid.shape, ellipsoid.gamma))
 
-    @torch.no_grad()
     def _scores(self, arms: Tensor) -> Tensor:
-        theta, gamma, curvature = self._current()
+        ellipsoid = self._fine()
+        return self._products(arms, ellipsoid) + self._bonus(arms, ellipsoid)
+
+    @torch.no_grad()
+    def select(self, arms: Tensor) -> Tensor:
+        """The index ``(*B)`` of the arm to play, certain for every estimate within its error.
+
+        With lambda, theta is off by at most ``distance sqrt(1 + lambda/least eigenvalue of H)``
+        times ``|x|`` in (H + lambda I)^-1, and this length by a factor of ``e^(doubt/2)``.
+        """
+        fit = self._fit
+        if self._few or not self._estimator.rough:
+            return super().select(arms)
+        self._check_arms(arms)
+        ellipsoid = self._ellipsoid
+        # gamma of an estimate without a gap: as that of a fine one, up to its eight digits
+        gamma = theorem32(
+            torch.as_tensor(self.radius.of_rows(self._problem, len(self._history))),
+            self._S,
+            self._concordance,
+            self._lam,
+        ).to(self.dtype)
+        bonus = self._bonus(arms, ellipsoid._replace(gamma=gamma.expand_as(ellipsoid.gamma)))
+        least = torch.linalg.eigvalsh(fit.hessian)[..., 0].clamp_min(0.0)
+        off = fit.distance * (1.0 + self._lam / least).sqrt() * (0.5 * fit.doubt).exp()
+        error = bonus * (torch.expm1(0.5 * fit.doubt) + off / gamma.sqrt() + 1e-7)[..., None]
+        index, certain = certain_leader(self._products(arms, ellipsoid) + bonus, error)
+        if idle(~certain):
+            return index
+        fine = self._estimator.refined(fit, torch.zeros_like(self._S), ~certain)
+        exact = self._around(self._sums, fine)[0]
+        scores = self._products(arms, exact) + self._bonus(arms, exact)
+        return torch.where(certain, index, scores.argmax(-1))
+
+    def _products(self, arms: Tensor, ellipsoid: Ellipsoid) -> Tensor:
+        """``<x, theta_hat>``, ``(*B, K)``."""
+        return (arms @ ellipsoid.theta[..., None])[..., 0]
+
+    @torch.no_grad()
+    def _bonus(self, arms: Tensor, ellipsoid: Ellipsoid) -> Tensor:
+        """``sqrt(gamma) |x|`` in (H + lambda I)^-1, ``(*B, K)``."""
+        _, gamma, curvature = ellipsoid
         if self._inverse is not None:
             forms = self._inverse.squared_norms(arms)
         elif self._few:
@@ -210,46 +256,50 @@ class OFUGLBE(Policy):
         else:
             eye = torch.eye(self.domain.dim, dtype=self.dtype, device=self.device)
             forms = inverse_forms(arms, curvature + self._lam[..., None, None] * eye)
-        return (arms @ theta[..., None])[..., 0] + (gamma[..., None] * forms).sqrt()
+        return (gamma[..., None] * forms).sqrt()
 
     # ---- learning and saving -------------------------------------------------------------
 
-    @torch.no_grad()
     def _update(self, x: Tensor, r: Tensor) -> None:
-        self._history.append(x, r)
-        flat_x, flat_r = x.reshape(-1, *x.shape[-2:]), r.reshape(-1, r.shape[-1])
-        self._minimum.observe(flat_x, flat_r, torch.ones_like(flat_r))
-        self._sums = self.radius.update(self._problem, self._sums, x, r)
-        if self._inverse is not None:
-            self._inverse.add_rows(x, torch.full_like(r, 1.0 / self.family.dispersion))
-        self._fresh = None
+        def learn() -> tuple[BallEstimator, Any, Fit, Ellipsoid, Any]:
+            estimator, inverse = self._estimator.copy(), self._inverse
+            with torch.no_grad():
+                estimator.append(x, r)
+                sums = self.radius.update(self._problem, self._sums, x, r)
+                if inverse is not None:
+                    weight = torch.full_like(r, 1.0 / self.family.dispersion)
+                    inverse = inverse.plus_rows(x, weight)
+                start = self._fit.theta
+                fit = self._span(start) if self._few else estimator.fit(torch.zeros_like(self._S))
+                ellipsoid, sums = self._around(sums, fit)
+                return estimator, inverse, fit, ellipsoid, sums
+
+        found = learn_or_forget([self._history], learn)
+        self._estimator, self._inverse, self._fit, self._ellipsoid, self._sums = found
+        self._refined = None
 
     def _state(self) -> dict[str, Any]:
-        fresh = self._fresh
-        kept = None if fresh is None else {k: t.clone() for k, t in fresh._asdict().items()}
         return {
             "history": self._history.state_dict(),
-            "minimum": self._minimum.state_dict(),
+            "estimator": self._estimator.state_dict(),
             "sums": {name: t.clone() for name, t in self._sums.items()},
-            "start": self._start.clone(),
             "inverse": None if self._inverse is None else self._inverse.state_dict(),
-            "ellipsoid": kept,
+            "fit": {name: t.clone() for name, t in self._fit._asdict().items()},
+            "ellipsoid": {name: t.clone() for name, t in self._ellipsoid._asdict().items()},
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
         sums = {name: state["sums"][name].clone() for name in self._sums}
         for name, old in self._sums.items():
             check_shape(f"state['sums'][{name!r}]", sums[name], old.shape)
-        history, minimum, fresh = state["history"], state["minimum"], state["ellipsoid"]
-        start, inverse = state["start"].clone(), state["inverse"]
+        kept, inverse, estimator = state["ellipsoid"], state["inverse"], self._estimator.copy()
         if (inverse is None) != (self._inverse is None):
             raise refuse("state['inverse']", "that of the same family", type(inverse).__name__)
-        check_shape("state['start']", start, self._start.shape)
-        self._history.load_state_dict(history)
-        self._minimum.load_state_dict(minimum)
-        if self._inverse is not None:
-            self._inverse.load_state_dict(inverse)
-        self._sums, self._start = sums, start
-        self._fresh = (
-            None if fresh is None else Ellipsoid(**{k: t.clone() for k, t in fresh.items()})
-        )
+        theta, gamma = (taken(kept, n, getattr(self._ellipsoid, n)) for n in ("theta", "gamma"))
+        ellipsoid = Ellipsoid(theta, gamma, kept["curvature"].clone())
+        fit = Fit(*(state["fit"][name].clone() for name in Fit._fields))
+        estimator.load_state_dict(state["estimator"])
+        loaded = None if self._inverse is None else self._inverse.loaded(inverse)
+        self._history.load_state_dict(state["history"])
+        self._estimator, self._inverse = estimator, loaded
+        self._sums, self._fit, self._ellipsoid, self._refined = sums, fit, ellipsoid, None

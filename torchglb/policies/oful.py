@@ -5,6 +5,8 @@ with
 
     ``radius = sigma sqrt(2 log(1/delta) + log det V - d log lambda) + sqrt(lambda) S``.
 
+These constants are the paper's (Theorem 2), and proven there for sub-Gaussian noise.
+
 No history is kept: O(d^2) memory and time per round.
 """
 
@@ -24,6 +26,7 @@ from torchglb.policies.base import Policy, Requirements, towards
 from torchglb.policies.parts import farthest_point, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.sets import EllipsoidSet, Event
 
 
 @register
@@ -51,6 +54,7 @@ class OFUL(Policy):
     ) -> None:
         super().__init__(family, domain, *args, **settings)
         self.regularization = check_positive("regularization", regularization)
+        self._event = Event(self.delta)
         shape = tuple(self.batch_shape)
         self._moment = torch.zeros((*shape, domain.dim), dtype=self.dtype, device=self.device)
         self._V = RankOneInverse.scaled_identity(
@@ -64,6 +68,11 @@ class OFUL(Policy):
 
     def estimate(self) -> Tensor:  # noqa: D102
         return self.theta
+
+    def confidence_set(self) -> EllipsoidSet:
+        """The ellipsoid over which the policy is optimistic."""
+        gamma, matrix = self.radius().square(), self._V.matrix.clone()
+        return EllipsoidSet(self.family, self.domain, self.theta, matrix, gamma, event=self._event)
 
     def radius(self) -> Tensor:
         """The radius of the ellipsoid, ``(*B)``."""
@@ -82,8 +91,8 @@ class OFUL(Policy):
         return mean + self.radius()[..., None] * self._V.norms(arms)
 
     def _update(self, x: Tensor, r: Tensor) -> None:
-        self._V.add_rows(x)
-        self._moment = self._moment + (r[..., None] * x).sum(-2)
+        V, moment = self._V.plus_rows(x), self._moment + (r[..., None] * x).sum(-2)
+        self._V, self._moment = V, moment  # computed first, committed last
 
     def _state(self) -> dict[str, Any]:
         return {"V": self._V.state_dict(), "moment": self._moment.clone()}

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from torchglb.families import Bernoulli
 from torchglb.policies.base import Requirements
-from torchglb.policies.exact import ExactPolicy
+from torchglb.policies.exact import ExactPolicy, Height
 from torchglb.policies.registry import register
-from torchglb.ucb import Minimum
 
 
 @register
@@ -31,10 +29,15 @@ class OFULogPlus(ExactPolicy):
     name = "ofulog+"
     requires = Requirements(families=(Bernoulli,))
 
-    def _level(self, minimum: Minimum) -> Tensor:
-        d, S = self.domain.dim, self.domain.radius_like(minimum.loss)
-        spread = 10.0 * d * torch.log(math.e + S * self.rounds / (2.0 * d))
-        return minimum.loss + spread - 2.0 * (math.e - 2.0 + S) * math.log(self.delta)
+    def _height(self) -> Height:
+        d = self.domain.dim
+
+        def radius(S: float) -> float:
+            spread = 10.0 * d * math.log(math.e + S * len(self._program.history) / (2.0 * d))
+            return spread - 2.0 * (math.e - 2.0 + S) * math.log(self.delta)
+
+        S = self.domain.radius
+        return Height(radius=radius(S) if isinstance(S, float) else self._constant(radius))
 
     def _update(self, x: Tensor, r: Tensor) -> None:
         self._append(x, r)

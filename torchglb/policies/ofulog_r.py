@@ -13,22 +13,19 @@ distribution function of chi^2 with d degrees of freedom;
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchglb.arrays import which
 from torchglb.families import Bernoulli
-from torchglb.mle import minimize_likelihood
 from torchglb.policies.base import Requirements
-from torchglb.policies.carried import fit
-from torchglb.policies.exact import ExactPolicy
-from torchglb.policies.parts import log_chi_square_ratio
+from torchglb.policies.estimator_base import HESSIAN_ERROR
+from torchglb.policies.estimators import FreeEstimator, free_estimator
+from torchglb.policies.exact import ExactPolicy, Height
+from torchglb.policies.parts import learn_or_forget, log_chi_square_ratio, taken
 from torchglb.policies.registry import register
-from torchglb.ucb import Minimum
-
-#: relative error of the Hessian in the radius
-HESSIAN_TOLERANCE = 1e-8
 
 
 @register
@@ -42,43 +39,48 @@ class OFULogR(ExactPolicy):
     name = "ofulog-r"
     requires = Requirements(families=(Bernoulli,))
 
-    def _ridge(self) -> float:
-        return self.domain.dim * math.log(2.0 + self.rounds)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._free = free_estimator(self.family, self.domain, self._program.history)
+        shape, d, lam = tuple(self.batch_shape), self.domain.dim, self._ridge()
+        zero = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self._level_now = self._level_of(zero, torch.full_like(zero, d * math.log(lam)))
 
-    @torch.no_grad()
-    def _level(self, minimum: Minimum) -> Tensor:
+    def _ridge(self) -> float:
+        return self.domain.dim * math.log(2.0 + len(self._program.history))
+
+    def _height(self) -> Height:
+        return Height(level=self._level_now)
+
+    def _level_of(self, least: Tensor, logdet: Tensor) -> Tensor:
+        """B of ``min L_reg`` over R^d and ``log det H``, ``(*B)`` each."""
         d, lam = self.domain.dim, self._ridge()
-        least, hessian = self._unconstrained(lam)
-        eye = torch.eye(d, dtype=self.dtype, device=self.device)
-        logdet = torch.linalg.slogdet(hessian + lam * eye).logabsdet
         mass = log_chi_square_ratio(d, lam)
         c = 0.5 * logdet - 0.5 * d * math.log(lam) - math.log(self.delta) + mass
         S, root = self.domain.radius_like(c), math.sqrt(lam)
         g = torch.minimum(root * (0.5 + S) + 2.0 * c / root, root * S + c)
         return least + (g + g.square() / lam).square()
 
-    def _unconstrained(self, lam: float) -> tuple[Tensor, Tensor]:
-        """``min L_reg`` over R^d, ``(*B)``, and the Hessian of L there.
-
-        Inside the ball it is the constrained one, which is carried from round to round.
-        """
-        carried = self._program._minimum
-        ridge = torch.full_like(carried._radius, lam)
-        found = fit(carried, ridge, HESSIAN_TOLERANCE)
-        loss, hessian = found.loss, found.hessian
-        norm = torch.linalg.vector_norm(found.theta, dim=-1)
-        outside = which(norm >= carried._radius * (1.0 - 1e-9))
-        if outside.numel():
-            likelihood = self._program._data.likelihood(outside, ridge)
-            # (lambda/2)|theta|^2 <= L_reg(0) = n log 2 at the minimiser
-            farthest = 1.0 + math.sqrt(2.0 * self.rounds * math.log(2.0) / lam)
-            ball = self.domain.resized(torch.full_like(norm[outside], farthest))
-            free = minimize_likelihood(likelihood, ball, start=found.theta[outside], throw=False)
-            eye = torch.eye(self.domain.dim, dtype=self.dtype, device=self.device)
-            loss = loss.index_copy(0, outside, free.loss)
-            hessian = hessian.index_copy(0, outside, free.hessian - lam * eye)
-        d = self.domain.dim
-        return loss.reshape(self.batch_shape), hessian.reshape(*self.batch_shape, d, d)
-
     def _update(self, x: Tensor, r: Tensor) -> None:
-        self._append(x, r)
+        def learn() -> tuple[FreeEstimator, Tensor]:
+            free = self._free.copy()
+            with torch.no_grad():
+                self._append(x, r)
+                free.follow(x, r)
+                fit = free.fit(torch.full_like(self._level_now, self._ridge()))
+                # H may be smaller than the true one
+                missing = self.domain.dim * HESSIAN_ERROR
+                logdet = torch.linalg.slogdet(fit.hessian).logabsdet + missing
+                return free, self._level_of(fit.loss, logdet)
+
+        self._free, self._level_now = learn_or_forget([self._program.history], learn)
+
+    def _state(self) -> dict[str, Any]:
+        mine = {"free": self._free.state_dict(), "level": self._level_now.clone()}
+        return super()._state() | mine
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        level, free = taken(state, "level", self._level_now), self._free.copy()
+        free.load_state_dict(state["free"])
+        super()._load(state)
+        self._free, self._level_now = free, level

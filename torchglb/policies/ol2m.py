@@ -8,8 +8,10 @@ With ``b = 1/(2 (1 + e^S))``, ``Z = d I + (b/2) sum x x'`` (the present x includ
                  + (2/b)(log det Z - d log d)``,
 
 t = n + 1 the present round. The paper's step is ``argmin |theta' - theta|^2/2`` in Z ``+ <grad,
-theta'>`` over the S-ball, so the projection is in the norm of Z and leaves points inside alone.
-Public code adds the bonus, which belongs to <x, theta>, to the mean mu(<x, theta>).
+theta'>`` over the S-ball, so the projection is in the norm of Z and leaves points inside alone. The
+constants are those of public code for the paper's theorem; we have not proven them again, but for
+the coverage that the tests measure. Public code adds the bonus, which belongs to <x, theta>, to the
+mean mu(<x, theta>).
 
 No history is kept: O(d^2) memory and time per round (O(d^3) in rounds with a projection).
 """
@@ -42,6 +44,8 @@ class OL2M(OnlinePolicy):
     """
 
     name = "ol2m"
+    guaranteed = False
+    constants = "public"
     requires = Requirements(families=(Bernoulli,))
 
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:

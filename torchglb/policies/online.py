@@ -7,18 +7,21 @@ with V a matrix that grows by one outer product at a time: O(d^2) memory and tim
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy, towards
 from torchglb.policies.parts import farthest_point, taken
 from torchglb.policies.rank_one import RankOneInverse
+from torchglb.sets import EllipsoidSet, Event
 
 
 class OnlinePolicy(Policy):
@@ -35,12 +38,17 @@ class OnlinePolicy(Policy):
     carried: ClassVar[tuple[str, ...]] = ()
     #: V, whatever its name in the paper; made by :meth:`_begin`
     _V: RankOneInverse
+    #: whether the ellipsoid is known to hold theta* with probability 1 - delta
+    guaranteed: bool = True
+    #: whose constants: "proven" or "public" code's
+    constants: str = "proven"
 
     def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
         super().__init__(family, domain, *args, **settings)
         shape = tuple(self.batch_shape)
         self._theta = torch.zeros((*shape, domain.dim), dtype=self.dtype, device=self.device)
         self._S = domain.radius_like(self._theta).expand(shape)
+        self._event = Event(self.delta)
 
     def _begin(self, scale: Tensor | float) -> RankOneInverse:
         """V before the first observation, ``scale I``."""
@@ -49,7 +57,7 @@ class OnlinePolicy(Policy):
 
     @abstractmethod
     def squared_radius(self) -> Tensor:
-        """``radius^2``, ``(*B)``."""
+        """``radius^2``, ``(*B)``; negative only where the ellipsoid has lost theta*."""
 
     @abstractmethod
     def _step(self, x: Tensor, r: Tensor) -> None:
@@ -66,25 +74,49 @@ class OnlinePolicy(Policy):
         return self._theta
 
     def estimate(self) -> Tensor:  # noqa: D102
-        return self.theta
+        return self.centre
+
+    def confidence_set(self) -> EllipsoidSet:
+        """The ellipsoid over which the policy is optimistic.
+
+        It has an event, and so a delta, only where the constants are proven.
+        """
+        event = self._event if self.guaranteed else None
+        gamma = self.squared_radius().clamp_min(0.0)
+        matrix = self._V.matrix.clone()
+        return EllipsoidSet(self.family, self.domain, self.centre, matrix, gamma, event=event)
 
     def select_ball(self) -> Tensor:
         """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
-        return towards(farthest_point(self.centre, self._V.matrix, self.squared_radius()))
+        return towards(
+            farthest_point(self.centre, self._V.matrix, self.squared_radius().clamp_min(0.0))
+        )
 
     def _scores(self, arms: Tensor) -> Tensor:
         mean = (arms @ self.centre[..., None])[..., 0]
-        return mean + self.squared_radius().sqrt()[..., None] * self._V.norms(arms)
+        radius = self.squared_radius().clamp_min(0.0).sqrt()
+        return mean + radius[..., None] * self._V.norms(arms)
 
     def _update(self, x: Tensor, r: Tensor) -> None:
+        after = self._copied()
         for i in range(x.shape[-2]):  # an online method: one observation after the other
-            self._step(x[..., i, :], r[..., i])
+            after._step(x[..., i, :], r[..., i])
+        self.__dict__ = vars(after)  # computed first, committed last
+
+    def _copied(self) -> Self:
+        """A copy whose steps leave this one as it is."""
+        after = copy.copy(self)
+        after._V = self._V.copy()
+        return after
 
     def _state(self) -> dict[str, Any]:
         names = ("theta", *self.carried)
-        return {"V": self._V.state_dict()} | {n: getattr(self, f"_{n}").clone() for n in names}
+        kept = {n: getattr(self, f"_{n}").clone() for n in names}
+        return {"constants": self.constants, "V": self._V.state_dict()} | kept
 
     def _load(self, state: Mapping[str, Any]) -> None:
+        if state["constants"] != self.constants:
+            raise refuse("state['constants']", repr(self.constants), repr(state["constants"]))
         names = ("theta", *self.carried)
         found = {f"_{n}": taken(state, n, getattr(self, f"_{n}")) for n in names}
         self._V.load_state_dict(state["V"])

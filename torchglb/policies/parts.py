@@ -1,10 +1,10 @@
-"""Parts that several policies share: fits with a ridge, projections, saved tensors."""
+"""Parts that several policies share: fits by the batched solvers, projections, saved tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from scipy import special
@@ -13,11 +13,14 @@ from torch import Tensor
 from torchglb.arrays import idle, settled
 from torchglb.checks import refuse
 from torchglb.domain import Ball
+from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import minimize_on_ball
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.optim.ball import minimize_model
+
+T = TypeVar("T")
 
 
 def taken(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
@@ -35,14 +38,47 @@ def log_chi_square_ratio(dim: int, level: float) -> float:
     return math.log(whole / half)
 
 
-class RidgeFit(NamedTuple):
-    """A minimiser ``(*B, d)`` and the Hessian there, ridge included, ``(*B, d, d)``."""
+def learn_or_forget(histories: Sequence[History], learn: Callable[[], T]) -> T:
+    """What ``learn`` returns; if it fails or is interrupted, its rows leave the histories again."""
+    marks = [history.mark() for history in histories]
+    try:
+        return learn()
+    except BaseException:
+        for history, mark in zip(histories, marks, strict=True):
+            history.reset(mark)
+        raise
+
+
+class Fit(NamedTuple):
+    """A minimiser of ``F = L + (lambda/2)|theta|^2``.
+
+    Attributes:
+        theta: ``(*B, d)``.
+        loss: F there, or a certified upper bound on it, ``(*B)``.
+        gradient: of F, ``(*B, d)``.
+        hessian: H of F, ``(*B, d, d)``.
+        distance: the minimiser is theta + u with ``<x, u>`` at most this times the length of x in
+            H^-1, ``(*B)``.
+        doubt: the Hessian at the minimiser lies between ``e^-doubt H`` and ``e^doubt H``, ``(*B)``.
+        gradient_error: the length of the gradient's error is at most this, ``(*B)``.
+    """
 
     theta: Tensor
+    loss: Tensor
+    gradient: Tensor
     hessian: Tensor
+    distance: Tensor
+    doubt: Tensor
+    gradient_error: Tensor
+
+    @classmethod
+    def exact(cls, theta: Tensor, loss: Tensor, gradient: Tensor, hessian: Tensor) -> Fit:
+        """As good as the arithmetic."""
+        zero = torch.zeros_like(loss)
+        return cls(theta, loss, gradient, hessian, zero, zero, zero)
 
 
-def ridge_minimum(likelihood: NegativeLogLikelihood, start: Tensor) -> RidgeFit:
+def ridge_minimum(likelihood: NegativeLogLikelihood, start: Tensor) -> Fit:
     """The unconstrained minimiser of a loss F with a ridge lambda > 0.
 
     F is lambda-strongly convex, so a point is within ``|grad F| / lambda`` of the minimiser. At the
@@ -63,7 +99,7 @@ def ridge_minimum(likelihood: NegativeLogLikelihood, start: Tensor) -> RidgeFit:
     ball = Ball(likelihood.dim, 1.0).resized(1.0 + _length(start) + reach)
     rough = 1e-6 if start.dtype == torch.float64 else 1e-3
     found = minimize_likelihood(likelihood, ball, start=start, tol=rough, throw=False)
-    theta, gradient, hessian = found.theta, found.gradient, found.hessian
+    theta, loss, gradient, hessian = found.theta, found.loss, found.gradient, found.hessian
     fine, coarse = (1e-9, 1e-6) if start.dtype == torch.float64 else (1e-4, 1e-2)
     for _ in range(4):
         error = _length(gradient) / lam
@@ -71,17 +107,18 @@ def ridge_minimum(likelihood: NegativeLogLikelihood, start: Tensor) -> RidgeFit:
         if idle(open_):
             break
         step = torch.cholesky_solve(gradient[..., None], torch.linalg.cholesky_ex(hessian)[0])
-        _, slope, bend = likelihood.expand(theta - step[..., 0])
+        value, slope, bend = likelihood.expand(theta - step[..., 0])
         better = open_ & (_length(slope) < _length(gradient))
         theta = torch.where(better[..., None], theta - step[..., 0], theta)
+        loss = torch.where(better, value, loss)
         gradient = torch.where(better[..., None], slope, gradient)
         hessian = torch.where(better[..., None, None], bend, hessian)
     certified = _length(gradient) / lam <= coarse * (1.0 + _length(theta))
     _require(certified, found.status)
-    return RidgeFit(theta, hessian)
+    return Fit.exact(theta, loss, gradient, hessian)
 
 
-def minimum_in_ball(likelihood: NegativeLogLikelihood, domain: Ball, start: Tensor) -> RidgeFit:
+def minimum_in_ball(likelihood: NegativeLogLikelihood, domain: Ball, start: Tensor) -> Fit:
     """A minimiser over the S-ball, as accurate as the arithmetic allows.
 
     Raises:
@@ -90,7 +127,7 @@ def minimum_in_ball(likelihood: NegativeLogLikelihood, domain: Ball, start: Tens
     tol, coarse = (1e-12, 1e-9) if start.dtype == torch.float64 else (1e-5, 1e-3)
     found = minimize_likelihood(likelihood, domain, start=start, tol=tol, throw=False)
     _require(found.gap <= coarse * (1.0 + found.loss.abs()), found.status)
-    return RidgeFit(found.theta, found.hessian)
+    return Fit.exact(found.theta, found.loss, found.gradient, found.hessian)
 
 
 def _length(v: Tensor) -> Tensor:
@@ -104,6 +141,40 @@ def _require(certified: Tensor, status: Tensor) -> None:
         raise_unless_converged(
             torch.where(certified, int(Status.CONVERGED), unknown), "the estimate of the policy"
         )
+
+
+def certain_leader(scores: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """The arm with the largest score, ``(*B)``, and whether it is the largest of the true scores.
+
+    Args:
+        scores: ``(*B, K)``.
+        error: each score is at most so far from the true one, ``(*B, K)``.
+    """
+    leader = scores.argmax(-1, keepdim=True)
+    others = (scores + error).scatter(-1, leader, -torch.inf).amax(-1)
+    lowest = (scores - error).gather(-1, leader)[..., 0]
+    return leader[..., 0], lowest >= others
+
+
+def cholesky_change(doubt: Tensor, dim: int) -> Tensor:
+    """How far a Cholesky factor may be from that of a matrix between ``e^-doubt A, e^doubt A``.
+
+    With ``A = L L'`` that matrix is ``L (I + E) L'``, ``|E|_F <= e = sqrt(d)(e^doubt - 1)``, and
+    its factor ``L (I + G)``. ``G + G' = E - G G'``, and the lower half of a symmetric matrix, with
+    half of its diagonal, has at most ``1/sqrt(2)`` of its Frobenius norm: ``|G| <= (e +
+    |G|^2)/sqrt(2)``. Followed from E = 0 on, ``|G| <= (1 - sqrt(1 - 2 e))/sqrt(2)`` if e <= 1/2.
+
+    Args:
+        doubt: ``(*B)``.
+        dim: d.
+
+    Returns:
+        The bound on ``|G|_F``, ``(*B)``; infinite if e > 1/2.
+    """
+    e = math.sqrt(dim) * torch.expm1(doubt)
+    root = (1.0 - 2.0 * e).clamp_min(0.0).sqrt()
+    change = math.sqrt(2.0) * e / (1.0 + root)
+    return torch.where(e <= 0.5, change, torch.inf)
 
 
 def farthest_point(center: Tensor, matrix: Tensor, gamma: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ where it drifts and every so often in any case.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import idle
+from torchglb.checks import check_shape
 
 #: steps after which the inverse is made afresh whatever its drift
 LIFETIME = 512
@@ -50,6 +52,16 @@ class RankOneInverse:
         eye = torch.eye(dim, dtype=like.dtype, device=like.device)
         factor = torch.as_tensor(scale, dtype=like.dtype, device=like.device)
         return cls(factor[..., None, None] * eye.expand(*batch_shape, dim, dim))
+
+    def copy(self) -> RankOneInverse:
+        """Another one; what changes it replaces its tensors, and never writes into them."""
+        return copy.copy(self)
+
+    def plus_rows(self, X: Tensor, weight: Tensor | None = None) -> RankOneInverse:
+        """:meth:`add_rows` to a copy."""
+        new = self.copy()
+        new.add_rows(X, weight)
+        return new
 
     def add(self, x: Tensor, weight: Tensor | None = None) -> None:
         """``A += w x x'``; ``x`` is ``(*B, d)``, ``weight`` >= 0 is ``(*B)``, 1 if left out."""
@@ -111,8 +123,16 @@ class RankOneInverse:
         names = ("matrix", "inverse", "logdet")
         return {"age": self._age} | {name: getattr(self, name).clone() for name in names}
 
+    def loaded(self, state: Mapping[str, Any]) -> RankOneInverse:
+        """:meth:`load_state_dict` into a copy."""
+        new = self.copy()
+        new.load_state_dict(state)
+        return new
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a saved state."""
+        """Continues from a saved state; refuses one of another shape."""
+        for name in ("matrix", "inverse", "logdet"):
+            check_shape(f"state[{name!r}]", state[name], getattr(self, name).shape)
         self.matrix = state["matrix"].to(self.matrix).clone()
         self.inverse = state["inverse"].to(self.matrix).clone()
         self.logdet = state["logdet"].to(self.matrix).clone()

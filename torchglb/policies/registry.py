@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any, TypeVar
 
 from torchglb.checks import check_choice, refuse
@@ -40,6 +41,20 @@ def _covers(policy: type[Policy], family: GLMFamily) -> bool:
 def requirements_of(name: str) -> Requirements:
     """What the theory of a policy covers."""
     return _POLICIES[check_choice("name", name, tuple(sorted(_POLICIES)))].requires
+
+
+def summary_of(name: str) -> str:
+    """One line about a policy: of its module, or of its class if it shares the module.
+
+    Example:
+        >>> summary_of("oful")
+        'OFUL: optimism for linear bandits (Abbasi-Yadkori, Pal and Szepesvari 2011).'
+    """
+    policy = _POLICIES[check_choice("name", name, tuple(sorted(_POLICIES)))]
+    alone = sum(other.__module__ == policy.__module__ for other in _POLICIES.values()) == 1
+    module = inspect.getdoc(sys.modules[policy.__module__]) if alone else None
+    text = module or inspect.getdoc(policy) or ""
+    return text.partition("\n")[0].replace("``", "")
 
 
 def playing_the_ball() -> list[str]:

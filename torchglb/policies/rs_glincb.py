@@ -26,6 +26,7 @@ rounds without delay that is criterion I. theta_o is fitted only when it is used
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -37,13 +38,12 @@ from torchglb.arrays import idle, which
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History
+from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.policies.base import Policy, Requirements
-from torchglb.policies.parts import minimum_in_ball, ridge_minimum, taken
+from torchglb.policies.parts import learn_or_forget, minimum_in_ball, ridge_minimum, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
-from torchglb.ucb.minimum import FlatHistory
 
 
 @register
@@ -118,8 +118,7 @@ class RSGLinCB(Policy):
         """Which arms are not eliminated, ``(*B, K)``; in the warm-up all."""
         novelty = self._V.squared_norms(arms)
         warm = novelty.amax(-1) >= self.level
-        self._refit_warm(~warm)
-        centre = (arms @ self._theta_o[..., None])[..., 0]
+        centre = (arms @ self._warm_estimate(~warm)[..., None])[..., 0]
         width = (self.gamma * self._kappa.sqrt())[..., None] * novelty.sqrt()
         best_lower = (centre - width).amax(-1, keepdim=True)
         return warm[..., None] | (centre + width >= best_lower)
@@ -139,13 +138,22 @@ class RSGLinCB(Policy):
         return torch.where(warm[..., None], novelty, index)
 
     def _update(self, x: Tensor, r: Tensor) -> None:
-        for i in range(x.shape[-2]):  # which set a row belongs to depends on the rows before
-            self._step(x[..., i, :], r[..., i])
+        def learn() -> dict[str, Any]:
+            shadow = copy.copy(self)  # with the same histories, and all else its own
+            shadow._V, shadow._H, shadow._H_tau = (
+                A.copy() for A in (self._V, self._H, self._H_tau)
+            )
+            with torch.no_grad():
+                for i in range(x.shape[-2]):  # where a row belongs depends on the rows before
+                    shadow._step(x[..., i, :], r[..., i])
+            return vars(shadow)
+
+        self.__dict__ = learn_or_forget([self._warm_rows, self._other_rows], learn)
 
     def _step(self, x: Tensor, r: Tensor) -> None:
         warm = self._V.squared_norms(x[..., None, :])[..., 0] >= self.level
         inside = warm.to(self.dtype)
-        self._refit_warm(~warm)
+        self._theta_o, self._stale = self._warm_estimate(~warm), self._stale & warm
         self._warm_rows.append(x, r, inside)
         self._other_rows.append(x, r, 1 - inside)
         self._V.add(x, inside)
@@ -161,21 +169,27 @@ class RSGLinCB(Policy):
         self._theta_tau = self._refitted(self._other_rows, switch, self._theta_tau, True)
         self.switches = self.switches + switch
 
-    def _refit_warm(self, mask: Tensor) -> None:
-        """Brings theta_o up to date for the replicates of the mask that have new warm-up rows."""
+    def _warm_estimate(self, mask: Tensor) -> Tensor:
+        """theta_o, up to date for the replicates of the mask; changes nothing."""
         needed = mask & self._stale
         if idle(needed):
-            return
-        self._theta_o = self._refitted(self._warm_rows, needed, self._theta_o, False)
-        self._stale = self._stale & ~needed
+            return self._theta_o
+        return self._refitted(self._warm_rows, needed, self._theta_o, False)
 
     def _refitted(self, rows: History, mask: Tensor, theta: Tensor, in_ball: bool) -> Tensor:
         """Where the mask holds, the estimate of the rows: in the ball, or with the ridge."""
         index = which(mask.reshape(-1))
         if not index.numel():
             return theta
-        flat = theta.reshape(-1, self.domain.dim)
-        picked = FlatHistory(self.family, rows).rows(index)
+        N, d = mask.numel(), self.domain.dim
+        X, r, w = rows.view()
+        flat, n = theta.reshape(N, d), X.shape[-2]
+        # picked as they lie in memory, feature by feature
+        picked = Rows(
+            X.mT.reshape(N, d, n)[index].mT,
+            r.reshape(N, n)[index],
+            None if w is None else w.reshape(N, n)[index],
+        )
         ridge = 0.0 if in_ball else self.regularization
         loss = NegativeLogLikelihood(self.family, *picked, regularization=ridge, shards=rows.shards)
         if in_ball:

@@ -8,6 +8,7 @@ delta. The state is a flat dictionary of tensors, made by ``init``, advanced by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from torchglb.checks import ValueChecks, refuse
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.problem import Problem
-from torchglb.radii.statistics import RowStatistics, empty_statistics, update_statistics
+from torchglb.radii.statistics import RowStatistics, carried_statistics, empty_statistics
+from torchglb.rounding import round_up
 
 State = dict[str, Tensor]
 
@@ -67,6 +69,19 @@ class Radius(ABC):
     ) -> State:
         """The state with k more rows, ``x (*B, k, d)``, ``r`` and ``w (*B, k)``; O(d^2) per row."""
 
+    def of_rows(self, problem: Problem, rows: int) -> float | Tensor | None:
+        """beta^2 where it depends on the number of rows alone, all of weight 1; else None."""
+        return None
+
+    def level(
+        self, problem: Problem, state: State, likelihood: Callable[[], NegativeLogLikelihood]
+    ) -> tuple[Tensor, State] | None:
+        """The level ``(*B)`` without an estimate, and the state to carry on; None if it needs one.
+
+        As valid as that of :meth:`evaluate`. The likelihood is asked for only if rows are needed.
+        """
+        return None
+
     @abstractmethod
     def evaluate(
         self,
@@ -95,20 +110,21 @@ class Radius(ABC):
 
 
 class StatisticsRadius(Radius):
-    """A radius whose state contains the running sums of :class:`RowStatistics`."""
+    """A radius whose state contains the running sums of :class:`RowStatistics`, packed."""
 
     def init(self, problem: Problem) -> State:  # noqa: D102
-        return dict(empty_statistics(problem)._asdict())
+        return {"statistics": empty_statistics(problem).packed()}
 
     def update(  # noqa: D102
         self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
     ) -> State:
-        return state | update_statistics(problem, statistics_of(state), x, r, w)._asdict()
+        sums = carried_statistics(problem, state["statistics"], x, r, w)
+        return state | {"statistics": sums}
 
 
-def statistics_of(state: State) -> RowStatistics:
+def statistics_of(problem: Problem, state: State) -> RowStatistics:
     """The running sums in a state."""
-    return RowStatistics(*(state[name] for name in RowStatistics._fields))
+    return RowStatistics.of(state["statistics"], problem.dim)
 
 
 def check_likelihood(likelihood: NegativeLogLikelihood) -> None:
@@ -151,12 +167,13 @@ def rounding(
 ) -> Tensor:
     """A bound on the rounding error of a loss summed in ``dtype``, ``(*B)``; 0 without rows.
 
-    ``(16 eps + n eps64) (|L| + 2 |theta| sum w |r| |x|/g)``: the second sum, ``rewards``, covers
+    ``(48 eps + n eps64) (|L| + 2 |theta| sum w |r| |x|/g)``: the second sum, ``rewards``, covers
     what cancels between ``m(z)`` and ``r z``; n, ``carried``, counts the terms that were added one
-    by one to a running sum in float64.
+    by one to a running sum in float64. A term loses 8 eps (:data:`torchglb.rounding.EVALUATION`)
+    and the sum of a tree 32 (:func:`torchglb.rounding.lost_in_sum`); 8 are left for products.
     """
     scale = loss.abs() + 2.0 * norm * rewards
-    return (16.0 * torch.finfo(dtype).eps + carried * torch.finfo(torch.float64).eps) * scale
+    return (48.0 * torch.finfo(dtype).eps + carried * torch.finfo(torch.float64).eps) * scale
 
 
 def conclude(
@@ -170,13 +187,5 @@ def conclude(
     """An evaluation in the caller's dtype, rounded upwards."""
     radius = level - loss_hat
     if dtype != torch.float64:
-        level, radius = (_round_up(value, dtype) for value in (level, radius))
+        level, radius = (round_up(value, dtype) for value in (level, radius))
     return Evaluation(level, radius, *deltas, passes, state)
-
-
-def _round_up(value: Tensor, dtype: torch.dtype) -> Tensor:
-    nearest = value.to(dtype)
-    with torch.no_grad():
-        above = torch.nextafter(nearest, torch.full_like(nearest, torch.inf))
-        short = torch.where(nearest.double() < value, above - nearest, torch.zeros_like(nearest))
-    return nearest + short

@@ -1,21 +1,19 @@
-"""Centres of posteriors: minimisers of the loss plus a penalty, carried forward between passes.
+"""Centres of posteriors in torch: minimisers of the loss plus a penalty, by damped Newton steps.
 
-A centre need not be exact: any point gives a valid level. So each is a fixed point whose loss,
-gradient and Hessian are brought up to date in O(d^2) per observation, and it moves, by damped
-Newton steps of one pass each, only when it has fallen too far behind the minimiser.
+For devices, custom families, rows in several processes and rows that require grad; elsewhere
+centres are carried by :mod:`torchglb.radii.posterior_kernels`. A centre need not be exact: any
+point gives a valid level.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import which
-from torchglb.families import GLMFamily
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim.implicit import newton_polish
 
@@ -37,15 +35,6 @@ class Anchor(NamedTuple):
     gradient: Tensor
     hessian: Tensor
 
-    @classmethod
-    def of(cls, state: Mapping[str, Tensor]) -> Anchor:
-        """From the entries ``centre_point``, ... of a state."""
-        return cls(*(state[f"centre_{name}"] for name in cls._fields))
-
-    def entries(self) -> dict[str, Tensor]:
-        """The entries of a state."""
-        return {f"centre_{name}": value for name, value in self._asdict().items()}
-
     def where(self, condition: Tensor, other: Anchor) -> Anchor:
         """This anchor where ``condition (*B, P)`` holds, else the other."""
 
@@ -58,32 +47,6 @@ class Anchor(NamedTuple):
     def put(self, index: Tensor, part: Anchor) -> Anchor:
         """This anchor with the problems of an index (of the one batch axis) replaced."""
         return Anchor(*(a.index_copy(0, index, b) for a, b in zip(self, part, strict=True)))
-
-    def broadcast(self, batch_shape: Sequence[int], like: Anchor) -> Anchor:
-        """One point of each problem, ``(*B, d)``, as P equal ones with one batch axis."""
-        dims = len(batch_shape)
-        flat = (t.reshape(-1, 1, *t.shape[dims:]) for t in self)
-        return Anchor(*(t.expand_as(a) for t, a in zip(flat, like, strict=True)))
-
-    def reshape(self, batch_shape: Sequence[int]) -> Anchor:
-        """The same with another batch shape of as many problems."""
-        dims = self.loss.ndim - 1
-        return Anchor(*(t.reshape((*batch_shape, *t.shape[dims:])) for t in self))
-
-
-def add_rows(family: GLMFamily, anchor: Anchor, x: Tensor, r: Tensor, w: Tensor | None) -> Anchor:
-    """The anchor with the terms of k more rows, ``x (*B, k, d)``: O(k d^2), no pass."""
-    x, r = x.double(), r.double()
-    terms = family.loss_terms(anchor.point @ x.mT, r[..., None, :])  # (*B, P, k)
-    if w is not None:
-        terms = type(terms)(*(t * w.double()[..., None, :] for t in terms))
-    curved = x.mT[..., None, :, :] * terms.curvature[..., None, :]  # (*B, P, d, k)
-    return Anchor(
-        anchor.point,
-        anchor.loss + terms.loss.sum(-1),
-        anchor.gradient + terms.slope @ x,
-        anchor.hessian + curved @ x[..., None, :, :],
-    )
 
 
 def expand_at(likelihood: NegativeLogLikelihood, point: Tensor) -> Anchor:
@@ -131,9 +94,6 @@ class Penalty(Protocol):
     def longest(self, point: Tensor, step: Tensor) -> Tensor:
         """The largest multiple of ``step`` worth trying, ``(*B, P)``."""
 
-    def roomy(self, point: Tensor) -> Tensor:
-        """Whether Newton's method may well start here, ``(*B, P)``."""
-
 
 class Barrier(NamedTuple):
     """``-eta log(S^2 - |theta|^2)``: keeps the centre inside the ball.
@@ -162,10 +122,6 @@ class Barrier(NamedTuple):
         """Four fifths of the way to the sphere."""
         return 0.8 * distance_to_sphere(point, step, self.S)
 
-    def roomy(self, point: Tensor) -> Tensor:
-        """Not next to the sphere: from there a Newton step no more than doubles the room."""
-        return point.square().sum(-1) <= (1 - 1 / 64) * self.S.square()
-
 
 class Ridge(NamedTuple):
     """``|theta|^2 / (2 s0^2)``: the centre of a Gaussian posterior.
@@ -188,10 +144,6 @@ class Ridge(NamedTuple):
         """No limit but the full step."""
         return torch.ones_like(step[..., 0])
 
-    def roomy(self, point: Tensor) -> Tensor:
-        """Anywhere."""
-        return torch.ones_like(point[..., 0], dtype=torch.bool)
-
 
 def distance_to_sphere(point: Tensor, direction: Tensor, S: Tensor) -> Tensor:
     """The largest t with ``|point + t direction| <= S``, for a point of the ball."""
@@ -210,11 +162,7 @@ def distance_to_sphere(point: Tensor, direction: Tensor, S: Tensor) -> Tensor:
 
 
 def recentre(
-    penalty: Penalty,
-    likelihood: NegativeLogLikelihood,
-    anchor: Anchor,
-    tolerance: float,
-    offer: Anchor | None = None,
+    penalty: Penalty, likelihood: NegativeLogLikelihood, point: Tensor, tolerance: float
 ) -> tuple[Anchor, float]:
     """Moves every centre until half its squared Newton decrement is at most ``tolerance``.
 
@@ -224,24 +172,18 @@ def recentre(
     Args:
         penalty: added to the loss.
         likelihood: the loss, with one batch axis (N problems).
-        anchor: where the centres are.
+        point: where the centres are, ``(N, P, d)``.
         tolerance: in units of the loss.
-        offer: points whose expansions are known already, taken where they are better.
 
     Returns:
         The centres, and the passes per problem, on average.
     """
+    anchor = expand_at(likelihood, point)
     terms = penalty(anchor.point)
     step, behind = _newton(anchor, terms)
-    if offer is not None:
-        lower = offer.loss + penalty(offer.point).value < anchor.loss + terms.value
-        wanted = lower & (behind > tolerance) & penalty.roomy(offer.point)
-        anchor = offer.where(wanted, anchor)
-        terms = penalty(anchor.point)
-        step, behind = _newton(anchor, terms)
     damping = torch.ones_like(behind)
     rounding = 16 * torch.finfo(likelihood.X.dtype).eps
-    passes = 0.0
+    passes = 1.0
     for _ in range(MAX_STEPS):
         active = behind > tolerance
         index = which(active.any(-1))

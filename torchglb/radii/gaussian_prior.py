@@ -66,11 +66,14 @@ def normal_row_increments(
     likelihood: NegativeLogLikelihood, point: Tensor, cover: Tensor
 ) -> Tensor:
     """The same sum row by row, for ``W^-1 = cover``: one pass, O(n d^2). ``(*B)``."""
-    family = likelihood.family
-    # m'' of these families is largest on the whole line at a place that the radius 1 shows
-    bounded = not isinstance(family, Poisson)
-    largest = torch.full_like(point[..., 0], family.max_variance(1.0)) if bounded else None
+    number = largest_variance(likelihood.family)
+    largest = None if number is None else torch.full_like(point[..., 0], number)
     return row_increments(likelihood, point, cover, NormalLaw(), None, largest)
+
+
+def largest_variance(family: GLMFamily) -> float | None:
+    """The largest m'' on the whole line, which the radius 1 shows; None for Poisson's."""
+    return None if isinstance(family, Poisson) else family.max_variance(1.0)
 
 
 def normal_at(

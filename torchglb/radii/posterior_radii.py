@@ -19,33 +19,29 @@ from torchglb.radii.base import (
     State,
     conclude,
     loss_at,
-    rounding,
     statistics_of,
 )
-from torchglb.radii.carried import PASSES, Posterior, PosteriorRadius, Screening
-from torchglb.radii.centre import Anchor, Barrier, Ridge, expand_at, flatten_batch, minimisers
+from torchglb.radii.centre import Anchor, Barrier, Ridge, expand_at, flatten_batch
 from torchglb.radii.gaussian_prior import (
     aggregated_normal_increment,
     check_whole_line,
     gaussian_divergence,
-    normal_at,
+    largest_variance,
     normal_level,
-    normal_row_increments,
     spectrum,
 )
-from torchglb.radii.increments import row_increments
 from torchglb.radii.mixture import check_mixture_dim, cubature_level
 from torchglb.radii.pac_bayes import (
     Candidates,
     aggregated_increment,
-    ball_law,
-    ellipsoid_at,
     ellipsoid_level,
     ellipsoids,
+    shape_entropy,
 )
+from torchglb.radii.posterior_radius import PASSES, PosteriorRadius, Screening
 from torchglb.radii.problem import Problem
-from torchglb.radii.simple_radii import MeanLoss, rounding_at
-from torchglb.recording import wants_gradient
+from torchglb.radii.simple_radii import MeanLoss, rounding_at, rounding_at_centres
+from torchglb.radii.statistics import RowStatistics
 
 
 @dataclass(frozen=True)
@@ -97,38 +93,37 @@ class PACBayes(PosteriorRadius):
         if not self.shapes or not all(0.0 <= shape < math.inf for shape in self.shapes):
             raise refuse("shapes", "one or more numbers of at least 0", self.shapes)
 
-    def centres(self, problem: Problem) -> int:  # noqa: D102
-        return len(self._etas(problem))
+    def centre_weights(self, problem: Problem) -> tuple[float, ...]:  # noqa: D102
+        if self.etas is not None:
+            return self.etas
+        return (1.0,) if problem.dim <= 2 else (1.0, 0.5 * problem.dim)
 
     def init(self, problem: Problem) -> State:  # noqa: D102
         _ = problem.self_concordance, problem.max_variance  # refuses a family without R_s
         return super().init(problem)
 
-    def prior(self, problem: Problem) -> Posterior:  # noqa: D102
-        # uniform on the ball itself
-        zero, d = problem.zeros(), problem.dim
-        eye = torch.eye(d, dtype=zero.dtype, device=zero.device)
-        cover = problem.S.square()[..., None, None] * eye
-        return Posterior(problem.zeros(d), cover, zero, zero, zero, zero, zero)
+    def prior_variance(self, problem: Problem) -> Tensor:  # noqa: D102
+        return problem.S.square()
+
+    def curvature_bounds(self, problem: Problem) -> tuple[Tensor, Tensor]:  # noqa: D102
+        return problem.self_concordance, problem.max_variance
 
     def penalty(self, problem: Problem) -> Barrier:  # noqa: D102
-        eta = numbers_on(self._etas(problem), problem.S.device)
+        eta = numbers_on(self.centre_weights(problem), problem.S.device)
         return Barrier(problem.S[:, None], eta)
 
     def fallback(  # noqa: D102
-        self, problem: Problem, state: State, theta_hat: Tensor, loss: Tensor
+        self, problem: Problem, statistics: RowStatistics, theta_hat: Tensor, loss: Tensor
     ) -> Tensor:
-        statistics = statistics_of(state)
         slack = rounding_at(problem, statistics, theta_hat, loss)
         return loss + MeanLoss().squared(problem, statistics, loss).radius + slack
 
-    def screen(self, problem: Problem, anchor: Anchor, state: State) -> Screening:  # noqa: D102
+    def screen(  # noqa: D102
+        self, problem: Problem, anchor: Anchor, statistics: RowStatistics
+    ) -> Screening:
         candidates = self._candidates(problem)
-        found = ellipsoids(problem, anchor, candidates, state["longest"].reshape(-1))
-        rewards = state["reward_length"].reshape(-1, 1) / problem.family.dispersion
-        norm = torch.linalg.vector_norm(anchor.point, dim=-1)
-        number = state["number"].reshape(-1, 1)
-        slack = 2.0 * rounding(problem.dtype, anchor.loss, rewards, norm, number)
+        found = ellipsoids(problem, anchor, candidates, statistics.longest)
+        slack = 2.0 * rounding_at_centres(problem, statistics, anchor)
         start = problem.log_failure + (anchor.loss + slack)[..., None] + found.divergence
         concordance = problem.self_concordance[..., None, None]
         increment = aggregated_increment(
@@ -137,48 +132,21 @@ class PACBayes(PosteriorRadius):
         hoped = 0.5 * found.trace / (2.0 * candidates.shape + problem.dim + 2.0)
         return Screening((start + increment).flatten(1), (start + hoped).flatten(1))
 
-    def posterior_of(self, problem: Problem, anchor: Anchor, chosen: Tensor) -> Posterior:  # noqa: D102
-        which, candidate = self._chosen(problem, chosen)
-        every = torch.arange(len(chosen), device=chosen.device)
-        point, loss, _, hessian = (t[every, which] for t in anchor)
-        divergence, cover = ellipsoid_at(problem, point, hessian, candidate)
-        zero = torch.zeros_like(loss)
-        return Posterior(point, cover, candidate.shape, loss, divergence, zero, zero)
-
-    def added(  # noqa: D102
-        self,
-        problem: Problem,
-        likelihood: NegativeLogLikelihood,
-        posterior: Posterior,
-        index: Tensor | None = None,
-    ) -> Tensor:
-        constants = (problem.self_concordance, problem.max_variance)
-        if index is not None:
-            constants = (constants[0][index], constants[1][index])
-        law = ball_law(problem, posterior.shape)
-        return row_increments(likelihood, posterior.point, posterior.cover, law, *constants)
-
-    def smooth_level(  # noqa: D102
+    def level_around(  # noqa: D102
         self,
         problem: Problem,
         likelihood: NegativeLogLikelihood,
         points: Tensor,
         chosen: Tensor,
     ) -> Tensor:
-        which, candidate = self._chosen(problem, chosen)
-        every = torch.arange(len(chosen), device=chosen.device)
-        return ellipsoid_level(problem, likelihood, points[every, which], candidate)
-
-    def _chosen(self, problem: Problem, chosen: Tensor) -> tuple[Tensor, Candidates]:
-        """The centre ``(N,)`` and the kind of posterior, ``(N,)`` each, of an index into all."""
         candidates = self._candidates(problem)
-        kinds = len(candidates.shape)
-        return chosen // kinds, Candidates(*(t[chosen % kinds] for t in candidates))
+        kinds, every = len(candidates.shape), torch.arange(len(chosen), device=chosen.device)
+        candidate = Candidates(*(t[chosen % kinds] for t in candidates))
+        return ellipsoid_level(problem, likelihood, points[every, chosen // kinds], candidate)
 
-    def _etas(self, problem: Problem) -> tuple[float, ...]:
-        if self.etas is not None:
-            return self.etas
-        return (1.0,) if problem.dim <= 2 else (1.0, 0.5 * problem.dim)
+    def candidates(self, problem: Problem) -> Tensor:  # noqa: D102
+        found = self._candidates(problem)
+        return torch.stack([*found, shape_entropy(problem.dim, found.shape)], dim=-1)
 
     def _candidates(self, problem: Problem) -> Candidates:
         shapes = self.shapes if self.posterior == "pearson" else (0.0,)
@@ -226,45 +194,29 @@ class GaussianPrior(PosteriorRadius):
             raise refuse("increments", expected, repr(self.increments))
         return super().init(problem)
 
-    def prior(self, problem: Problem) -> Posterior:  # noqa: D102
-        zero, d = problem.zeros(), problem.dim
-        eye = torch.eye(d, dtype=zero.dtype, device=zero.device)
-        cover = self._variance(problem)[..., None, None] * eye
-        return Posterior(problem.zeros(d), cover, zero, zero, zero, zero, zero)
+    def prior_variance(self, problem: Problem) -> Tensor:
+        """``s0^2 = scale^2 S^2/d``, ``(*B)``."""
+        return (self.scale * problem.S).square() / problem.dim
+
+    def curvature_bounds(self, problem: Problem) -> tuple[Tensor, Tensor]:  # noqa: D102
+        largest = largest_variance(problem.family)
+        unknown = torch.full_like(problem.S, math.inf)
+        return unknown, unknown if largest is None else torch.full_like(unknown, largest)
 
     def penalty(self, problem: Problem) -> Ridge:  # noqa: D102
-        return Ridge(self._variance(problem)[:, None])
+        return Ridge(self.prior_variance(problem)[:, None])
 
-    def screen(self, problem: Problem, anchor: Anchor, state: State) -> Screening:  # noqa: D102
-        values, point = spectrum(anchor), anchor.point[:, 0]
-        tempers = self._tempers(problem)
-        divergence, scale = gaussian_divergence(values, point, self._variance(problem), tempers)
-        rewards = state["reward_length"].reshape(-1) / problem.family.dispersion
-        norm = torch.linalg.vector_norm(point, dim=-1)
-        number, loss = state["number"].reshape(-1), anchor.loss[:, 0]
-        slack = 2.0 * rounding(problem.dtype, loss, rewards, norm, number)
-        start = problem.log_failure + (loss + slack)[:, None] + divergence
-        longest = state["longest"].reshape(-1)
-        increment = aggregated_normal_increment(problem.family, values, scale, longest)
+    def screen(  # noqa: D102
+        self, problem: Problem, anchor: Anchor, statistics: RowStatistics
+    ) -> Screening:
+        values, point, variance = spectrum(anchor), anchor.point[:, 0], self.prior_variance(problem)
+        divergence, scale = gaussian_divergence(values, point, variance, self._tempers(problem))
+        slack = 2.0 * rounding_at_centres(problem, statistics, anchor)
+        start = problem.log_failure + anchor.loss + slack + divergence
+        increment = aggregated_normal_increment(problem.family, values, scale, statistics.longest)
         return Screening(start + increment, start + 0.5 * (values[:, None] / scale).sum(-1))
 
-    def posterior_of(self, problem: Problem, anchor: Anchor, chosen: Tensor) -> Posterior:  # noqa: D102
-        point, loss, hessian = anchor.point[:, 0], anchor.loss[:, 0], anchor.hessian[:, 0]
-        tempers = self._tempers(problem)[chosen]
-        divergence, cover = normal_at(point, hessian, self._variance(problem), tempers)
-        zero = torch.zeros_like(loss)
-        return Posterior(point, cover, zero, loss, divergence, zero, zero)
-
-    def added(  # noqa: D102
-        self,
-        problem: Problem,
-        likelihood: NegativeLogLikelihood,
-        posterior: Posterior,
-        index: Tensor | None = None,
-    ) -> Tensor:
-        return normal_row_increments(likelihood, posterior.point, posterior.cover)
-
-    def smooth_level(  # noqa: D102
+    def level_around(  # noqa: D102
         self,
         problem: Problem,
         likelihood: NegativeLogLikelihood,
@@ -272,12 +224,13 @@ class GaussianPrior(PosteriorRadius):
         chosen: Tensor,
     ) -> Tensor:
         tempers = self._tempers(problem)[chosen]
-        variance = self._variance(problem)
+        variance = self.prior_variance(problem)
         return normal_level(likelihood, problem.delta, points[:, 0], variance, tempers)
 
-    def _variance(self, problem: Problem) -> Tensor:
-        """``s0^2 = scale^2 S^2/d``, ``(*B)``."""
-        return (self.scale * problem.S).square() / problem.dim
+    def candidates(self, problem: Problem) -> Tensor:  # noqa: D102
+        tempers = self._tempers(problem)
+        zero = torch.zeros_like(tempers)
+        return torch.stack([zero, tempers, zero, zero], dim=-1)
 
     def _tempers(self, problem: Problem) -> Tensor:
         return numbers_on(self.tempers, problem.S.device)
@@ -317,15 +270,11 @@ class Mixture(Radius):
     ) -> Evaluation:
         loss, passes = loss_at(likelihood, theta_hat, loss_hat)
         known = (loss, gradient_hat, hessian_hat)
-        inner = self.inner.evaluate(problem, state, likelihood, theta_hat, *known)
-        anchor = Anchor.of(inner.state)
-        if wants_gradient(*likelihood.tensors()):
-            flat, rows = problem.flat, flatten_batch(likelihood)
-            start = anchor.point.reshape(-1, *anchor.point.shape[-2:])
-            points = minimisers(self.inner.penalty(flat), rows, start)
-            anchor = expand_at(rows, points).reshape(problem.batch_shape)
-        rewards = state["reward_length"] / problem.family.dispersion
-        exact = cubature_level(problem, likelihood, anchor, rewards)
+        inner, points = self.inner.evaluate_around(problem, state, likelihood, theta_hat, *known)
+        flat, rows = problem.flat, flatten_batch(likelihood)
+        anchor = expand_at(rows, points[:, :1])
+        rewards = statistics_of(problem, state).reward_length / problem.family.dispersion
+        exact = cubature_level(flat, rows, anchor, rewards.reshape(-1)).reshape(loss.shape)
         level = torch.fmin(exact, inner.level.double())
         passes += inner.passes + 1
         return conclude(level, loss, problem.dtype, (problem.delta, 0.0), passes, inner.state)

@@ -10,14 +10,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.backend import Floats
 from torchglb.checks import FLOATS, check_probability, refuse
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
+from torchglb.families.compiled import CompiledFamily
 from torchglb.radii.ball_mean import BallRule, ball_rule
 
 
@@ -54,6 +58,8 @@ class Problem:
         if not isinstance(self.domain, Ball):
             raise refuse("domain", "a Ball", type(self.domain).__name__)
         check_probability("delta", self.delta)
+        if not isinstance(self.domain.radius, Tensor):
+            self.family.require_convex(self.domain.radius)
         if self.dtype not in FLOATS:
             raise refuse("dtype", "torch.float32 or torch.float64", self.dtype)
         object.__setattr__(self, "batch_shape", tuple(self.batch_shape))
@@ -68,7 +74,7 @@ class Problem:
         radius = self.domain.radius
         if isinstance(radius, Tensor):
             return radius.detach().to("cpu", torch.float64)
-        return torch.tensor(radius, dtype=torch.float64)
+        return torch.tensor(radius, dtype=torch.float64, device="cpu")
 
     @cached_property
     def _distinct(self) -> tuple[Tensor, Tensor]:
@@ -107,6 +113,18 @@ class Problem:
         return self.per_radius(self.family.max_variance)
 
     @cached_property
+    def bounded_slope(self) -> float | Tensor:
+        """``(b - a + 2 S R_mudot)/g`` for rewards in [a, b]: a number, or ``(*B)`` as S may be."""
+        low, high = self.family.reward_range
+
+        def slope(radius: float) -> float:
+            reach = 2.0 * radius * self.family.max_variance(radius)
+            return (high - low + reach) / self.family.dispersion
+
+        distinct, _ = self._distinct
+        return slope(float(distinct[0])) if len(distinct) == 1 else self.per_radius(slope)
+
+    @cached_property
     def self_concordance(self) -> Tensor:
         """R_s on [-S, S], ``(*B)``; raises InputError for a family that has none."""
         return self.per_radius(lambda radius: self_concordance_of(self.family, radius))
@@ -115,11 +133,33 @@ class Problem:
     def ball_rule(self) -> BallRule:
         """The certified rules for ``E m(S |x| U)``, one for the S of every problem."""
         distinct, place = self._distinct
-        rules = [ball_rule(self.family, self.dim, S) for S in distinct.tolist() or [1.0]]
+        with torch.device("cpu"):  # whatever the default device is
+            rules = [ball_rule(self.family, self.dim, S) for S in distinct.tolist() or [1.0]]
         number = max(rule.nodes.shape[-1] for rule in rules)
         columns = zip(*(rule.padded(number) for rule in rules), strict=True)
         nodes, weights, error = (torch.stack(column)[place].to(self.device) for column in columns)
         return BallRule(nodes, weights, error)
+
+    @cached_property
+    def compiled(self) -> CompiledFamily | None:
+        """The family as compiled code knows it, on a CPU; else None."""
+        return self.family.compiled() if self.S.device.type == "cpu" else None
+
+    @cached_property
+    def prepared(self) -> dict[Any, Any]:
+        """What compiled code needs in every round, once it has been made."""
+        return {}
+
+    def compiled_rules(self) -> Floats:
+        """:attr:`ball_rule` for compiled code, ``(N, 2 nodes + 2)``.
+
+        Nodes, weights, the error, and the largest m'' on the ball.
+        """
+        if "rules" not in self.prepared:
+            columns = (*self.ball_rule, self.max_variance)
+            parts = [t.reshape(self.S.numel(), -1).numpy() for t in columns]
+            self.prepared["rules"] = np.concatenate(parts, axis=-1)
+        return self.prepared["rules"]
 
     @cached_property
     def flat(self) -> Problem:
@@ -133,7 +173,8 @@ class Problem:
     def per_radius(self, function: Callable[[float], float]) -> Tensor:
         """``function(S)``, ``(*B)`` float64 on the device, called once per distinct S."""
         distinct, place = self._distinct
-        values = torch.tensor([function(s) for s in distinct.tolist()], dtype=torch.float64)
+        found = [function(s) for s in distinct.tolist()]
+        values = torch.tensor(found, dtype=torch.float64, device="cpu")
         return values[place].to(self.device)
 
     def zeros(self, *shape: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -20,12 +21,19 @@ from torchglb.radii.base import (
     rounding,
     statistics_of,
 )
+from torchglb.radii.centre import Anchor
 from torchglb.radii.covering import covering
 from torchglb.radii.lipschitz import LipschitzBound, data_lipschitz, table1
 from torchglb.radii.mean_loss import mean_loss_radius
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, empty_statistics
-from torchglb.radii.theorem31 import INFIMA, LipschitzRadius, theorem31
+from torchglb.radii.theorem31 import (
+    INFIMA,
+    LipschitzRadius,
+    shrinkage,
+    shrinkage_infimum,
+    theorem31,
+)
 
 CONSTANTS = ("table1", "data")
 LIPSCHITZ_SHARE = 0.05  # of delta, for the constants that hold with high probability only
@@ -49,7 +57,7 @@ class SimpleRadius(StatisticsRadius):
         hessian_hat: Tensor | None = None,
     ) -> Evaluation:
         loss, passes = loss_at(likelihood, theta_hat, loss_hat)
-        statistics = statistics_of(state)
+        statistics = statistics_of(problem, state)
         found = self.squared(problem, statistics, loss)
         level = loss + found.radius + rounding_at(problem, statistics, theta_hat, loss)
         deltas = (found.delta_likelihood, found.delta_lipschitz)
@@ -95,6 +103,18 @@ class Lipschitz(ConstantRadius):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("inf", self.inf, INFIMA)
+
+    def of_rows(self, problem: Problem, rows: int) -> float | Tensor | None:
+        """Table 1 has rewards of finite range at ``(b - a + 2 S R_mudot) n/g``."""
+        low, high = problem.family.reward_range
+        if self.constant != "table1" or not high - low < math.inf:
+            return None
+        per_row = problem.bounded_slope
+        if isinstance(per_row, float):  # one ball for all
+            slope = 2.0 * problem.max_radius * per_row * rows
+            return shrinkage(slope, problem.dim, self.inf) + problem.log_failure
+        slopes = 2.0 * problem.S * per_row * rows
+        return shrinkage_infimum(slopes, problem.dim, self.inf) + problem.log_failure
 
     def squared(  # noqa: D102
         self, problem: Problem, statistics: RowStatistics, loss: Tensor
@@ -158,3 +178,10 @@ def rounding_at(problem: Problem, statistics: RowStatistics, theta: Tensor, loss
     norm = torch.linalg.vector_norm(theta.detach(), dim=-1)  # which need not have a derivative
     rewards = statistics.reward_length / problem.family.dispersion
     return rounding(problem.dtype, loss, rewards, norm, statistics.number)
+
+
+def rounding_at_centres(problem: Problem, statistics: RowStatistics, anchor: Anchor) -> Tensor:
+    """The same at P centres of each problem, ``(N, P)``."""
+    rewards = (statistics.reward_length / problem.family.dispersion)[:, None]
+    norm = torch.linalg.vector_norm(anchor.point, dim=-1)
+    return rounding(problem.dtype, anchor.loss, rewards, norm, statistics.number[:, None])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.backend import Floats
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
+from torchglb.radii.kernels import carry_statistics
 from torchglb.radii.problem import Problem
+from torchglb.recording import is_recorded
 
 
 class RowStatistics(NamedTuple):
@@ -42,13 +47,56 @@ class RowStatistics(NamedTuple):
     ball_loss: Tensor
     reward_length: Tensor
 
+    def packed(self) -> Tensor:
+        """All of them in one tensor, ``(*B, size)``, as compiled code carries them."""
+        batch = self.number.shape
+        return torch.cat([part.reshape(*batch, -1) for part in self], dim=-1)
+
+    @classmethod
+    def of(cls, packed: Tensor, dim: int) -> RowStatistics:
+        """Views of the fields of :meth:`packed`."""
+        shapes = _shapes(dim)
+        parts = packed.split([math.prod(shape) for shape in shapes], dim=-1)
+        batch = packed.shape[:-1]
+        return cls(*(t.reshape(batch + shape) for t, shape in zip(parts, shapes, strict=True)))
+
+
+def _shapes(dim: int) -> list[tuple[int, ...]]:
+    named = {"middle": (dim,), "residual": (dim,), "width_gram": (dim, dim)}
+    named["slope_gram"] = (dim, dim)
+    return [named.get(name, ()) for name in RowStatistics._fields]
+
 
 def empty_statistics(problem: Problem) -> RowStatistics:
     """The sums over no rows."""
-    d = problem.dim
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(RowStatistics._fields, ())
-    shapes |= {"middle": (d,), "residual": (d,), "width_gram": (d, d), "slope_gram": (d, d)}
-    return RowStatistics(**{name: problem.zeros(*shape) for name, shape in shapes.items()})
+    return RowStatistics(*(problem.zeros(*shape) for shape in _shapes(problem.dim)))
+
+
+def carried_statistics(
+    problem: Problem, packed: Tensor, x: Tensor, r: Tensor, w: Tensor | None = None
+) -> Tensor:
+    """:func:`update_statistics` of packed sums: compiled, where the rows allow it."""
+    given = (packed, x, r) if w is None else (packed, x, r, w)
+    if problem.compiled is None or is_recorded(*given):
+        old = RowStatistics.of(packed, problem.dim)
+        return update_statistics(problem, old, x, r, w).packed()
+    new = packed.clone(memory_format=torch.contiguous_format)
+    memory = new.reshape(problem.S.numel(), -1).numpy()
+    plain = problem.compiled._replace(scale=1.0)
+    S = problem.S.reshape(-1).numpy()
+    carry_statistics(plain, *row_arrays(x, r, w), S, problem.compiled_rules(), memory)
+    return new
+
+
+def row_arrays(x: Tensor, r: Tensor, w: Tensor | None = None) -> tuple[Floats, Floats, Floats]:
+    """k rows of N problems as compiled code reads them: ``(N, k, d)`` and ``(N, k)`` twice."""
+    N, k, d = r.shape[:-1].numel(), *x.shape[-2:]
+
+    def array(t: Tensor, *shape: int) -> Floats:
+        return np.ascontiguousarray(t.numpy(), np.float64).reshape(N, *shape)
+
+    weights = np.ones((N, k)) if w is None else array(w.expand(r.shape), k)
+    return array(x, k, d), array(r, k), weights
 
 
 def update_statistics(

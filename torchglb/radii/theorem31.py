@@ -49,6 +49,13 @@ def shrinkage_infimum(slope: Tensor, dim: int, inf: str = "exact") -> Tensor:
     return log_form if inf == "closed_form" else torch.where(slope <= dim, slope, log_form)
 
 
+def shrinkage(slope: float, dim: int, inf: str = "exact") -> float:
+    """:func:`shrinkage_infimum` of a number."""
+    if inf == "exact" and slope <= dim:
+        return slope
+    return dim * math.log(max(slope, dim) / dim) + dim
+
+
 def shared_delta(lipschitz: LipschitzBound | Tensor, delta: float) -> tuple[LipschitzBound, float]:
     """The bound (a tensor stands for a deterministic one), and what it leaves of delta."""
     check_probability("delta", delta)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from torchglb.checks import refuse
 from torchglb.report.statistics import Estimate, estimate, paired, welch
@@ -65,11 +70,11 @@ def compare(record_a: Record, record_b: Record) -> str:
     a, b = settings(record_a), settings(record_b)
     changed = [key for key in [*a, *(k for k in b if k not in a)] if a.get(key) != b.get(key)]
     lines = ["configuration:"]
-    lines += aligned(
-        [["key", "first", "second"], *([key, _shown(a, key), _shown(b, key)] for key in changed)]
-        if changed
-        else [["the same"]]
-    )
+    if changed:
+        shown = ([key, _shown(a, key), _shown(b, key)] for key in changed)
+        lines += aligned([["key", "first", "second"], *shown])
+    else:
+        lines.append("the same")
     common = [label for label in record_a.labels if label in record_b.labels]
     if not common:
         return "\n".join([*lines, "", "no policy is in both"])
@@ -155,17 +160,21 @@ def p_value(p: float) -> str:
     return f"{p:.3f}" if p >= 1e-3 else ("0" if p == 0 else f"{p:.0e}")
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first column to the left, the others to the right, a rule under the heading."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return lines if len(rows) == 1 else [lines[0], "-" * len(lines[0]), *lines[1:]]
+def aligned(
+    rows: Sequence[Sequence[str]], justify: Literal["left", "right"] = "right"
+) -> list[str]:
+    """Lines of a table: the first row is its heading, the first column stands to the left."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for place, heading in enumerate(rows[0]):
+        side: Literal["left", "right"] = "left" if place == 0 else justify
+        table.add_column(Text(heading), justify=side, no_wrap=True)
+    for row in rows[1:]:
+        table.add_row(*(Text(cell) for cell in row))
+    wide = sum(max(len(row[place]) for row in rows) + 4 for place in range(len(rows[0])))
+    console = Console(file=io.StringIO(), width=wide, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(table)
+    return [line.rstrip() for line in capture.get().splitlines()]
 
 
 def _shown(flat: dict[str, Any], key: str) -> str:

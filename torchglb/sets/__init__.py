@@ -1,12 +1,13 @@
 """Confidence sets for theta: likelihood-ratio sets, ellipsoids, and their intersections."""
 
-from torchglb.sets.base import ConfidenceSet, IntersectionSet, Interval
+from torchglb.sets.base import ConfidenceSet, Event, IntersectionSet, Interval
 from torchglb.sets.ellipsoid import EllipsoidSet
 from torchglb.sets.likelihood_ratio import LikelihoodRatioSet
 
 __all__ = [
     "ConfidenceSet",
     "EllipsoidSet",
+    "Event",
     "IntersectionSet",
     "Interval",
     "LikelihoodRatioSet",

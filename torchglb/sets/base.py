@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,10 @@ from torch import Tensor
 
 from torchglb.checks import ValueChecks, as_tensor, check_choice, check_shape, refuse
 from torchglb.families import GLMFamily
-from torchglb.recording import is_transformed
+from torchglb.recording import is_transformed, without_autocast
+
+#: rounds in which the coordinates that make a set round are found
+LOOKS = 4
 
 
 class Interval(NamedTuple):
@@ -26,6 +30,19 @@ class Interval(NamedTuple):
         return self.upper - self.lower
 
 
+@dataclass(frozen=True, eq=False)
+class Event:
+    """On which sets are valid: ``theta*`` in all of them, with probability at least 1 - delta.
+
+    Sets share an event if they carry the same object, as all sets of one confidence sequence do.
+
+    Args:
+        delta: the failure probability.
+    """
+
+    delta: float
+
+
 class ConfidenceSet(ABC):
     """A snapshot of a convex confidence set for theta; shapes start with the batch ``*B``.
 
@@ -34,6 +51,8 @@ class ConfidenceSet(ABC):
     """
 
     family: GLMFamily
+    #: on which the set is valid; None where whoever built it did not say
+    event: Event | None = None
 
     @property
     @abstractmethod
@@ -77,6 +96,16 @@ class ConfidenceSet(ABC):
         """``*B``."""
         return self._like.shape[:-1]
 
+    @property
+    def events(self) -> tuple[Event, ...] | None:
+        """The different events on which the set is valid; None if one is not known."""
+        return None if self.event is None else (self.event,)
+
+    @property
+    def delta(self) -> float | None:
+        """The failure probability, by the union bound over :attr:`events`; None if not known."""
+        return None if self.events is None else sum(event.delta for event in self.events)
+
     def slack(self, theta: Any) -> Tensor:
         """How far inside a point is: >= 0 in the set, < 0 outside."""
         points, single = self._as_points("theta", theta)
@@ -87,6 +116,7 @@ class ConfidenceSet(ABC):
         """Whether a point lies in the set."""
         return self.slack(theta) >= 0
 
+    @without_autocast
     def upper_bound(self, arms: Any, **options: Any) -> Tensor:
         """A certified upper bound on ``max <x, theta>`` over the set.
 
@@ -98,6 +128,7 @@ class ConfidenceSet(ABC):
         bound = self._upper_bound(points, **options)
         return bound[..., 0] if single else bound
 
+    @without_autocast
     def interval(self, x: Any, scale: str = "linear", **options: Any) -> Interval:
         """Where ``<x, theta>`` (or the mean reward) can be, over the whole set.
 
@@ -126,7 +157,11 @@ class ConfidenceSet(ABC):
         return self.interval(difference[..., 0, :] if single else difference, **options)
 
     def intersect(self, other: ConfidenceSet) -> IntersectionSet:
-        """The points of both; the running intersection of a sequence is valid at the same delta."""
+        """The points of both; its ``delta`` says what that costs.
+
+        Sets of one sequence, whatever their times, share their event: the running intersection is
+        valid at the same delta. Sets of two events fail with probability at most the sum of both.
+        """
         return IntersectionSet([self, other])
 
     def _mean(self, z: Tensor) -> Tensor:
@@ -153,44 +188,54 @@ class ConfidenceSet(ABC):
     def boundary(self, num: int = 200, tol: float | None = None) -> Tensor:
         """Points of the boundary for d = 2, counter-clockwise, ``(*B, num, 2)``.
 
-        They are seen at equal angles from about the middle of the set, and are not finite where an
-        unconfined set never ends.
+        They are seen at equal angles from about the middle of the set, in coordinates in which it
+        is about round, and are not finite where an unconfined set never ends.
 
         Args:
             num: how many.
             tol: how far inside they may be, relative to their distance from the middle; by default
                 nothing but rounding, which takes twice the time.
         """
-        origin, directions, reach = self._polar(num, tol)
-        return origin[..., None, :] + reach[..., None] * directions
+        view = self._polar(num, tol)
+        return view.origin[..., None, :] + view.points
 
     def volume(self, num: int = 720, tol: float | None = None) -> Tensor:
         """The area for d = 2, ``(*B)``: the integral of ``reach^2 / 2`` over the angle.
+
+        Angle and reach are those in coordinates in which the set is about round: of a thin set seen
+        as it is, all spokes but a few would end on the two long sides.
 
         Args:
             num: directions in which it is measured.
             tol: as in :meth:`boundary`.
         """
-        _, _, reach = self._polar(num, tol)
-        return reach.square().sum(-1) * (math.pi / num)
+        view = self._polar(num, tol)
+        return torch.linalg.det(view.frame) * view.reach.square().sum(-1) * (math.pi / num)
 
     @torch.no_grad()
-    def _polar(self, num: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
-        """A point inside, unit directions ``(*B, num, 2)``, and how far the set reaches there."""
+    def _polar(self, num: int, tol: float | None) -> _View:
+        """The set seen from about its middle, in coordinates in which it is about round."""
         if self.dim != 2:
             raise refuse("dim", "2 for the boundary and the area of this set", self.dim)
         if isinstance(num, bool) or not isinstance(num, int) or num < 3:
             raise refuse("num", "an integer of at least 3", repr(num))
-        origin = self.center
-        # the centre may lie on the edge: from the centroid all sides are seen equally well
-        directions = self._circle(36)
-        reach = self._reach(origin, directions, 1e-3)
-        weight = reach.square()
-        middle = (weight * reach)[..., None] * directions
-        shift = middle.sum(-2) / weight.sum(-1).clamp_min(torch.finfo(weight.dtype).tiny)[..., None]
-        shift = torch.nan_to_num(2.0 / 3.0 * shift, nan=0.0)  # an unbounded set has no centroid
-        directions = self._circle(num)
-        return origin + shift, directions, self._reach(origin + shift, directions, tol)
+        origin, frame = self.center, self._first_frame()
+        for _ in range(LOOKS):  # the centre may lie on the edge, and the first frame be wrong
+            origin, frame = self._seen(origin, frame, 36, 1e-3).rounder()
+        return self._seen(origin, frame, num, tol)
+
+    def _first_frame(self) -> Tensor:
+        """A first guess of coordinates ``theta = origin + T u`` that make the set round."""
+        like = self._like
+        eye = torch.eye(2, dtype=like.dtype, device=like.device)
+        return eye.expand(*self.batch_shape, 2, 2)
+
+    def _seen(self, origin: Tensor, frame: Tensor, num: int, tol: float | None) -> _View:
+        directions = self._circle(num) @ frame.mT
+        length = torch.linalg.vector_norm(directions, dim=-1)
+        tiny = torch.finfo(length.dtype).tiny
+        reach = self._reach(origin, directions / length.clamp_min(tiny)[..., None], tol) / length
+        return _View(origin, frame, directions, reach)
 
     def _circle(self, num: int) -> Tensor:
         like = self._like
@@ -199,12 +244,47 @@ class ConfidenceSet(ABC):
         return directions.expand(*self.batch_shape, num, 2)
 
 
+class _View(NamedTuple):
+    """The boundary of a set in the plane, seen from a point of it."""
+
+    origin: Tensor  # (*B, 2)
+    frame: Tensor  # T, (*B, 2, 2): theta = origin + T u
+    directions: Tensor  # T u of unit vectors u at equal angles, (*B, num, 2)
+    reach: Tensor  # how far the set reaches in these coordinates, (*B, num)
+
+    @property
+    def points(self) -> Tensor:
+        """The boundary, from the origin."""
+        return self.reach[..., None] * self.directions
+
+    def rounder(self) -> tuple[Tensor, Tensor]:
+        """The middle of the polygon, and coordinates in which its covariance is the identity."""
+        a = self.points
+        b = a.roll(-1, dims=-2)
+        # triangles with the origin; their moments are those of 0, a and b
+        area = 0.5 * (a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0])
+        total = area.sum(-1)
+        shift = (area[..., None] * (a + b)).sum(-2) / (3.0 * total)[..., None]
+        parts = torch.stack([a, b, a + b], dim=-2)  # (*B, num, 3, 2)
+        second = (area[..., None, None] * (parts.mT @ parts)).sum(-3) / (12.0 * total)[
+            ..., None, None
+        ]
+        spread = second - shift[..., :, None] * shift[..., None, :]
+        frame, failed = torch.linalg.cholesky_ex(torch.nan_to_num(spread))
+        # an unbounded set has no middle, and a single point no shape
+        known = (failed == 0) & torch.isfinite(spread).all(-1).all(-1) & (total > 0)
+        known = known & torch.isfinite(frame).all(-1).all(-1)
+        origin = self.origin + torch.where(known[..., None], shift, 0.0)
+        return origin, torch.where(known[..., None, None], frame, self.frame)
+
+
 class IntersectionSet(ConfidenceSet):
     """The intersection of several confidence sets of the same batch.
 
     Its bounds are the least of the members' bounds: valid, though the true support of the
     intersection may be smaller still. An intersection that is empty (which happens with
-    probability at most delta) may show as an interval whose lower end is above the upper one.
+    probability at most ``delta``, the sum over the members' different events) may show as an
+    interval whose lower end is above the upper one.
     """
 
     members: list[ConfidenceSet]
@@ -226,6 +306,16 @@ class IntersectionSet(ConfidenceSet):
     def __getitem__(self, index: int | slice) -> IntersectionSet:
         """The intersections of some elements, by an index of the first batch axis."""
         return IntersectionSet([member[index] for member in self.members])
+
+    @property
+    def events(self) -> tuple[Event, ...] | None:
+        """Those of all members, each once."""
+        found: list[Event] = []
+        for member in self.members:
+            if member.events is None:
+                return None
+            found += [event for event in member.events if event not in found]
+        return tuple(found)
 
     @property
     def _like(self) -> Tensor:

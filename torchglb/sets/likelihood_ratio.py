@@ -13,12 +13,14 @@ from torchglb.arrays import settled
 from torchglb.checks import check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
+from torchglb.inference.tests import TestResult, likelihood_ratio_test
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.radii import self_concordance_of, theorem32_fixed_point
 from torchglb.radii.theorem32 import regularization_for
-from torchglb.sets.base import ConfidenceSet
-from torchglb.sets.ellipsoid import EllipsoidSet, sphere_distance
+from torchglb.recording import is_transformed
+from torchglb.sets.base import ConfidenceSet, Event
+from torchglb.sets.ellipsoid import EllipsoidSet, frame_of, sphere_distance
 from torchglb.ucb import SublevelProgram, SupportResult, support
 
 #: unconfined sets are searched in balls this many times larger; a bound at the last one is infinite
@@ -37,6 +39,8 @@ class LikelihoodRatioSet(ConfidenceSet):
         confined: whether the ball is part of the set. Without it (a prior that covers all of R^d)
             the set is searched within 100 S: a bound that is attained out there is infinite, as are
             areas that reach so far.
+        event: on which the set is valid.
+        log_failure: ``log(1/delta)``, where the level is that plus something free of delta.
 
     Example:
         >>> import torchglb as glb
@@ -52,6 +56,8 @@ class LikelihoodRatioSet(ConfidenceSet):
     level: Tensor
     theta_hat: Tensor
     confined: bool = True
+    event: Event | None = None
+    log_failure: float | None = None
 
     def __post_init__(self) -> None:
         shape = self.likelihood.batch_shape
@@ -151,8 +157,49 @@ class LikelihoodRatioSet(ConfidenceSet):
             raise_unless_converged(status, "support")
         return replace(result, upper=upper, gap=upper - result.lower, status=status)
 
-    def _upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
-        return self.support(arms, **options).upper
+    def _upper_bound(self, arms: Tensor, throw: bool = True, **options: Any) -> Tensor:
+        found = self.support(arms, throw=False, **options)
+        if throw and not is_transformed(found.status):
+            # at the limit of the arithmetic a bound is wider than its tolerance, and valid
+            limit = found.status == Status.INACCURATE
+            status = torch.where(limit, int(Status.CONVERGED), found.status)
+            raise_unless_converged(status, "support")
+        return found.upper
+
+    def test(self, A: Any, b: Any, relation: str = "==") -> TestResult:
+        """The e-value and the p-value of a linear hypothesis about theta*, valid at all times.
+
+        Against ``A theta* = b``; with one row also against ``<a, theta*> <= b`` or ``>= b``.
+        ``P(E_t >= 1/alpha for some t) <= alpha`` under the null hypothesis
+        (:mod:`torchglb.inference.tests`). To count all looks, use
+        :class:`torchglb.inference.RunningTest`.
+
+        Args:
+            A: ``(k, d)`` or ``(*B, k, d)``; a vector for k = 1.
+            b: ``(k,)`` or ``(*B, k)``; a number for k = 1.
+            relation: ``"=="``, ``"<="`` or ``">="``.
+
+        Example:
+            >>> import torchglb as glb
+            >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+            >>> sequence.update([[1.0, 0.0]] * 40, [1.0] * 36 + [0.0] * 4)
+            >>> bool(sequence.current().test([1.0, 0.0], 0.0).p < 0.01)
+            True
+        """
+        if self.log_failure is None:
+            expected = "one whose level is log(1/delta) plus what does not depend on delta"
+            raise refuse("set", expected, "one that does not say so")
+        if not self.confined:
+            raise refuse("set", "one that keeps to the ball, for a test", "an unconfined one")
+        return likelihood_ratio_test(
+            self.likelihood,
+            self.domain,
+            self.level - self.log_failure,
+            A,
+            b,
+            relation,
+            theta_hat=self.theta_hat,
+        )
 
     def ellipsoid(
         self, regularization: Tensor | float | None = None, with_ball: bool = False
@@ -185,7 +232,17 @@ class LikelihoodRatioSet(ConfidenceSet):
             shards=self.likelihood.shards,
         )
         shape = hessian + lam[..., None, None] * eye
-        return EllipsoidSet(self.family, self.domain, self.theta_hat, shape, gamma, with_ball)
+        return EllipsoidSet(
+            self.family, self.domain, self.theta_hat, shape, gamma, with_ball, self.event
+        )
+
+    def _first_frame(self) -> Tensor:
+        """By the Hessian, and the ball where that says nothing."""
+        eye = torch.eye(2, dtype=self.level.dtype, device=self.level.device)
+        tiny = torch.finfo(self.level.dtype).tiny ** 0.5
+        room = 2.0 * self.radius.detach().clamp_min(tiny)
+        metric = self._at_center.hessian.detach() / room[..., None, None]
+        return frame_of(metric + eye / self._search_radius.square()[..., None, None])
 
     def _reach(self, origin: Tensor, directions: Tensor, tol: float | None = None) -> Tensor:
         """A bracketed secant search along each ray, on which the slack is concave."""

@@ -7,22 +7,35 @@ executor, workers) is not part of it.
 from __future__ import annotations
 
 import inspect
-import re
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchglb import environments, policies
-from torchglb.checks import check_choice, check_count, check_positive, check_probability, refuse
+from torchglb.checks import check_choice, check_probability, refuse
 from torchglb.environments import Environment
 from torchglb.errors import InputError
 from torchglb.families import Bernoulli, Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.policies import Policy
 from torchglb.random_streams import derived_seed
+from torchglb.simulate.keys import (
+    count,
+    device_of,
+    environment_of,
+    imported,
+    named,
+    policies_of,
+    radii_of,
+    stages_of,
+    table_of,
+    text_of,
+    word,
+)
 
 FAMILIES: dict[str, Callable[..., GLMFamily]] = {
     "bernoulli": Bernoulli,
@@ -33,14 +46,12 @@ FAMILIES: dict[str, Callable[..., GLMFamily]] = {
     "cloglog": lambda: QuasiBounded("cloglog"),
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-#: what a policy gets from the configuration or the environment, and no table may say again
-GIVEN = frozenset(
-    {"family", "domain", "batch_shape", "replicates", "seed", "horizon", "delta", "theta_star"}
-    | {"dtype", "device", "validate", "aggregate"}
-)
 #: what changes no number: a run may be continued although it differs
-PRESENTATION = frozenset({"title"})
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*")
+PRESENTATION = frozenset({"title", "imports"})
+#: what may grow from one stage of a run to the next, and the list of the stages
+GROWING = frozenset({"policies", "policy", "horizon", "replicates", "stages"})
+#: recorded rounds at most, in every stage
+RECORDED = 1000
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,8 @@ class Configuration:
         chunk: elements (S, replicate) that advance as one batch; it never depends on the executor.
         device: of the tensors.
         dtype: ``"float64"`` or ``"float32"``.
+        imports: modules that register policies or environments of their own.
+        stages: ``[horizon, replicates]`` of what the run was each time before it was extended.
     """
 
     name: str
@@ -78,6 +91,8 @@ class Configuration:
     chunk: int
     device: str
     dtype: str
+    imports: list[str]
+    stages: list[list[int]]
 
     @classmethod
     def load(cls, table: Mapping[str, Any]) -> Configuration:
@@ -86,33 +101,37 @@ class Configuration:
         Args:
             table: ``family``, ``environment``, ``S``, ``horizon``, ``replicates``, ``policies`` (a
                 list of labels), and optionally ``name``, ``title``, ``delta``, ``seed``, ``chunk``,
-                ``device``, ``dtype``, options of the environment (``arms``, ``dim``,
-                ``theta``, ...) and a table ``policy`` with options by label.
+                ``device``, ``dtype``, ``imports``, ``stages``, options of the environment
+                (``arms``, ``dim``, ``theta``, ...) and a table ``policy`` with options by label.
 
         Raises:
             InputError: names the key, the value and what is allowed.
         """
         given = dict(table)
-        family = _named("family", given.pop("family", "bernoulli"))
+        imports = imported(given.pop("imports", []))
+        family = named("family", given.pop("family", "bernoulli"))
         make_family(family)
-        environment, options = _environment(given)
-        policy = _policies(given.pop("policies", None), given.pop("policy", {}))
+        environment, options = environment_of(given)
+        policy = policies_of(given.pop("policies", None), given.pop("policy", {}))
         settings: dict[str, Any] = {
-            "name": _word(given.pop("name", "run")),
-            "title": _text("title", given.pop("title", "")),
+            "name": word(given.pop("name", "run")),
+            "title": text_of("title", given.pop("title", "")),
             "family": family,
             "environment": environment,
             "options": options,
-            "S": _radii(given.pop("S", None)),
-            "horizon": check_count("horizon", given.pop("horizon", None), least=1),
-            "replicates": check_count("replicates", given.pop("replicates", 1), least=1),
+            "S": radii_of(given.pop("S", None)),
+            "horizon": count("horizon", given.pop("horizon", None), least=1),
+            "replicates": count("replicates", given.pop("replicates", 1), least=1),
             "delta": check_probability("delta", given.pop("delta", 0.05)),
-            "seed": check_count("seed", given.pop("seed", 0)),
+            "seed": count("seed", given.pop("seed", 0)),
             "policy": policy,
-            "chunk": check_count("chunk", given.pop("chunk", 64), least=1),
-            "device": _device(given.pop("device", "cpu")),
+            "chunk": count("chunk", given.pop("chunk", 64), least=1),
+            "device": device_of(given.pop("device", "cpu")),
             "dtype": check_choice("dtype", given.pop("dtype", "float64"), tuple(DTYPES)),
+            "imports": imports,
         }
+        size = [settings["horizon"], settings["replicates"]]
+        settings["stages"] = stages_of(given.pop("stages", []), size)
         if given:
             known = (
                 {field.name for field in fields(cls)} - {"options"} | {"policies"} | set(options)
@@ -127,14 +146,65 @@ class Configuration:
         table = asdict(self)
         return table | table.pop("options") | {"policies": list(self.policy)}
 
-    def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """The keys, with both values, that make another run of it; ``other`` is a dictionary."""
-        mine = self.as_dict()
-        found = []
-        for key in sorted((set(mine) | set(other)) - PRESENTATION):
-            if mine.get(key) != other.get(key):
-                found.append(f"{key}: {other.get(key)!r} there, {mine.get(key)!r} now")
+    def differences(self, other: Configuration) -> list[str]:
+        """The keys, with both values, that make another run of it."""
+        return self._differing(other, PRESENTATION)
+
+    def extends(self, other: Configuration) -> list[str]:
+        """Why this cannot be what another one grows into; nothing if it can.
+
+        A run may get more policies, more replicates and more rounds. What it has is kept.
+        """
+        found = self._differing(other, PRESENTATION | GROWING)
+        for label in self.policy.keys() & other.policy.keys():
+            old, new = other.policy[label], self.policy[label]
+            if old != new:
+                found.append(f"policy.{label}: {old!r} there, {new!r} now")
+        for key in ("horizon", "replicates"):
+            old, new = getattr(other, key), getattr(self, key)
+            if new < old:
+                found.append(f"{key}: {old} there, fewer now ({new})")
+        if self.horizon > other.horizon:
+            found += [
+                f"horizon: {other.horizon} there, {self.horizon} now, but {label} depends on it"
+                for label, options in other.policy.items()
+                if policies.requirements_of(options["policy"]).horizon
+            ]
         return found
+
+    def grown_from(self, other: Configuration) -> Configuration:
+        """This configuration as the next stage of another one, with the policies of both."""
+        before, now = [other.horizon, other.replicates], [self.horizon, self.replicates]
+        return replace(
+            self,
+            policy=other.policy | self.policy,
+            imports=list(dict.fromkeys(other.imports + self.imports)),
+            stages=other.stages + ([before] if before != now else []),
+        )
+
+    def _differing(self, other: Configuration, ignored: frozenset[str]) -> list[str]:
+        mine, theirs = self.as_dict(), other.as_dict()
+        return [
+            f"{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now"
+            for key in sorted((set(mine) | set(theirs)) - ignored)
+            if mine.get(key) != theirs.get(key)
+        ]
+
+    def what_determines(self, label: str, elements: Sequence[int]) -> dict[str, Any]:
+        """All that the rounds of a policy on some elements depend on, as plain values."""
+        options = self.policy[label]
+        tuned = policies.requirements_of(options["policy"]).horizon
+        table = self.as_dict()
+        ignored = PRESENTATION | GROWING | {"name", "S", "chunk"}
+        return {key: value for key, value in table.items() if key not in ignored} | {
+            "label": label,
+            "options": options,
+            "horizon": self.horizon if tuned else None,
+            "elements": [
+                [self.S[element // self.replicates], element % self.replicates]
+                for element in elements
+            ],
+        }
 
     # ---- what it stands for --------------------------------------------------------------
 
@@ -143,16 +213,31 @@ class Configuration:
         """N = number of S times replicates; element ``s R + r`` is replicate r of the s-th S."""
         return len(self.S) * self.replicates
 
-    def chunks(self) -> list[range]:
-        """The elements that advance together."""
-        return [
-            range(first, min(first + self.chunk, self.elements))
-            for first in range(0, self.elements, self.chunk)
-        ]
+    def chunks(self) -> list[list[int]]:
+        """The elements that advance together: those of the first stage, then what each added."""
+        found, known = [], 0
+        for _, replicates in [*self.stages, [self.horizon, self.replicates]]:
+            new = [
+                s * self.replicates + r
+                for s in range(len(self.S))
+                for r in range(known, replicates)
+            ]
+            found += [new[i : i + self.chunk] for i in range(0, len(new), self.chunk)]
+            known = replicates
+        return found
 
-    def make_environment(self, elements: range) -> Environment:
+    def recorded_rounds(self) -> np.ndarray:
+        """The rounds after which values are recorded, of every stage."""
+        grid, last = [], 0
+        for horizon, _ in [*self.stages, [self.horizon, self.replicates]]:
+            rounds = recorded_rounds(horizon)
+            grid.append(rounds[rounds > last])
+            last = horizon
+        return np.concatenate(grid)
+
+    def make_environment(self, elements: Sequence[int]) -> Environment:
         """The environment of some of the elements."""
-        index = torch.tensor(elements)
+        index = torch.tensor(list(elements))
         S = torch.tensor(self.S, dtype=DTYPES[self.dtype])[index // self.replicates]
         return environments.make(
             self.environment,
@@ -205,15 +290,27 @@ class Configuration:
                 raise InputError(f"policy {label}: {error}") from None
 
 
+def recorded_rounds(horizon: int) -> np.ndarray:
+    """Every round up to 1000; beyond, 1000 equally spaced ones, the last being the horizon."""
+    points = min(horizon, RECORDED)
+    return -(-np.arange(1, points + 1) * horizon // points)
+
+
 def read_table(path: Path, quick: bool = False) -> dict[str, Any]:
-    """The table of a TOML file; its ``[quick]`` table is laid over the rest, or left out."""
+    """The table of a TOML file; its ``[quick]`` table is laid over the rest, or left out.
+
+    Raises:
+        InputError: if the file cannot be read, or has no ``[quick]`` table and it is asked for.
+    """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a TOML file: {error}") from None
-    overlay = _table("quick", table.pop("quick", {}))
+    if quick and "quick" not in table:
+        raise refuse("quick", "a table [quick] in the configuration", f"none in {path}")
+    overlay = table_of("quick", table.pop("quick", {}))
     table.setdefault("name", path.stem)
     return lay_over(table, overlay) if quick else table
 
@@ -242,88 +339,3 @@ def make_family(spec: Mapping[str, Any]) -> GLMFamily:
     except TypeError:
         missing = ", ".join(key for key in takes if key not in options)
         raise refuse(f"family {spec['name']}", f"its option {missing}", dict(spec)) from None
-
-
-# ---- one key at a time -----------------------------------------------------------------------
-
-
-def _named(key: str, value: Any) -> dict[str, Any]:
-    """``"name"`` or ``{name = "name", ...}``."""
-    if isinstance(value, str):
-        return {"name": value}
-    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-        return dict(value)
-    raise refuse(key, "a name or a table with a name", repr(value))
-
-
-def _environment(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Takes the environment and its options out of the table; defaults are written out."""
-    name = given.pop("environment", "time-varying")
-    if not isinstance(name, str):
-        raise refuse("environment", "a name", repr(name))
-    options = {}
-    for key, default in environments.options_of(name).items():
-        options[key] = given.pop(key, default)
-        if options[key] is inspect.Parameter.empty:
-            raise refuse(key, f"a value, which environment {name} needs", "none")
-    return name, options
-
-
-def _policies(labels: Any, tables: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(labels, list) or not labels or len(set(map(str, labels))) < len(labels):
-        raise refuse("policies", "a list of different labels, at least one", repr(labels))
-    tables = _table("policy", tables)
-    for label in tables:
-        if label not in labels:
-            raise refuse("policy", "tables of labels in policies", f"a table {label!r}")
-    chosen = {}
-    for label in labels:
-        if not isinstance(label, str) or not _LABEL.fullmatch(label):
-            raise refuse("policies", "labels of letters, digits and + . _ -", repr(label))
-        options = dict(_table(f"policy.{label}", tables.get(label, {})))
-        name = options.pop("policy", label)
-        known = policies.available()
-        if name not in known:
-            expected = "one of " + ", ".join(known)
-            raise refuse("policies" if name == label else f"policy.{label}.policy", expected, name)
-        takes = sorted(set(policies.options_of(name)) - GIVEN)
-        for option in options:
-            if option not in takes:
-                expected = f"one of {', '.join(takes)}" if takes else "no options"
-                raise refuse(f"policy.{label}", expected, repr(option))
-        chosen[label] = {"policy": name, **options}
-    return chosen
-
-
-def _radii(value: Any) -> list[float]:
-    listed = value if isinstance(value, list | tuple) else [value]
-    radii = [check_positive("S", S) for S in listed]
-    if not radii or len(set(radii)) < len(radii):
-        raise refuse("S", "different positive numbers, at least one", value)
-    return radii
-
-
-def _device(value: Any) -> str:
-    try:
-        return str(torch.zeros(0, device=value).device)
-    except (RuntimeError, TypeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise refuse("device", "a device of this machine", f"{value!r} ({reason})") from None
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, str) or not _LABEL.fullmatch(value):
-        raise refuse("name", "a word of letters, digits and + . _ -", repr(value))
-    return value
-
-
-def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise refuse(key, "a text", repr(value))
-    return value
-
-
-def _table(key: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise refuse(key, "a table", repr(value))
-    return dict(value)

@@ -13,10 +13,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torchglb.errors import RunError
+from torchglb.simulate.files import write_bytes
 from torchglb.simulate.runner import Task, run_here
 
 #: how often a task is begun again after the process or the machine that ran it was lost
 RETRIES = 3
+#: the states of a task
+WAITING, RUNNING, STOPPED, FINISHED, FAILED = STATES = (
+    "waiting",
+    "running",
+    "stopped",
+    "finished",
+    "failed",
+)
 
 
 class Watch:
@@ -28,8 +37,14 @@ class Watch:
     def progress(self, task: Task, rounds: int) -> None:
         """So many rounds of a task are done."""
 
+    def state(self, task: Task, state: str) -> None:
+        """A task has passed into one of ``STATES``; at first it is waiting."""
+
     def notice(self, text: str) -> None:
         """Something that a person should know."""
+
+    def end(self) -> None:
+        """No task runs any more."""
 
 
 class Executor(Protocol):
@@ -77,20 +92,38 @@ class Interrupt:
             signal.signal(number, handler)
 
 
-class Failures:
-    """The tasks that failed, and why."""
+class Outcomes:
+    """What became of the tasks: those that finished are handed on, those that failed are kept.
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    Args:
+        watch: is told of everything.
+        finish: takes a finished task.
+    """
+
+    def __init__(self, watch: Watch, finish: Callable[[Task], None]) -> None:
+        self._watch, self._finish = watch, finish
         self._found: list[str] = []
         self._lost: dict[tuple[str, int], int] = {}
 
-    def add(self, task: Task, reason: str) -> None:
+    def finished(self, task: Task) -> None:
+        """A task has written its results. If they cannot be put together, it failed after all."""
+        try:
+            self._finish(task)
+        except Exception:
+            self.failed(task, traceback.format_exc())
+        else:
+            self._watch.state(task, FINISHED)
+
+    def failed(self, task: Task, reason: str) -> None:
         """A task raised an exception, of which ``reason`` is the traceback."""
         path = task.part.with_suffix(".error.txt")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(reason, encoding="utf-8")
-        self._found.append(f"{task}: {reason.strip().splitlines()[-1]} (see {path})")
+        try:
+            write_bytes(path, reason.encode())
+            see = f" (see {path})"
+        except OSError:  # a full disk, most likely the very reason
+            see = ""
+        self._found.append(f"{task}: {reason.strip().splitlines()[-1]}{see}")
+        self._watch.state(task, FAILED)
         self._watch.notice(f"failed: {self._found[-1]}")
 
     def lost(self, task: Task, reason: str) -> bool:
@@ -99,15 +132,19 @@ class Failures:
         self._lost[key] = self._lost.get(key, 0) + 1
         again = self._lost[key] <= RETRIES
         if again:
+            self._watch.state(task, WAITING)
             self._watch.notice(f"{task}: {reason}; going on from its last checkpoint")
         else:
             self._found.append(f"{task}: {reason}, {RETRIES + 1} times")
+            self._watch.state(task, FAILED)
+            self._watch.notice(f"failed: {self._found[-1]}")
         return again
 
     def settle(self) -> None:
         """Raises what was found, if anything."""
         if self._found:
-            raise RunError(f"{len(self._found)} tasks failed:\n  " + "\n  ".join(self._found))
+            tasks = "1 task" if len(self._found) == 1 else f"{len(self._found)} tasks"
+            raise RunError(f"{tasks} failed:\n  " + "\n  ".join(self._found))
 
 
 def serial(
@@ -119,7 +156,7 @@ def serial(
     address: str | None = None,
 ) -> None:
     """One task after the other, in this process."""
-    failures = Failures(watch)
+    outcomes = Outcomes(watch, finish)
     with Interrupt() as interrupt:
         for task in tasks:
 
@@ -127,15 +164,17 @@ def serial(
                 watch.progress(task, rounds)
                 return not interrupt.wished
 
+            watch.state(task, RUNNING)
             try:
-                finished = run_here(task, report)
+                finished = run_here(task, report, watch.notice)
             except Exception:
-                failures.add(task, traceback.format_exc())
+                outcomes.failed(task, traceback.format_exc())
                 continue
             if not finished:
+                watch.state(task, STOPPED)
                 raise KeyboardInterrupt
-            finish(task)
-    failures.settle()
+            outcomes.finished(task)
+    outcomes.settle()
 
 
 def _in(module: str) -> Executor:

@@ -1,4 +1,4 @@
-"""Experiments by name: the TOML files of ``experiments/configs``, which are part of the package."""
+"""Experiments by name: the TOML files of ``torchglb/configs``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from torchglb.errors import InputError
 from torchglb.simulate.config import read_table
 
-#: in the repository a link to experiments/configs, in an installed package the files themselves
+#: part of the package, in the repository and installed
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 

@@ -1,7 +1,7 @@
 """Local worker processes: started afresh (spawn), one thread each, as many as there are cores.
 
-A worker that dies takes nothing with it: its task is begun again from the last checkpoint. If this
-process dies, the workers notice and end.
+A worker that dies takes nothing with it: its task is begun again from the last checkpoint, and an
+idle one is replaced. If this process dies, the workers notice and end.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 
-from torchglb.simulate.executors import Failures, Interrupt, Watch
+from torchglb.simulate.executors import (
+    FAILED,
+    FINISHED,
+    RUNNING,
+    STOPPED,
+    Interrupt,
+    Outcomes,
+    Watch,
+)
 from torchglb.simulate.runner import Task, run_here
 
-#: messages of a worker
-PROGRESS, FINISHED, STOPPED, FAILED = "progress", "finished", "stopped", "failed"
+#: messages of a worker, besides the states in which it leaves a task
+PROGRESS, NOTICE = "progress", "notice"
 
 
 @dataclass
@@ -33,10 +41,14 @@ class Worker:
     line: Connection
     task: Task | None = None
 
-    def give(self, task: Task) -> None:
-        """Starts a task."""
+    def give(self, task: Task) -> bool:
+        """Starts a task; False if the worker is gone."""
+        try:
+            self.line.send(task)
+        except OSError:
+            return False
         self.task = task
-        self.line.send(task)
+        return True
 
 
 def execute(
@@ -50,7 +62,7 @@ def execute(
     """Runs tasks in worker processes."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    failures = Failures(watch)
+    outcomes = Outcomes(watch, finish)
     waiting = deque(tasks)
     crew: list[Worker] = []
     try:
@@ -62,17 +74,19 @@ def execute(
                 idle = [worker for worker in crew if worker.task is None]
                 while waiting and len(crew) - len(idle) < (workers or cores()):
                     worker = idle.pop() if idle else _hire(context, stop, crew)
-                    worker.give(waiting.popleft())
+                    if worker.give(waiting[0]):
+                        watch.state(waiting.popleft(), RUNNING)
+                    else:
+                        _forget(worker, crew, watch)
                 for worker in _with_news(crew):
-                    lost = _listen(worker, watch, finish, failures)
+                    lost = _listen(worker, crew, watch, outcomes)
                     if lost is not None:
-                        crew.remove(worker)
                         waiting.append(lost)
             if interrupt.wished:
                 raise KeyboardInterrupt
     finally:
         _dismiss(crew)
-    failures.settle()
+    outcomes.settle()
 
 
 def cores() -> int:
@@ -92,34 +106,45 @@ def _hire(context: SpawnContext, stop: Event, crew: list[Worker]) -> Worker:
 
 
 def _with_news(crew: list[Worker]) -> list[Worker]:
-    """The workers that have sent something or are gone."""
-    busy = [worker for worker in crew if worker.task is not None]
-    ready = wait([worker.line for worker in busy], timeout=0.5)
-    return [worker for worker in busy if worker.line in ready]
+    """The workers that have sent something or are gone, idle ones too."""
+    ready = wait([worker.line for worker in crew], timeout=0.5)
+    return [worker for worker in crew if worker.line in ready]
 
 
-def _listen(
-    worker: Worker, watch: Watch, finish: Callable[[Task], None], failures: Failures
-) -> Task | None:
+def _listen(worker: Worker, crew: list[Worker], watch: Watch, outcomes: Outcomes) -> Task | None:
     """Takes one message; returns the task if the worker is gone and the task is to begin again."""
     task = worker.task
-    assert task is not None
     try:
         kind, content = worker.line.recv()
     except (EOFError, OSError):
-        worker.process.join(5.0)
-        reason = f"its worker process ended with exit code {worker.process.exitcode}"
-        worker.task = None
-        return task if failures.lost(task, reason) else None
+        reason = _forget(worker, crew, watch)
+        return task if task is not None and outcomes.lost(task, reason) else None
+    assert task is not None  # an idle worker has nothing to say
     if kind == PROGRESS:
         watch.progress(task, content)
         return None
+    if kind == NOTICE:
+        watch.notice(content)
+        return None
     worker.task = None
     if kind == FINISHED:
-        finish(task)
+        outcomes.finished(task)
     elif kind == FAILED:
-        failures.add(task, content)
+        outcomes.failed(task, content)
+    else:
+        watch.state(task, kind)
     return None
+
+
+def _forget(worker: Worker, crew: list[Worker], watch: Watch) -> str:
+    """A worker is gone; what there is to say about it."""
+    crew.remove(worker)
+    worker.line.close()
+    worker.process.join(5.0)
+    code = worker.process.exitcode
+    if worker.task is None:
+        watch.notice(f"an idle worker process ended with exit code {code}; it is replaced")
+    return f"its worker process ended with exit code {code}"
 
 
 def _dismiss(crew: list[Worker]) -> None:
@@ -141,19 +166,33 @@ def _work(line: Connection, stop: Event) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def report(rounds: int) -> bool:
-        line.send((PROGRESS, rounds))
+        _tell(line, PROGRESS, rounds)
         return not stop.is_set()
+
+    def notice(text: str) -> None:
+        _tell(line, NOTICE, text)
 
     try:
         while True:
             task = line.recv()
             try:
-                finished = run_here(task, report)
-            except (BrokenPipeError, ConnectionResetError):
+                finished = run_here(task, report, notice)
+            except _GoneError:
                 raise
             except Exception:
-                line.send((FAILED, traceback.format_exc()))
+                _tell(line, FAILED, traceback.format_exc())
             else:
-                line.send((FINISHED if finished else STOPPED, None))
-    except (EOFError, OSError):  # nobody is there any more
+                _tell(line, FINISHED if finished else STOPPED, None)
+    except (EOFError, OSError, _GoneError):  # nobody is there any more
         return
+
+
+class _GoneError(Exception):
+    """The process that gave the tasks is gone. Not an OSError, of which a disk has its own."""
+
+
+def _tell(line: Connection, kind: str, content: object) -> None:
+    try:
+        line.send((kind, content))
+    except OSError:
+        raise _GoneError from None

@@ -1,31 +1,42 @@
 """A run on disk: what was asked, what it ran on, and arrays that NumPy alone can read.
 
     config.json            the complete configuration
-    manifest.json          versions, seed, device, commit, start and end
+    manifest.json          versions, seed, device, commit, start and end; the SHA-256 of the others
     LABEL.npz              the results of a policy; identical for identical configurations
     timing/LABEL.npz       seconds per round, which never are
+    states/                the states at the end, from which a run is extended to more rounds
     unfinished/            checkpoints and finished parts, until all of a policy is there
 
-Every file is written beside its place, synchronised and renamed: whatever happens, a file that
-exists is whole.
+Whatever happens, a file that exists is whole (:mod:`torchglb.simulate.files`). What was damaged
+later is refused by name. Records of earlier versions have no sums; theirs are the checks of ZIP.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import os
-from collections.abc import Mapping
+import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from torchglb.errors import InputError
+from torchglb.random_streams import EARLIER_GENERATOR
+from torchglb.simulate.files import (
+    Arrays,
+    UnsoundError,
+    digest,
+    pack,
+    read_bytes,
+    read_json,
+    table_digest,
+    unpack,
+    write_bytes,
+    write_json,
+)
 
-UNFINISHED, TIMING = "unfinished", "timing"
-#: the end of the name of a file that is being written
-PART = ".part"
+CONFIG, MANIFEST = "config.json", "manifest.json"
+UNFINISHED, STATES, TIMING = "unfinished", "states", "timing"
+#: what a label, which is the name of a file too, may look like
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*")
 
 
 class Record:
@@ -34,25 +45,25 @@ class Record:
     Attributes:
         directory: where it is.
         config: the configuration, in the form of a preset with nothing left out.
-        manifest: versions, seed, device, commit if any, start and end.
+        manifest: versions, seed, random generator, device, commit if any, start and end.
         labels: of the policies whose results are complete, in the order of the configuration.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
-        self.config: dict[str, Any] = read_json(self.directory / "config.json")
-        self.manifest: dict[str, Any] = read_json(self.directory / "manifest.json")
-        self.labels = [label for label in self.config["policies"] if self._file(label).exists()]
+        self.manifest = read_manifest(self.directory)
+        self.config = read_config(self.directory, self.manifest)
+        self.labels = [label for label in self.config["policies"] if self._is_complete(label)]
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> Record:
         """Opens a directory that a run has written.
 
         Raises:
-            InputError: if it is not one.
+            InputError: if it is not one, or if its files are damaged.
         """
-        if not (Path(directory) / "config.json").is_file():
-            raise InputError(f"{directory}: expected the directory of a run, got no config.json")
+        if not (Path(directory) / CONFIG).is_file():
+            raise InputError(f"{directory}: expected the directory of a run, got no {CONFIG}")
         return cls(directory)
 
     @property
@@ -60,11 +71,11 @@ class Record:
         """Whether every policy has finished."""
         return self.labels == self.config["policies"]
 
-    def arrays(self, label: str) -> dict[str, np.ndarray]:
+    def arrays(self, label: str) -> Arrays:
         """The results of a policy, for nS radii, R replicates and T' recorded rounds.
 
         - ``rounds (T')``: the rounds after which values were recorded, at most 1000, the last
-          among them;
+          among them; a run that was extended has up to 1000 of every stage;
         - ``regret (nS, R, T')``: cumulative, exact to every round whatever is recorded;
         - ``certificate (nS, R, T')``: what the run certifies about its own regret, on the event of
           the confidence sets; only for policies with a set;
@@ -75,64 +86,91 @@ class Record:
         - ``S``, ``kappa (nS)``;
         - ``seconds (T')``: of one round of the policy for the whole batch, on average since the
           round recorded before.
+
+        Raises:
+            InputError: if the label is unknown, or if one of its files is missing or damaged.
         """
         if label not in self.labels:
             known = ", ".join(self.labels) or "none"
             raise InputError(f"label: expected one of {known}, got {label!r}")
-        found = read_arrays(self._file(label))
-        return found | read_arrays(self.directory / TIMING / f"{label}.npz")
+        results = _read(self.directory, self.manifest, f"{label}.npz")
+        return results | _read(self.directory, self.manifest, f"{TIMING}/{label}.npz")
 
-    def _file(self, label: str) -> Path:
-        return self.directory / f"{label}.npz"
+    def _is_complete(self, label: str) -> bool:
+        found = self.manifest.get("results", {}).get(label)
+        # a run that is being extended still has the results of what it was before
+        size = {key: self.config[key] for key in ("horizon", "replicates")}
+        fits = found is None or all(found[key] == value for key, value in size.items())
+        return fits and (self.directory / f"{label}.npz").exists()
 
     def __repr__(self) -> str:
         return f"Record({str(self.directory)!r}, labels={self.labels})"
 
 
-# ---- files -----------------------------------------------------------------------------------
+# ---- configuration and manifest --------------------------------------------------------------
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file as a whole or not at all, also if the machine stops in between."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}{PART}")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    if os.name == "posix":  # the new name itself is in the directory
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest, if it is what was written."""
+    manifest = read_json(directory / MANIFEST)
+    found = manifest.pop("sha256", None)
+    if found is not None and found != table_digest(manifest):
+        raise UnsoundError(f"{directory / MANIFEST}: expected its SHA-256, got a damaged file")
+    return {"generator": EARLIER_GENERATOR} | manifest
 
 
-def write_json(path: Path, table: Mapping[str, Any]) -> None:
-    """Writes a table in a form that people read too."""
-    write_bytes(path, (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode())
+def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    """Writes the manifest with its own sum."""
+    write_json(directory / MANIFEST, manifest | {"sha256": table_digest(manifest)})
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a table."""
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: expected a JSON file of a run, got {error}") from None
-    if not isinstance(table, dict):
-        raise InputError(f"{path}: expected a table, got {type(table).__name__}")
-    return table
+def read_config(directory: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, if it is what was written."""
+    path = directory / CONFIG
+    config = read_json(path)
+    expected = manifest.get("config")
+    if expected is not None and table_digest(config) not in expected:
+        raise UnsoundError(f"{path}: expected the SHA-256 in {MANIFEST}, got a damaged file")
+    labels = config.get("policies")
+    if not isinstance(labels, list):
+        raise UnsoundError(f"{path}: expected a list of policies, got {labels!r}")
+    for label in labels:  # which are names of files below the directory
+        if not isinstance(label, str) or not LABEL.fullmatch(label):
+            raise UnsoundError(f"{path}: expected labels that are names, got {label!r}")
+    for key in ("horizon", "replicates"):
+        if not isinstance(config.get(key), int):
+            raise UnsoundError(f"{path}: expected an integer {key}, got {config.get(key)!r}")
+    return config
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays; the same ones give the same bytes."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **{name: arrays[name] for name in sorted(arrays)})  # type: ignore[arg-type]
-    write_bytes(path, buffer.getvalue())
+# ---- results ---------------------------------------------------------------------------------
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads arrays."""
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
+def write_results(
+    directory: Path,
+    manifest: dict[str, Any],
+    label: str,
+    arrays: Arrays,
+    seconds: Arrays,
+    size: dict[str, int],
+) -> None:
+    """Writes the results of a policy, and their sums into the manifest.
+
+    The sums go first: results without sums would have to be trusted.
+    """
+    files = {f"{TIMING}/{label}.npz": pack(seconds), f"{label}.npz": pack(arrays)}
+    sums = {name: digest(data) for name, data in files.items()}
+    manifest.setdefault("results", {})[label] = size | {"sha256": sums}
+    write_manifest(directory, manifest)
+    for name, data in files.items():
+        write_bytes(directory / name, data)
+
+
+def _read(directory: Path, manifest: dict[str, Any], name: str) -> Arrays:
+    path = directory / name
+    data = read_bytes(path)
+    label = path.name.removesuffix(".npz")
+    expected = manifest.get("results", {}).get(label, {}).get("sha256", {}).get(name)
+    if expected is not None and expected != digest(data):
+        raise UnsoundError(f"{path}: expected the SHA-256 in {MANIFEST}, got a damaged file")
+    return unpack(data, path)

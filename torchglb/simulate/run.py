@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
@@ -19,25 +19,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchglb.checks import check_choice, check_count, check_positive
+from torchglb.checks import check_choice, check_count, check_positive, refuse
 from torchglb.errors import InputError
-from torchglb.simulate.config import Configuration, make_family
-from torchglb.simulate.executors import EXECUTORS, Watch
+from torchglb.random_streams import GENERATOR
+from torchglb.simulate.config import Configuration
+from torchglb.simulate.executors import EXECUTORS, FINISHED, Watch
+from torchglb.simulate.files import PART, table_digest, write_json
+from torchglb.simulate.gather import Gatherer, keep_stage
 from torchglb.simulate.record import (
-    PART,
-    TIMING,
+    CONFIG,
+    MANIFEST,
     UNFINISHED,
     Record,
-    read_arrays,
-    read_json,
-    write_arrays,
-    write_json,
+    read_config,
+    read_manifest,
+    write_manifest,
 )
 from torchglb.simulate.runner import Task
-from torchglb.theory import kappa
 
 #: what must be the same for a run to be continued
-VERSIONS = ("torchglb", "torch", "numpy")
+VERSIONS = ("torchglb", "torch", "numpy", "generator")
 
 
 def simulate(
@@ -65,7 +66,8 @@ def simulate(
         replicates: R for each S.
         S: the radius of the ball, or several.
         out: the directory of the record; if it holds an unfinished run of the same configuration,
-            that one is continued. If left out, a temporary directory that is removed together with
+            that one is continued, and a finished one is extended by policies, replicates or rounds
+            that are new. If left out, a temporary directory that is removed together with
             the record that is returned, or when the program ends.
         executor: ``"serial"`` (here), ``"processes"`` or ``"ray"``; the results are the same.
         watch: is told how far the tasks are.
@@ -122,7 +124,10 @@ def run(
     address: str | None = None,
     save_every: float = 20.0,
 ) -> Record:
-    """Runs a configuration, or continues it, or opens its finished record.
+    """Runs a configuration, or continues it, or extends it, or opens its finished record.
+
+    A finished run is extended if more policies, replicates or rounds are asked for and all else is
+    the same: what is new is computed and joined, what is there is kept.
 
     Raises:
         InputError: if the directory holds something else.
@@ -134,100 +139,110 @@ def run(
     if workers is not None:
         check_count("workers", workers, least=1)
     watch = Watch() if watch is None else watch
+    if address is not None and executor != "ray":
+        raise refuse("address", "executor 'ray', which alone has one", f"executor {executor!r}")
     config.try_out()
     with _sole_user(out):
-        _prepare(config, out)
-        tasks = [
-            Task(str(out), config.as_dict(), label, chunk, save_every)
-            for label in config.policy
-            for chunk in range(len(config.chunks()))
-            if not (out / f"{label}.npz").exists()
-        ]
+        whole, manifest = _prepare(config, out)
+        made_by = {name: manifest[name] for name in VERSIONS}
+        gatherer = Gatherer(whole, out, manifest, made_by, watch.notice)
+        tasks = gatherer.tasks(save_every)
         if tasks:
             watch.begin(tasks)
-            finish = _gatherer(config, out, tasks)
-            done = [task for task in tasks if task.part.exists()]
-            for task in done:
-                watch.progress(task, config.horizon)
-                finish(task)
-            left = [task for task in tasks if task not in done]
-            EXECUTORS[executor](left, watch, finish, workers=workers, address=address)
-        manifest = read_json(out / "manifest.json")
-        if "finished" not in manifest:
+            try:
+                left = _take_finished(tasks, gatherer, watch)
+                EXECUTORS[executor](left, watch, gatherer.finish, workers=workers, address=address)
+            finally:
+                watch.end()
+        if (tasks or "finished" not in manifest) and Record(out).complete:
+            write_manifest(out, manifest | {"finished": _now()})
             shutil.rmtree(out / UNFINISHED, ignore_errors=True)
-            write_json(out / "manifest.json", manifest | {"finished": _now()})
     return Record.open(out)
 
 
-def _prepare(config: Configuration, out: Path) -> None:
-    """Writes configuration and manifest, or compares them with those of the run to continue."""
-    versions = {
+def _take_finished(tasks: list[Task], gatherer: Gatherer, watch: Watch) -> list[Task]:
+    """Uses the parts that are there already; returns the tasks that are left."""
+    left = []
+    for task in tasks:
+        if task.finished(watch.notice) is None:
+            left.append(task)
+            continue
+        watch.progress(task, task.horizon)
+        watch.state(task, FINISHED)
+        gatherer.finish(task)
+    return left
+
+
+def _prepare(config: Configuration, out: Path) -> tuple[Configuration, dict[str, Any]]:
+    """Writes configuration and manifest, or compares them with those of the run that is there.
+
+    Returns:
+        The configuration of the directory, which may have more policies, and the manifest.
+    """
+    made_by = {
         "torchglb": _version("torchglb"),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
+        "generator": GENERATOR,
     }
-    if (out / "config.json").exists():
-        found = config.differences(read_json(out / "config.json"))
-        manifest = read_json(out / "manifest.json")
-        if "finished" not in manifest:
-            for name in VERSIONS:
-                if manifest[name] != versions[name]:
-                    found.append(f"{name}: {manifest[name]} there, {versions[name]} now")
-        if found:
-            raise InputError(
-                f"{out}: holds a run of another configuration, which is never mixed with this one; "
-                "choose another directory or remove this one. They differ in\n  "
-                + "\n  ".join(found)
-            )
-        for torn in out.rglob(f".*{PART}"):  # by a process that was killed
-            torn.unlink(missing_ok=True)
-        return
-    # a run may have been killed before it had written its configuration
-    if any(p.name != "manifest.json" and not p.name.startswith(".") for p in out.iterdir()):
+    for torn in out.rglob(f".*{PART}"):  # of a process that was killed while it wrote
+        torn.unlink(missing_ok=True)
+    if (out / CONFIG).exists():
+        return _go_on(config, out, made_by)
+    allowed = {LOCK, MANIFEST}
+    if any(path.name not in allowed for path in out.iterdir()):
         raise InputError(f"{out}: expected a new or empty directory or that of a run, got another")
-    manifest = versions | {
+    manifest = made_by | {
         "seed": config.seed,
         "device": config.device,
         "machine": platform.machine(),
         "commit": _commit(),
         "started": _now(),
     }
-    # the configuration comes last: a directory that has one is complete
-    write_json(out / "manifest.json", manifest)
-    write_json(out / "config.json", config.as_dict())
+    _write(config, manifest, out)
+    return config, manifest
 
 
-def _gatherer(config: Configuration, out: Path, tasks: list[Task]) -> Callable[[Task], None]:
-    """What to do when a task is finished: put a policy together once all its parts are there."""
-    parts: dict[str, list[Task]] = {}
-    for task in tasks:
-        parts.setdefault(task.label, []).append(task)
+def _go_on(
+    config: Configuration, out: Path, made_by: dict[str, str]
+) -> tuple[Configuration, dict[str, Any]]:
+    """The run that is there, extended if it is finished and more is asked for."""
+    manifest = read_manifest(out)
+    there = Configuration.load(read_config(out, manifest))
+    refused = config.extends(there)
+    size, size_there = (config.horizon, config.replicates), (there.horizon, there.replicates)
+    more = size != size_there or not config.policy.keys() <= there.policy.keys()
+    finished = "finished" in manifest and Record(out).complete
+    if more and not finished:
+        refused = config.differences(there) or refused
+    if more or not finished:
+        for name in VERSIONS:
+            if manifest[name] != made_by[name]:
+                refused.append(f"{name}: {manifest[name]} there, {made_by[name]} now")
+    if refused:
+        raise InputError(
+            f"{out}: holds a run of another configuration, which is never mixed with this one; "
+            "choose another directory or remove this one. A finished run can get more policies, "
+            "replicates or rounds. They differ in\n  " + "\n  ".join(refused)
+        )
+    if not more:
+        return there, manifest
+    whole = config.grown_from(there)
+    keep_stage(whole, out)
+    manifest["extended"] = [*manifest.get("extended", []), _now()]
+    _write(whole, manifest, out)
+    return whole, manifest
 
-    def finish(task: Task) -> None:
-        mine = parts[task.label]
-        if all(part.part.exists() for part in mine):
-            arrays, seconds = _together(config, [read_arrays(part.part) for part in mine])
-            write_arrays(out / TIMING / f"{task.label}.npz", {"seconds": seconds})
-            write_arrays(out / f"{task.label}.npz", arrays)
-            for part in mine:
-                part.part.unlink(missing_ok=True)
 
-    return finish
+def _write(config: Configuration, manifest: dict[str, Any], out: Path) -> None:
+    """Writes the manifest, then the configuration: a directory that has one is complete.
 
-
-def _together(
-    config: Configuration, parts: list[dict[str, np.ndarray]]
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The arrays of a policy from those of its chunks."""
-    shape = (len(config.S), config.replicates)
-    found = {"rounds": parts[0]["rounds"], "S": np.array(config.S)}
-    family = make_family(config.family)
-    found["kappa"] = np.array([kappa(family, S) for S in config.S])
-    for name in set(parts[0]) - {"rounds", "seconds"}:
-        joined = np.concatenate([part[name] for part in parts])
-        found[name] = joined if name == "boundary" else joined.reshape(*shape, *joined.shape[1:])
-    return found, np.sum([part["seconds"] for part in parts], axis=0)
+    The sum of the configuration before is kept, in case that the run is killed in between.
+    """
+    manifest["config"] = [*manifest.get("config", [])[-1:], table_digest(config.as_dict())]
+    write_manifest(out, manifest)
+    write_json(out / CONFIG, config.as_dict())
 
 
 # ---- circumstances ---------------------------------------------------------------------------

@@ -15,20 +15,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from torchglb.sets import ConfidenceSet
+from torchglb.random_streams import GENERATOR
 from torchglb.simulate.config import Configuration
-from torchglb.simulate.record import UNFINISHED, write_arrays, write_bytes
-from torchglb.theory import realised_certificate
+from torchglb.simulate.files import (
+    Arrays,
+    UnsoundError,
+    pack,
+    read_sealed,
+    table_digest,
+    unpack,
+    write_sealed,
+)
+from torchglb.simulate.observer import Observer
+from torchglb.simulate.record import STATES, UNFINISHED
 
-#: recorded rounds at most, points of a boundary, directions in which an area is measured
-RECORDED, OUTLINE, SPOKES = 1000, 200, 64
-#: the certificate is made tight on the first hundred rounds and on every fifth; in between it uses
-#: what is known already, which is as valid and a few per cent wider
-REFINE_EVERY = 5
 #: seconds between reports of progress
 REPORT_EVERY = 0.2
+
+Notice = Callable[[str], None]
 
 
 class Task(NamedTuple):
@@ -40,6 +45,7 @@ class Task(NamedTuple):
         label: of the policy.
         chunk: the number of the chunk.
         save_every: seconds between checkpoints.
+        identity: the SHA-256 of all that its numbers depend on; its files carry it.
     """
 
     directory: str
@@ -47,6 +53,12 @@ class Task(NamedTuple):
     label: str
     chunk: int
     save_every: float
+    identity: str = ""
+
+    @property
+    def horizon(self) -> int:
+        """T."""
+        return int(self.config["horizon"])
 
     @property
     def part(self) -> Path:
@@ -58,23 +70,73 @@ class Task(NamedTuple):
         """The file from which the task is continued."""
         return self.part.with_suffix(".pt")
 
-    def finish(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Writes the results, after which no checkpoint is needed."""
-        write_arrays(self.part, arrays)
-        self.checkpoint.unlink(missing_ok=True)
+    @property
+    def previous(self) -> Path:
+        """The checkpoint before, for the case that the last one is damaged."""
+        return self.part.with_suffix(".previous.pt")
+
+    @property
+    def last_state(self) -> Path:
+        """The state at the end, from which the run is extended to more rounds."""
+        return Path(self.directory) / STATES / f"{self.label}.{self.chunk}.pt"
+
+    def save(self, state: bytes) -> None:
+        """Writes a checkpoint; the one before is kept."""
+        if self.checkpoint.exists():
+            self.checkpoint.replace(self.previous)
+        write_sealed(self.checkpoint, state, self.identity)
+
+    def saved(self, notice: Notice) -> bytes | None:
+        """The newest sound state to go on from."""
+        for path in (self.checkpoint, self.previous, self.last_state):
+            if path.exists():
+                try:
+                    return read_sealed(path, self.identity)
+                except UnsoundError as error:
+                    notice(f"{self}: not continued from there: {error}")
+        return None
+
+    def finish(self, arrays: Mapping[str, np.ndarray], state: bytes, notice: Notice) -> None:
+        """Writes the results, after which no checkpoint is needed, and the last state."""
+        write_sealed(self.part, pack(arrays), self.part_identity)
+        for path in (self.checkpoint, self.previous):
+            path.unlink(missing_ok=True)
+        try:
+            write_sealed(self.last_state, state, self.identity)
+        except OSError as error:
+            notice(f"{self}: no last state ({error}); to extend it to more rounds takes longer")
+
+    @property
+    def part_identity(self) -> str:
+        """That of the results, which depend on the recorded rounds too."""
+        sizes = {key: self.config[key] for key in ("horizon", "stages")}
+        return table_digest(sizes | {"task": self.identity})
+
+    def finished(self, notice: Notice) -> Arrays | None:
+        """The results, if they are there and sound."""
+        if not self.part.exists():
+            return None
+        try:
+            return unpack(read_sealed(self.part, self.part_identity), self.part)
+        except UnsoundError as error:
+            notice(f"{self}: computed again: {error}")
+            self.part.unlink(missing_ok=True)
+            return None
 
     def __str__(self) -> str:
         return f"{self.label}, part {self.chunk}"
 
 
-def recorded_rounds(horizon: int) -> np.ndarray:
-    """Every round up to 1000; beyond, 1000 equally spaced ones, the last being the horizon."""
-    points = min(horizon, RECORDED)
-    return -(-np.arange(1, points + 1) * horizon // points)
+def identity_of(
+    config: Configuration, label: str, elements: list[int], made_by: Mapping[str, str]
+) -> str:
+    """The SHA-256 of everything that the rounds of a task depend on."""
+    found = config.what_determines(label, elements)
+    return table_digest(found | {"made by": dict(made_by), "generator": GENERATOR})
 
 
 class Play:
-    """The state of a task: a policy, its world, and what has been recorded.
+    """The state of a task: a policy, its world, and who looks on.
 
     Args:
         config: the experiment.
@@ -86,26 +148,9 @@ class Play:
         self.config, self.elements = config, config.chunks()[chunk]
         self.world = config.make_environment(self.elements)
         self.policy = config.make_policy(label, self.world)
-        self.rounds = recorded_rounds(config.horizon)
+        self.observer = Observer(self.policy, self.world, config.recorded_rounds())
         self.t = 0  # rounds played
-        N, like = len(self.elements), self.world.S
-        self._rows = torch.arange(N, device=like.device)
-        self._recorded = 0
-        self._spent, self._since = 0.0, 0  # seconds and rounds since the last recorded one
-        self._seconds = np.zeros(len(self.rounds))
-        self._regret = torch.zeros(N, dtype=torch.float64, device=like.device)
-        self._certificate = torch.zeros_like(self._regret)
-        self._extra = torch.zeros_like(self._regret)  # passes for the certificate alone
-        self._missed = torch.zeros(N, dtype=torch.bool, device=like.device)
-        self._has_set = self.policy.confidence_set() is not None
-        family, ends = self.world.family, torch.stack([-like, like])
-        self._largest_gap = (family.mean(ends)[1] - family.mean(ends)[0]).double()
-        kept = {"regret": True, "certificate": self._has_set, "passes": self._passes() is not None}
-        self._curves = {
-            name: torch.zeros((len(self.rounds), N), dtype=torch.float64, device=like.device)
-            for name, needed in kept.items()
-            if needed
-        }
+        self._rows = torch.arange(len(self.elements), device=self.world.device)
 
     @property
     def finished(self) -> bool:
@@ -114,114 +159,54 @@ class Play:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One round."""
+        """One round: choose, look, learn, look."""
         t, world, policy = self.t, self.world, self.policy
-        record = t + 1 == self.rounds[self._recorded]
         arms = None if world.whole_ball else world.arms(t)
         begin = time.perf_counter()
         index = None if arms is None else policy.select(arms)
         x = policy.select_ball() if arms is None else arms[self._rows, index]
-        chosen = time.perf_counter()
-        if self._has_set:
-            self._certify(x, record)
+        seconds = time.perf_counter() - begin
+        self.observer.before_learning(t, x)
         r = world.rewards(t, x, index)
-        learning = time.perf_counter()
+        begin = time.perf_counter()
         policy.update(x, r)
-        self._spent += chosen - begin + time.perf_counter() - learning
-        self._since += 1
-        self._regret += world.regret(t, x, index)
+        seconds += time.perf_counter() - begin
+        self.observer.after_learning(t, x, index, seconds)
         self.t += 1
-        if record:
-            self._record()
-
-    def _certify(self, x: Tensor, record: bool) -> None:
-        """What the set of this round says of the arm that is played, and whether it has theta*."""
-        before = self.policy.passes
-        bounds = self.policy.bounds(x, refine=self.t < 100 or self.t % REFINE_EVERY == 0)
-        assert bounds is not None
-        if before is not None and self.policy.passes is not None:
-            self._extra += self.policy.passes - before
-        lower, upper = (self.world.family.mean(end).double()[:, None] for end in bounds)
-        self._certificate += realised_certificate(upper, lower, self._largest_gap[:, None])[:, 0]
-        if record:
-            self._look_for_theta()
-
-    def _look_for_theta(self) -> None:
-        region = self.policy.confidence_set()
-        if region is not None and self.world.theta_star is not None:
-            self._missed |= ~region.contains(self.world.theta_star)
-
-    def _passes(self) -> Tensor | None:
-        """The passes that the policy needed for itself."""
-        return None if self.policy.passes is None else self.policy.passes - self._extra
-
-    def _record(self) -> None:
-        place = self._recorded
-        self._curves["regret"][place] = self._regret
-        if self._has_set:
-            self._curves["certificate"][place] = self._certificate
-        if (passes := self._passes()) is not None:
-            self._curves["passes"][place] = passes
-        self._seconds[place] = self._spent / self._since
-        self._recorded, self._spent, self._since = place + 1, 0.0, 0
-
-    # ---- the end -------------------------------------------------------------------------
 
     @torch.no_grad()
-    def result(self) -> dict[str, np.ndarray]:
+    def result(self) -> Arrays:
         """Everything recorded; arrays over the elements of the chunk start with N."""
-        world = self.world
-        self._look_for_theta()  # in the last set too
-        found = {name: curve.mT for name, curve in self._curves.items()}
-        if world.theta_star is not None:
-            found["theta_star"] = world.theta_star
-        if (estimate := self.policy.estimate()) is not None:
-            found["theta_hat"] = estimate
-        if self._has_set and world.theta_star is not None:
-            found["missed"] = self._missed
-        region = self.policy.confidence_set()
-        if region is not None and world.dim == 2:
-            found["boundary"], found["area"] = _outlines(region, self.config, self.elements)
-        arrays = {name: value.cpu().numpy() for name, value in found.items()}
-        return arrays | {"rounds": self.rounds, "seconds": self._seconds}
-
-    # ---- saving --------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue bit by bit."""
-        return {
-            "t": self.t,
-            "policy": self.policy.state_dict(),
-            "regret": self._regret.clone(),
-            "certificate": self._certificate.clone(),
-            "extra": self._extra.clone(),
-            "missed": self._missed.clone(),
-            "curves": {name: curve.clone() for name, curve in self._curves.items()},
-            "recorded": self._recorded,
-            "spent": self._spent,
-            "since": self._since,
-            "seconds": torch.from_numpy(self._seconds.copy()),
-        }
+        first = [
+            place
+            for place, element in enumerate(self.elements)
+            if element % self.config.replicates == 0
+        ]
+        return self.observer.result(first)
 
     def checkpoint(self) -> bytes:
-        """The state as a file."""
+        """Everything needed to continue bit by bit, as a file."""
+        state = {
+            "t": self.t,
+            "policy": self.policy.state_dict(),
+            "observer": self.observer.state_dict(),
+        }
         buffer = io.BytesIO()
-        torch.save(self.state_dict(), buffer)
+        torch.save(state, buffer)
         return buffer.getvalue()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a saved state."""
+    def load(self, checkpoint: bytes) -> None:
+        """Continues from a checkpoint."""
+        place = self.config.device
+        state = torch.load(io.BytesIO(checkpoint), map_location=place, weights_only=True)
         self.policy.load_state_dict(state["policy"])
-        self.t, self._recorded = state["t"], state["recorded"]
-        self._regret, self._certificate = state["regret"], state["certificate"]
-        self._extra, self._missed, self._curves = state["extra"], state["missed"], state["curves"]
-        self._spent, self._since = state["spent"], state["since"]
-        self._seconds = state["seconds"].numpy()
+        self.observer.load_state_dict(state["observer"])
+        self.t = state["t"]
 
 
 def run_task(
     task: Task, report: Callable[[int], bool], saved: bytes | None, save: Callable[[bytes], None]
-) -> dict[str, np.ndarray] | None:
+) -> tuple[Arrays, bytes] | None:
     """Plays a task to its end; knows nothing of files.
 
     Args:
@@ -232,16 +217,14 @@ def run_task(
         save: takes a checkpoint.
 
     Returns:
-        The results, or None if it was stopped.
+        The results and the last state, or None if it was stopped.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         play = Play(Configuration.load(task.config), task.label, task.chunk)
         if saved is not None:
-            place = play.config.device
-            state = torch.load(io.BytesIO(saved), map_location=place, weights_only=True)
-            play.load_state_dict(state)
+            play.load(saved)
         told = kept = time.monotonic()
         go_on = report(play.t)
         while go_on and not play.finished:
@@ -255,35 +238,26 @@ def run_task(
         if not play.finished:
             save(play.checkpoint())
             return None
-        return play.result()
+        last = play.checkpoint()
+        return play.result(), last
     finally:
         torch.set_num_threads(threads)
 
 
-def run_here(task: Task, report: Callable[[int], bool]) -> bool:
+def run_here(task: Task, report: Callable[[int], bool], notice: Notice) -> bool:
     """Plays a task with its files in the directory of the run; whether it is finished."""
-    saved = task.checkpoint.read_bytes() if task.checkpoint.exists() else None
-    arrays = run_task(task, report, saved, functools.partial(write_bytes, task.checkpoint))
-    if arrays is None:
+    found = run_task(task, report, task.saved(notice), functools.partial(save, task, notice))
+    if found is None:
         return False
-    task.finish(arrays)
-    report(task.config["horizon"])
+    arrays, last = found
+    task.finish(arrays, last, notice)
+    report(task.horizon)
     return True
 
 
-def _outlines(
-    region: ConfidenceSet, config: Configuration, elements: range
-) -> tuple[Tensor, Tensor]:
-    """The boundaries ``(n0, M, 2)`` of the n0 elements of replicate 0, and all areas ``(N)``.
-
-    Element by element: a search over the whole history for all directions of all elements would
-    fill the memory.
-    """
-    boundaries, areas = [], []
-    for place, element in enumerate(elements):
-        one = region[place]
-        areas.append(one.volume(SPOKES, tol=1e-4))
-        if element % config.replicates == 0:
-            boundaries.append(one.boundary(OUTLINE, tol=1e-4))
-    empty = region.center.new_zeros((0, OUTLINE, 2))
-    return torch.stack(boundaries) if boundaries else empty, torch.stack(areas)
+def save(task: Task, notice: Notice, checkpoint: bytes) -> None:
+    """Writes a checkpoint if that is possible: without it the task only has more to lose."""
+    try:
+        task.save(checkpoint)
+    except OSError as error:
+        notice(f"{task}: no checkpoint ({error}); going on without")

@@ -10,17 +10,22 @@ from typing import Any
 
 from torch import Tensor
 
-from torchglb.checks import check_choice
-from torchglb.ucb.anchored import AnchoredProgram, Choice, Minimum
 from torchglb.ucb.ball_arms import BallChoice, argmax_ball
-from torchglb.ucb.native import native_support
+from torchglb.ucb.incremental import AnchoredProgram, Choice, Minimum
 from torchglb.ucb.program import SublevelProgram, SupportResult
+from torchglb.ucb.refit import RefitProgram
+from torchglb.ucb.solvers import Conic, Layer, Native, Solver, solver_of
+from torchglb.ucb.solvers.native import native_support
 
 __all__ = [
     "AnchoredProgram",
     "BallChoice",
     "Choice",
+    "Conic",
+    "Layer",
     "Minimum",
+    "Native",
+    "RefitProgram",
     "SublevelProgram",
     "SupportResult",
     "argmax_ball",
@@ -30,16 +35,18 @@ __all__ = [
 
 
 def support(
-    program: SublevelProgram, arms: Tensor, solver: str = "native", **options: Any
+    program: SublevelProgram, arms: Tensor, solver: str | Solver = "native", **options: Any
 ) -> SupportResult:
     """``h(x) = max <x, theta>`` over the program's set, for every arm ``(*B, K, d)``.
 
     Args:
         program: the batch of programs.
         arms: ``(*B, K, d)``.
-        solver: ``"native"`` (batched torch, certified, the default), ``"conic"`` (cvxpy, the
-            oracle) or ``"layer"`` (cvxpylayers, differentiable, for small histories).
-        options: of the chosen solver: see ``native_support``, ``conic_support``, ``layer_support``.
+        solver: a solver with its settings, ``Native(tol=...)`` (certified, the default),
+            ``Conic(...)`` (cvxpy, the oracle) or ``Layer(...)`` (cvxpylayers, differentiable, for
+            small histories); or one of the names ``"native"``, ``"conic"``, ``"layer"``.
+        options: settings of a solver that is given by its name: ``support(program, arms,
+            tol=1e-6)`` is ``support(program, arms, Native(tol=1e-6))``.
 
     Example:
         >>> import torch, torchglb as glb
@@ -49,13 +56,4 @@ def support(
         >>> glb.support(program, X).upper
         tensor([3.0000, 1.5170], dtype=torch.float64)
     """
-    check_choice("solver", solver, ("native", "conic", "layer"))
-    if solver == "conic":
-        from torchglb.ucb.conic import conic_support
-
-        return conic_support(program, arms, **options)
-    if solver == "layer":
-        from torchglb.ucb.layer import layer_support
-
-        return layer_support(program, arms, **options)
-    return native_support(program, arms, **options)
+    return solver_of(solver, options).support(program, arms)

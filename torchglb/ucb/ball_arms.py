@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchglb.arrays import numbers_on, settled
 from torchglb.optim import Status, raise_unless_converged
-from torchglb.ucb.native import native_support
 from torchglb.ucb.program import SublevelProgram
+from torchglb.ucb.solvers.native import native_support
 
 #: directions of the first round, and parts into which a surviving sector is split
 FIRST, SPLIT = 32, 4

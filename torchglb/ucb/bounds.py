@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array, at_least, at_most, library, limits
+from torchglb.arrays import Array, at_least, at_most, dot, length, library, limits
 from torchglb.families import GLMFamily
-from torchglb.linalg import cut_ball
+from torchglb.likelihood import Errors, Expansion
+from torchglb.linalg import Cut, cut_ball
 
 
 def largest_reward(family: GLMFamily) -> float:
@@ -66,6 +67,50 @@ def tangent(
     return Tangent(offset, limits(loss)[0] * size)
 
 
+def certified_cut(
+    point: Tensor, at: Expansion, errors: Errors, level: Tensor, radius: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The offset of the cut ``<g, theta> <= offset`` of an evaluated point, and what it pays.
+
+    With errors dL and dg of the computed loss and gradient, ``L(point) + <grad L, theta - point>
+    <= B`` gives ``<g, theta> <= B - L + <g, point> + |dL| + |dg| (|point| + S)`` for all theta of
+    the ball. The rest pays for the sum itself, and for the products in :func:`cut_ball`.
+
+    Args:
+        point: ``(*, d)``, in the ball.
+        at: the expansion there, as computed.
+        errors: its errors.
+        level: B, ``(*)``.
+        radius: S, ``(*)``.
+
+    Returns:
+        The offset, which pays for all of it, and how much that is; both ``(*)``.
+    """
+    eps, d = limits(point)[0], point.shape[-1]
+    along = dot(at.gradient, point)
+    offset = level - at.loss + along
+    paid = errors.loss + 2.0 * radius * errors.gradient
+    sizes = abs(level) + abs(at.loss) + abs(offset)
+    steep = torch.linalg.vector_norm(at.gradient, dim=-1)
+    paid = paid + eps * (4.0 * sizes + (12.0 + 2.0 * d) * radius * steep)
+    return offset + paid, paid
+
+
+def rounded_off(steepness: Tensor, radius: Tensor) -> Tensor:
+    """How much the loss may change where a point on a segment is rounded.
+
+    That moves the point by some ``eps S``, and the loss by so much of its steepness, which between
+    two points is at most the sum of theirs: slopes grow along a segment.
+    """
+    return 12.0 * limits(steepness)[0] * radius * steepness
+
+
+def value_at_least(x: Tensor, point: Tensor, radius: Tensor) -> Tensor:
+    """``<x, point>``, rounded down; for a point that may be some roundings outside of the ball."""
+    paid = (8.0 + 0.5 * x.shape[-1]) * limits(x)[0]
+    return (x * point).sum(-1) - paid * radius * length(x)
+
+
 def trace(matrix: Array) -> Array:
     """The sum of the diagonal of ``(*, d, d)``."""
     d = matrix.shape[-1]
@@ -79,8 +124,12 @@ def roundings_of(count: int) -> float:
 
 def cut_value(x: Array, normal: Array, offset: Array, radius: Array) -> Array:
     """``max <x, theta>`` over the ball and the half-space, rounded up."""
-    cut = cut_ball(x, normal, offset, radius)
-    return cut.value + (8 * limits(x)[0]) * radius * cut.whole
+    return value_of(cut_ball(x, normal, offset, radius), x)
+
+
+def value_of(cut: Cut, x: Array) -> Array:
+    """The value of a cut, rounded up: its lengths and products are sums of d terms."""
+    return cut.value + ((8 + x.shape[-1]) * limits(x)[0]) * cut.radius * cut.whole
 
 
 def draw_back(point: Array, loss: Array, hub: Array, hub_loss: Array, level: Array) -> Array:
@@ -105,7 +154,7 @@ def feasible_share(loss: Array, hub_loss: Array, level: Array) -> Array:
     return at_least(at_most(share, 1.0), 0.0)
 
 
-class Known(NamedTuple):
+class TwoSidedBounds(NamedTuple):
     """What a search for a support value knows of every arm, and how long it has learnt nothing."""
 
     upper: Tensor  # (*)
@@ -113,26 +162,82 @@ class Known(NamedTuple):
     best: Tensor  # (*, d), a feasible point that attains lower
     normal: Tensor  # (*, d), the cut that gave upper: <normal, theta> <= offset
     offset: Tensor  # (*)
+    upper_paid: Tensor  # (*), how much of upper pays for rounding
+    lower_paid: Tensor  # (*), and of lower
     stalled: Tensor  # (*), steps in a row that hardly narrowed the gap
 
     @classmethod
-    def of(cls, state: Any) -> Known:
+    def of(cls, state: Any) -> TwoSidedBounds:
         """The part of a larger state that has these names."""
         return cls(*(getattr(state, name) for name in cls._fields))
 
-    def after(
-        self, bound: Tensor, normal: Tensor, offset: Tensor, reached: Tensor, point: Tensor
-    ) -> Known:
-        """With one more cut, which gives the value ``bound``, and one more feasible point."""
-        tighter, better = bound < self.upper, reached > self.lower
-        upper = torch.where(tighter, bound, self.upper)
-        lower = torch.where(better, reached, self.lower)
+    def after(self, above: Above, below: Below) -> TwoSidedBounds:
+        """With one more cut and one more feasible point."""
+        tighter, better = above.value < self.upper, below.value > self.lower
+        upper = torch.where(tighter, above.value, self.upper)
+        lower = torch.where(better, below.value, self.lower)
         narrowed = upper - lower < 0.9 * (self.upper - self.lower)
-        return Known(
+        return TwoSidedBounds(
             upper,
             lower,
-            torch.where(better[..., None], point, self.best),
-            torch.where(tighter[..., None], normal, self.normal),
-            torch.where(tighter, offset, self.offset),
+            torch.where(better[..., None], below.point, self.best),
+            torch.where(tighter[..., None], above.normal, self.normal),
+            torch.where(tighter, above.offset, self.offset),
+            torch.where(tighter, above.paid, self.upper_paid),
+            torch.where(better, below.paid, self.lower_paid),
             torch.where(narrowed, 0.0, self.stalled + 1.0),
         )
+
+    def is_closed(self, tol: float) -> Tensor:
+        """Whether ``upper - lower <= tol (1 + |upper|)``, up to what rounding explains.
+
+        What both bounds pay for rounding is not theirs to narrow, and what they would be without it
+        is uncertain by as much again.
+        """
+        explained = 2.0 * (self.upper_paid + self.lower_paid)
+        return self.upper - self.lower <= tol * (1.0 + self.upper.abs()) + explained
+
+
+class Above(NamedTuple):
+    """An upper bound on ``h(x)``, the cut that gives it, and what it pays for rounding."""
+
+    value: Tensor  # (*)
+    normal: Tensor  # (*, d)
+    offset: Tensor  # (*)
+    paid: Tensor  # (*)
+
+    @classmethod
+    def by(
+        cls, x: Tensor, point: Tensor, at: Expansion, errors: Errors, level: Tensor, radius: Tensor
+    ) -> Above:
+        """What an evaluated point proves."""
+        offset, paid = certified_cut(point, at, errors, level, radius)
+        cut = cut_ball(x, at.gradient, offset, radius)
+        price = cut.multiplier
+        # an infinite level pays infinitely much, but not where it costs nothing
+        paid = torch.where(price > 0, price * paid, 0.0)
+        return cls(value_of(cut, x), at.gradient, offset, paid)
+
+
+class Below(NamedTuple):
+    """A lower bound on ``h(x)``, the feasible point that gives it, and what it pays."""
+
+    value: Tensor  # (*)
+    point: Tensor  # (*, d)
+    paid: Tensor  # (*)
+
+    @classmethod
+    def by(cls, x: Tensor, end: Feasibility, start: Feasibility, level: Tensor, S: Tensor) -> Below:
+        """By a segment from a feasible point to any other."""
+        point = draw_back(end.point, end.at_most, start.point, start.at_most, level)
+        ideal = draw_back(end.point, end.loss, start.point, start.loss, level)
+        value = value_at_least(x, point, S)
+        return cls(value, point, at_least((x * ideal).sum(-1) - value, 0.0))
+
+
+class Feasibility(NamedTuple):
+    """A point, its loss as computed, and the most that it can be."""
+
+    point: Tensor
+    loss: Tensor
+    at_most: Tensor

@@ -68,10 +68,11 @@ class SublevelProgram:
         return SublevelProgram(self.likelihood.rebuild(data), self.domain.resized(radius), level)
 
     def check_arms(self, arms: Tensor, *, values: bool = True) -> None:
-        """Refuses arms that are not finite and of shape ``(*B, K, d)``."""
+        """Refuses arms that are not finite and of shape ``(*B, K, d)``, and a loss that is none."""
         check_same("arms", arms, "likelihood.X", self.likelihood.X)
         check_shape("arms", arms, (*self.likelihood.batch_shape, "K", self.likelihood.dim))
         if values:
             checks = ValueChecks()
             checks.finite("arms", arms)
+            self.likelihood.require_convex(checks)
             checks.settle()

@@ -1,0 +1,14 @@
+"""How small scalar functions become compiled code, and the few that every room shares."""
+
+from torchglb.backend.compiled import (
+    Floats,
+    Ints,
+    entry,
+    inlined,
+    kernel,
+    record,
+    record_type,
+    vectorised,
+)
+
+__all__ = ["Floats", "Ints", "entry", "inlined", "kernel", "record", "record_type", "vectorised"]

@@ -1,0 +1,176 @@
+"""Numba's plumbing: two decorators, a cache that never stands in the way, a word on first use.
+
+The functions that they decorate are plain Python: with ``NUMBA_DISABLE_JIT=1`` they run as such,
+slowly and with a debugger. They are written for one problem and loop over its numbers; a batch is a
+loop over problems, so what one problem gets never depends on its companions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numba.core import config, event
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: levels of LLVM's optimiser
+LIGHT, FULL = 1, 3
+#: a product and a sum may be rounded together, once
+FUSED = {"contract"}
+#: sums may be taken in any order, as vector registers do; no other liberty with IEEE arithmetic
+REORDERED = {"reassoc", "contract", "nsz"}
+
+
+def kernel(function: F) -> F:
+    """Compiles a function for others to call; arithmetic is done in the order in which it stands.
+
+    Only what is decorated by :func:`entry` can be called from Python (this here would crash the
+    interpreter): the code that unpacks arguments takes longer to compile than most functions.
+    """
+    return _compiled(function, FUSED, FULL, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def vectorised(function: F) -> F:
+    """The same for long loops: sums are taken in any order, so that they fill vector registers.
+
+    Such a sum of n terms still errs by at most n roundings. Compensated sums do not belong here:
+    what they save is what a reordering takes to be zero.
+    """
+    return _compiled(function, REORDERED, FULL, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def inlined(function: F) -> F:
+    """For parts of one long function, with many arguments: compiled only as such parts."""
+    return _compiled(function, FUSED, LIGHT, inline="always")
+
+
+def entry(function: F) -> F:
+    """For functions that are called from Python.
+
+    They are long and call what is fast: optimising them lightly halves the time to compile.
+    """
+    return _compiled(function, FUSED, LIGHT)
+
+
+def _compiled(function: F, fastmath: set[str], level: int, **more: Any) -> F:
+    options: dict[str, Any] = {"error_model": "numpy", "nogil": True, "fastmath": fastmath, **more}
+    try:
+        found = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no directory that could be written to: compiled anew in every process
+        found = numba.njit(**options)(function)
+    if hasattr(found, "_cache"):
+        _mend_cache(found._cache)
+        _set_level(found, level)
+    return found
+
+
+def _set_level(dispatcher: Any, level: int) -> None:
+    """Compiles one function at a level of LLVM's optimiser, which Numba has for all alike."""
+    compile_ = dispatcher.compile
+
+    def compile_at_level(*arguments: Any) -> Any:
+        before, config.OPT = config.OPT, config._OptLevel(level)  # type: ignore[attr-defined]
+        try:
+            return compile_(*arguments)
+        finally:
+            config.OPT = before  # type: ignore[attr-defined]
+
+    dispatcher.compile = compile_at_level
+
+
+#: what a file has whose contents end up in compiled code
+_COMPILED = (b"\n@kernel", b"\n@vectorised", b"\n@entry", b"\n@inlined", b"\nclass CompiledFamily")
+
+
+@lru_cache(maxsize=1)
+def fingerprint() -> str:
+    """Of every source file with compiled functions: what is compiled contains what it calls."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        source = path.read_bytes()
+        if any(mark in source for mark in _COMPILED):
+            digest.update(source)
+    return digest.hexdigest()
+
+
+def _mend_cache(cache: Any) -> None:
+    """Makes Numba's cache of one function look at all files, and survive a full disk.
+
+    By itself it looks at the file of the function alone, and would go on with what the functions
+    called from there were before they changed.
+    """
+    if not hasattr(cache, "_index_key"):  # there is none
+        return
+    save, key = cache.save_overload, cache._index_key
+
+    def save_if_possible(*arguments: Any) -> None:
+        with suppress(OSError):
+            save(*arguments)
+
+    def key_of_all(*arguments: Any) -> tuple[Any, ...]:
+        return (*key(*arguments), fingerprint())
+
+    cache.save_overload, cache._index_key = save_if_possible, key_of_all
+    file = getattr(cache, "_cache_file", None)
+    if file is not None and hasattr(file, "_load_index"):
+        load = file._load_index
+
+        def load_if_possible() -> Any:
+            try:
+                return load()
+            except Exception:  # it names a class that an older version had: compiled anew
+                return {}
+
+        file._load_index = load_if_possible
+
+
+class _Announcement(event.Listener):
+    """Says once per process that something is being compiled, since that takes a while."""
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def on_start(self, event: Any) -> None:
+        function = getattr(event.data.get("dispatcher"), "py_func", None)
+        if not self.said and str(getattr(function, "__module__", "")).startswith("torchglb."):
+            self.said = True
+            sys.stderr.write(
+                "torchglb: compiling its kernels for this machine (once, some half a minute)\n"
+            )
+
+    def on_end(self, event: Any) -> None:
+        """Nothing to say."""
+
+
+event.register("numba:compile", _Announcement())
+
+
+def record_type(fields: type) -> np.dtype[Any]:
+    """The dtype of records whose fields are the annotations of a class, int or float."""
+    kinds = {"int": np.int64, "float": np.float64}
+    return np.dtype([(name, kinds[kind]) for name, kind in fields.__annotations__.items()])
+
+
+if config.DISABLE_JIT:  # type: ignore[attr-defined]
+
+    def record(table: Any, place: int) -> Any:
+        """One row of a structured array, by reference, with its fields as attributes."""
+        return table.view(np.recarray)[place]
+
+else:
+
+    @kernel
+    def record(table: Any, place: int) -> Any:
+        """One row of a structured array, by reference, with its fields as attributes."""
+        return table[place]

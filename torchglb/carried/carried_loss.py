@@ -1,0 +1,427 @@
+"""The loss of N growing problems at fixed points, with its derivatives, brought forward."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchglb.backend import Floats, entry
+from torchglb.backend.dense import EPS
+from torchglb.carried.kernels import (
+    Carried,
+    Constants,
+    Error,
+    Workspace,
+    add_columns,
+    add_facts,
+    carried_in,
+    carry_row,
+    error_at,
+    memory_size,
+    row_powers,
+    taylor_gradient,
+    taylor_hessian,
+    taylor_powers,
+    taylor_value,
+    workspace,
+)
+from torchglb.carried.monomials import Packed, monomials, unpack
+from torchglb.carried.rounding import compensated, plain
+from torchglb.carried.source import NO_FAMILY, RowSource
+from torchglb.checks import check_tensors, refuse
+from torchglb.domain import Ball
+from torchglb.errors import SolverError
+from torchglb.families import GLMFamily
+from torchglb.families.compiled import CompiledFamily
+from torchglb.families.row_terms import CHUNK, HIGHEST, SCRATCH
+
+
+def choose_order(family: GLMFamily, dim: int, radius: float, largest: int) -> int:
+    """The highest order q >= 2 with few derivatives whose remainder can be bounded.
+
+    Args:
+        family: the GLM family; orders beyond 2 need compiled derivatives.
+        dim: d.
+        radius: S.
+        largest: derivatives of the highest order.
+    """
+    order = 2
+    if family.compiled() is None or family.derivative_ratio(3, radius) == 0.0:
+        return order  # a quadratic is its own Taylor polynomial
+    while (
+        order < HIGHEST
+        and math.comb(dim + order, order + 1) <= largest
+        and family.derivative_ratio(order + 2, radius) is not None
+    ):
+        order += 1
+    return order
+
+
+class CarriedLoss:
+    """Sums of a family's derivatives at A points of each of N problems.
+
+    What one row adds to the loss at a fixed point, and to its derivatives up to order q, is known
+    when the row is: O(A d^q), and no pass. Near a point the loss is then known as well, by its
+    Taylor polynomial with a certified remainder (:func:`torchglb.carried.kernels.remainder`).
+    Everything is float64 and one array: a copy of an object is a copy of its sums.
+
+    Args:
+        family: the GLM family.
+        domain: the ball, with a radius for all problems or for each.
+        problems: N.
+        points: A; at first all are the origin.
+        order: q; 1 keeps loss, gradient and trace of the Hessian only.
+
+    Attributes:
+        memory: ``(N, size)``; :func:`torchglb.carried.kernels.carried_in` says what is where.
+        table: the monomials of the sums.
+        constants: S, C and R of every problem, ``(N, 3)``.
+
+    Example:
+        >>> import torchglb as glb
+        >>> history = glb.History(dim=2)
+        >>> carried = CarriedLoss(glb.Bernoulli(), glb.Ball(2, 3.0), 1, points=1, order=2)
+        >>> history.append([1.0, 0.0], 1.0)
+        >>> carried.append(RowSource(glb.Bernoulli(), history), *rows_of([[[1.0, 0.0]]], [[1.0]]))
+        >>> carried.loss
+        array([[0.69314718]])
+    """
+
+    def __init__(
+        self, family: GLMFamily, domain: Ball, problems: int, points: int, order: int
+    ) -> None:
+        self.family, self.number = family, points
+        self.table = monomials(domain.dim, order)
+        self.memory = np.zeros((problems, memory_size(domain.dim, points, self.table.count)))
+        like = torch.zeros((), dtype=torch.float64)
+        parts = (
+            domain.radius_like(like),
+            domain.constant(lambda S: ratio_of(family, max(order, 2) + 1, S), like),
+            domain.constant(family.self_concordance, like),
+        )
+        self.constants = np.stack(
+            [t.expand(_shape(domain, problems)).reshape(-1).numpy() for t in parts], -1
+        )
+
+    def copy(self) -> CarriedLoss:
+        """With sums of its own."""
+        new = copy.copy(self)
+        new.memory = self.memory.copy()
+        return new
+
+    # ---- reading -------------------------------------------------------------------------
+
+    @property
+    def dim(self) -> int:
+        """d."""
+        return self.table.dim
+
+    def of(self, b: int) -> Carried:
+        """The sums of one problem, by name: views."""
+        return carried_in(self.memory[b], self.dim, self.number, self.table.count)
+
+    @property
+    def points(self) -> Floats:
+        """Where the loss is carried, ``(N, A, d)``: a copy."""
+        return np.stack([carried.points.T for carried in self._all()])
+
+    @property
+    def loss(self) -> Floats:
+        """Of the data at the points, ``(N, A)``: a copy."""
+        return np.stack([carried.sums[0] for carried in self._all()])
+
+    @property
+    def gradient(self) -> Floats:
+        """Of the data's loss, ``(N, A, d)``: a copy."""
+        return np.stack([carried.sums[1 : 1 + self.dim].T for carried in self._all()])
+
+    @property
+    def rows(self) -> int:
+        """How many rows are in the sums."""
+        return int(self.memory[0, -1])
+
+    @property
+    def longest(self) -> Floats:
+        """The length of the longest row of every problem, ``(N,)``: a copy."""
+        return np.array([carried.facts[0] for carried in self._all()])
+
+    def _all(self) -> list[Carried]:
+        return [self.of(b) for b in range(len(self.memory))]
+
+    # ---- rows ----------------------------------------------------------------------------
+
+    def append(self, source: RowSource, x: Floats, y: Floats, w: Floats) -> None:
+        """Adds rows to the sums at all points.
+
+        Args:
+            source: whose family it is.
+            x: features, ``(N, k, d)``.
+            y: weights times rewards, ``(N, k)``.
+            w: weights, ``(N, k)``.
+        """
+        if source.compiled is not NO_FAMILY:
+            carry_rows(source.compiled, x, y, w, self.memory, self.table, self.number)
+            return
+        added = self.memory.copy()
+        for b in range(x.shape[0]):
+            carried = carried_in(added[b], self.dim, self.number, self.table.count)
+            for s in range(x.shape[1]):
+                self._carry_by_torch(source, x[b, s], y[b, s], w[b, s], carried)
+        self.memory[:] = added  # all or nothing
+
+    def _carry_by_torch(
+        self, source: RowSource, x: Floats, y: float, w: float, carried: Carried
+    ) -> None:
+        z = x @ carried.points
+        reward = y / w if w > 0 else 0.0
+        terms = source.terms_at(z, np.full_like(z, reward), np.full_like(z, w))
+        ends = [abs(e) for e in self.family.reward_range if math.isfinite(e)]
+        carry_terms(
+            x, w, y, terms, max(ends, default=0.0), self.family.dispersion, carried, self.table
+        )
+
+    def catch_up(self, source: RowSource) -> None:
+        """Adds the rows that the history has more; makes all sums anew where that cannot be."""
+        missing = len(source.history) - self.rows
+        if not missing:
+            return
+        if missing < 0 or source.history.aggregate or not source.history.shards.is_whole:
+            self.rebuild(source)
+            return
+        X, w, y, used = source.arrays()
+        new = slice(used - missing, used)
+        x = np.ascontiguousarray(X[:, :, new].transpose(0, 2, 1), np.float64)
+        y, w = (np.ascontiguousarray(t[:, new], np.float64) for t in (y, w))
+        self.append(source, x, y, w)
+
+    def rebuild(self, source: RowSource, points: Floats | None = None) -> None:
+        """Makes all sums anew by passes: at other points ``(N, A, d)``, or where they are.
+
+        What repairs sums that an interruption has left behind the history.
+        """
+        new = self.memory.copy()
+        work = workspace(self.dim, self.table.count)
+        facts = row_facts(self.family, source)
+        for b in range(len(new)):
+            carried = carried_in(new[b], self.dim, self.number, self.table.count)
+            carried.facts[:] = facts[b]
+            for a in range(self.number):
+                point = carried.points[:, a].copy() if points is None else points[b, a]
+                self._put(carried, a, point, source.pass_at(b, point, self.table, work), work)
+        self.memory[:] = new  # all or nothing
+
+    def move(self, source: RowSource, b: int, slot: int, point: Floats) -> None:
+        """Puts one point of problem b somewhere else: a pass."""
+        work = workspace(self.dim, self.table.count)
+        trace = source.pass_at(b, point, self.table, work)
+        self._put(self.of(b), slot, point, trace, work)
+
+    @staticmethod
+    def _put(carried: Carried, slot: int, point: Floats, trace: float, work: Workspace) -> None:
+        carried.points[:, slot] = point
+        carried.sums[:, slot], carried.rest[:, slot] = work.sums, work.rest
+        carried.trace[slot] = trace
+
+    # ---- near the points -----------------------------------------------------------------
+
+    def expand(self, theta: Floats, slot: int = 0) -> tuple[Floats, Floats, Floats]:
+        """Loss ``(N,)``, gradient and Hessian at ``theta (N, d)`` by the polynomial of a point."""
+        N, d = theta.shape
+        loss, gradient, hessian = np.empty(N), np.empty((N, d)), np.empty((N, d, d))
+        expand_all(self.memory, self.number, slot, self.table, theta, loss, gradient, hessian)
+        return loss, gradient, hessian
+
+    def error(self, theta: Floats, slot: int = 0) -> list[Error]:
+        """What is certain of :meth:`expand` at ``theta (N, d)``, for every problem."""
+        found = []
+        for b, carried in enumerate(self._all()):
+            sums, p = carried.sums[:, slot].copy(), theta[b] - carried.points[:, slot]
+            constants = Constants(*self.constants[b])
+            trace, order = carried.trace[slot], self.table.order
+            found.append(error_at(p, sums[0], sums, trace, carried.facts, constants, order))
+        return found
+
+    # ---- checking ------------------------------------------------------------------------
+
+    def check(self, source: RowSource, b: int, slot: int = 0) -> None:
+        """Compares the sums of one point with a pass there.
+
+        Raises:
+            SolverError: if they differ by more than both may have lost by rounding. Loss and
+                gradient: see :func:`torchglb.carried.kernels.error_at`. A sum of order k >= 2 has
+                terms of at most ``C_k w m'' |x|^2/g``, for rows in the unit ball.
+        """
+        carried, work = self.of(b), workspace(self.dim, self.table.count)
+        point = carried.points[:, slot].copy()
+        trace = source.pass_at(b, point, self.table, work)
+        S, _, concordance = self.constants[b]
+        _, size, rows = carried.facts
+        sums, d = carried.sums[:, slot], self.dim
+        loss_size = abs(work.sums[0]) + 2.0 * S * size
+        slope_size = size + trace * S
+        allowed = [(1, compensated(d) * loss_size), (d, compensated(d) * slope_size)]
+        for order in range(2, self.table.order + 1):
+            ratio = 1.0 if order == 2 else max(ratio_of(self.family, order, float(S)), 1.0)
+            count = math.comb(d + order - 1, order)
+            allowed.append((count, plain(d, rows) * ratio * (1.0 + concordance) * trace))
+        limits = np.concatenate([np.full(count, size) for count, size in allowed])
+        off = np.abs(sums - work.sums)
+        if not (off <= 4.0 * EPS * limits + 1e-300).all():
+            worst = int((off / np.maximum(limits, 1e-300)).argmax())
+            raise SolverError(
+                f"carried sums of problem {b} at point {slot} are off: entry {worst} is "
+                f"{sums[worst]}, a pass gives {work.sums[worst]}"
+            )
+
+    def checked_pass(
+        self, source: RowSource, b: int, point: Floats, table: Packed, work: Workspace
+    ) -> float:
+        """A pass at a point; the loss there must be what the polynomial of slot 0 promises.
+
+        For families that declare their constants themselves: a promise that is broken means that
+        they are too small, and every bound may be wrong.
+
+        Returns:
+            The trace of the Hessian; the sums are in ``work``.
+        """
+        trace = source.pass_at(b, point, table, work)
+        if self.table.order >= 2 and self.rows:
+            theta = np.broadcast_to(point, (len(self.memory), self.dim))
+            promised, error = self.expand(theta)[0][b], self.error(theta)[b].value
+            if abs(work.sums[0] - promised) > error:
+                raise SolverError(
+                    f"{type(self.family).__name__}: its self_concordance or derivative_ratio is "
+                    f"too small: the loss is {work.sums[0]:.6g} where they allow only "
+                    f"{promised:.6g} +- {error:.3g}; no bound can be certified with them"
+                )
+        return trace
+
+    # ---- saving --------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to continue bit by bit."""
+        return {"sums": torch.from_numpy(self.memory.copy())}
+
+    def check_state(self, name: str, state: Mapping[str, Any]) -> None:
+        """Refuses a state of another kind."""
+        check_tensors(name, state, {"sums": torch.from_numpy(self.memory)})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state."""
+        self.check_state("state", state)
+        self.memory[:] = state["sums"].numpy()
+
+
+def _shape(domain: Ball, problems: int) -> tuple[int, ...]:
+    """The batch shape that a ball's radii have to take."""
+    radius = domain.radius
+    if isinstance(radius, Tensor) and radius.numel() not in (1, problems):
+        raise refuse("domain", f"one radius, or {problems}", f"{radius.numel()}")
+    return (
+        tuple(radius.shape)
+        if isinstance(radius, Tensor) and radius.numel() == problems
+        else (problems,)
+    )
+
+
+def ratio_of(family: GLMFamily, order: int, radius: float) -> float:
+    """C with ``|m^(order)| <= C m''``; infinite where it is not known."""
+    known = family.derivative_ratio(order, radius)
+    return math.inf if known is None else known
+
+
+def rows_of(x: Any, r: Any, w: Any = None) -> tuple[Floats, Floats, Floats]:
+    """Rows as :meth:`CarriedLoss.append` takes them: x, w r and w."""
+    x, r = np.asarray(x, np.float64), np.asarray(r, np.float64)
+    w = np.ones_like(r) if w is None else np.asarray(w, np.float64)
+    return x, w * r, w
+
+
+def row_facts(family: GLMFamily, source: RowSource) -> Floats:
+    """The longest row, the size of what is rounded and the number of rows, ``(N, 3)``."""
+    rows = source.arrays()
+    X, w, y = (np.asarray(t[..., : rows.used], np.float64) for t in rows[:3])
+    lengths = np.sqrt((X * X).sum(1))
+    ends = [abs(e) for e in family.reward_range if math.isfinite(e)]
+    size = (lengths * np.maximum(np.abs(y), w * max(ends, default=0.0))).sum(-1)
+    longest = lengths.max(-1, initial=0.0)
+    both = torch.from_numpy(np.stack([longest, size / family.dispersion]))
+    shards = source.history.shards
+    if not shards.is_whole:
+        both = torch.stack([shards.maximum(both[0]), shards.sum(both[1])[0]])
+    count = np.full(len(size), float(len(source.history)))
+    return np.column_stack([both[0].numpy(), both[1].numpy(), count])
+
+
+@entry
+def carry_rows(
+    family: CompiledFamily,
+    x: Floats,
+    y: Floats,
+    w: Floats,
+    memory: Floats,
+    packed: Packed,
+    points: int,
+) -> None:
+    """Adds k rows of every problem to its sums: O(A k d^q)."""
+    table = unpack(packed)
+    scratch, monomial = np.zeros(SCRATCH), np.empty(table.count)
+    for b in range(x.shape[0]):
+        carried = carried_in(memory[b], table.dim, points, table.count)
+        for s in range(x.shape[1]):
+            carry_row(family, x[b, s], w[b, s], y[b, s], carried, table, scratch, monomial)
+
+
+@entry
+def carry_terms(
+    x: Floats,
+    w: float,
+    y: float,
+    terms: Floats,
+    largest: float,
+    dispersion: float,
+    carried: Carried,
+    packed: Packed,
+) -> None:
+    """Adds one row whose loss, slope and curvature at all points, ``(3, A)``, are known."""
+    table = unpack(packed)
+    monomial, block = np.empty(table.count), np.zeros(3 * CHUNK)
+    row_powers(x, table, monomial)
+    for start in range(0, terms.shape[1], CHUNK):
+        count = min(CHUNK, terms.shape[1] - start)
+        for k in range(3):
+            block[k * CHUNK : k * CHUNK + count] = terms[k, start : start + count]
+        add_columns(block, start, count, monomial, carried, table)
+    add_facts(x, w, y, largest, 1.0 / dispersion, carried)
+
+
+@entry
+def expand_all(
+    memory: Floats,
+    points: int,
+    slot: int,
+    packed: Packed,
+    theta: Floats,
+    loss: Floats,
+    gradient: Floats,
+    hessian: Floats,
+) -> None:
+    """The polynomials of one point of every problem, at one place each."""
+    table = unpack(packed)
+    powers, sums, p = np.empty(table.count), np.empty(table.count), np.empty(table.dim)
+    for b in range(theta.shape[0]):
+        carried = carried_in(memory[b], table.dim, points, table.count)
+        for i in range(table.count):
+            sums[i] = carried.sums[i, slot]
+        for k in range(table.dim):
+            p[k] = theta[b, k] - carried.points[k, slot]
+        taylor_powers(p, table, powers)
+        loss[b] = taylor_value(sums, powers, table)
+        taylor_gradient(sums, powers, table, gradient[b])
+        taylor_hessian(sums, powers, table, hessian[b])

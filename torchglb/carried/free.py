@@ -1,0 +1,283 @@
+"""The minimiser of a carried loss over all of R^d, searched until it is certain enough; compiled.
+
+``F(theta) = L(theta) + (lambda/2)|theta|^2 - <tilt, theta>``, lambda > 0. Newton's method on the
+Taylor polynomials of carried points, each step on that of the nearest one; where its remainder
+hides what is asked for, a pass is asked for (:mod:`torchglb.carried.free_certificate`).
+
+The place of a pass becomes a carried point, instead of the one that has been of no use for the
+longest time; unless a polynomial has many terms, so that such a pass is dear, and its Hessian is
+good enough, or nobody comes back to this place: then a pass for the gradient alone corrects it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from torchglb.backend import Floats, Ints, entry, kernel, record
+from torchglb.backend.dense import cholesky, length, solve_factored
+from torchglb.carried.free_certificate import (
+    Algebra,
+    FreeState,
+    Wish,
+    algebra_for,
+    expand,
+    is_enough,
+    look,
+)
+from torchglb.carried.kernels import (
+    Carried,
+    Constants,
+    Workspace,
+    carried_in,
+    sum_rows,
+    workspace,
+)
+from torchglb.carried.minimum import DONE, PASS, Quadratic
+from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.families.compiled import CompiledFamily
+
+#: Newton steps between two passes, and passes of one search
+MAX_STEPS, MAX_PASSES = 60, 30
+#: a place that is R X times this far away is one that no carried point knows: a pass there decides
+FAR = 3.0
+#: share of the gradient that steps on a polynomial beyond its remainder leave for the pass
+GUESS = 1e-3
+#: from so many terms on, polynomials are corrected
+DEAR = 100
+#: but one whose Hessian may be wrong by this share would have to be corrected too often
+RENEW = 0.05
+#: what a search asks for, beside a pass for all sums: one for loss and gradient
+GRADIENT = 2
+
+
+@kernel
+def search_free(
+    state: FreeState,
+    theta: Floats,
+    used: Ints,
+    carried: Carried,
+    quadratic: Quadratic,
+    constants: Constants,
+    wish: Wish,
+    table: Monomials,
+    answer: Workspace,
+    trace: float,
+    memory: Algebra,
+) -> int:
+    """Goes on until the wish is fulfilled, or a pass at theta is needed.
+
+    Args:
+        state: of dtype ``FREE``.
+        theta: ``(d,)``; the minimiser in the end.
+        used: when each carried point was of use, ``(A,)``.
+        carried: the sums.
+        quadratic: what is added to the loss.
+        constants: S of the ball on which C and R hold, C and R.
+        wish: when to end.
+        table: the monomials of the sums.
+        answer: the sums at theta, if it was answered.
+        trace: of the Hessian there.
+        memory: for algebra; ends with gradient and Hessian of F at theta.
+
+    Returns:
+        DONE, PASS or GRADIENT.
+    """
+    if state.answered == PASS:
+        slot = _keep(theta, used, carried, answer, trace)
+        state.corrected = 0
+        # a jump that led upwards is taken back, and is the last one
+        state.leapt = int(_start(theta, carried, quadratic) != slot)
+    elif state.answered == GRADIENT:
+        slot = _nearest(carried.points, theta)
+        expand(theta, slot, carried, table, memory)
+        for k in range(theta.shape[0]):
+            memory.correction[k] = answer.sums[1 + k] - memory.gradient[k]
+            memory.place[k] = theta[k]
+        state.corrected = 1 + slot
+    else:
+        state.clock += 1
+        state.corrected, state.leapt = 0, 0
+        _start(theta, carried, quadratic)
+    state.answered = 0
+    bold = wish.fleeting and table.count >= DEAR
+    first, hessian_error, reach = -1.0, math.inf, math.inf
+    for _ in range(MAX_STEPS):
+        slot = _nearest(carried.points, theta)
+        used[slot] = state.clock
+        view = look(state, theta, slot, carried, quadratic, constants, table, bold, memory)
+        if is_enough(state, theta, view, carried.facts[0], constants, wish, memory):
+            return DONE
+        hessian_error, reach = view.hessian_error, view.reach
+        if first < 0.0:
+            first = view.decrement
+        # the gradient is not known well enough to be followed; whoever is bold follows a guess
+        known = max(min(view.slope, GUESS * first), view.rounding) if bold else view.slope
+        if not view.decrement > known or (bold and reach > FAR):
+            break
+        steepness = carried.facts[0] * constants.concordance
+        if _step(theta, steepness, state.leapt == 0, memory) > FAR and state.leapt == 0:
+            hessian_error, reach = math.inf, math.inf  # no polynomial knows of what is there
+            break
+    if state.passes >= MAX_PASSES:
+        return DONE
+    state.passes += 1
+    fine = reach <= FAR if bold else hessian_error <= min(RENEW, wish.hessian_tol)
+    return GRADIENT if fine and table.count >= DEAR else PASS
+
+
+@kernel
+def _keep(theta: Floats, used: Ints, carried: Carried, answer: Workspace, trace: float) -> int:
+    """Makes the place of a pass a carried point; which one."""
+    slot = 0
+    for a in range(used.shape[0]):
+        if used[a] < used[slot]:
+            slot = a
+    for k in range(theta.shape[0]):
+        carried.points[k, slot] = theta[k]
+    for i in range(carried.sums.shape[0]):
+        carried.sums[i, slot] = answer.sums[i]
+    for i in range(answer.rest.shape[0]):
+        carried.rest[i, slot] = answer.rest[i]
+    carried.trace[slot] = trace
+    return slot
+
+
+@kernel
+def _nearest(points: Floats, theta: Floats) -> int:
+    """The carried point that is nearest to theta."""
+    best, least = 0, math.inf
+    for a in range(points.shape[1]):
+        squared = 0.0
+        for k in range(theta.shape[0]):
+            away = theta[k] - points[k, a]
+            squared += away * away
+        if squared < least:
+            best, least = a, squared
+    return best
+
+
+@kernel
+def _start(theta: Floats, carried: Carried, quadratic: Quadratic) -> int:
+    """Begins at the carried point with the smallest F, which is known there; which one."""
+    best, least = 0, math.inf
+    for a in range(carried.points.shape[1]):
+        value = carried.sums[0, a]
+        for k in range(theta.shape[0]):
+            at = carried.points[k, a]
+            value += (0.5 * quadratic.ridge * at - quadratic.tilt[k]) * at
+        if value < least:
+            best, least = a, value
+    for k in range(theta.shape[0]):
+        theta[k] = carried.points[k, best]
+    return best
+
+
+@kernel
+def _step(theta: Floats, steepness: float, leap: bool, memory: Algebra) -> float:
+    """Newton's step v; returns ``D = R X |v|``.
+
+    Where D is not small the step is shortened by ``log(1 + D)/D``, unless it is to be a leap.
+    """
+    step = memory.vectors[1]
+    if not cholesky(memory.hessian, 0.0, memory.factor):
+        return 0.0
+    solve_factored(memory.factor, memory.gradient, step)
+    reach = steepness * length(step)
+    short = reach > 1.0 and not (leap and reach > FAR)
+    share = math.log1p(reach) / reach if short else 1.0
+    for k in range(theta.shape[0]):
+        theta[k] -= share * step[k]
+    return reach
+
+
+@entry
+def find_free(
+    family: CompiledFamily,
+    X: Floats,
+    w: Floats,
+    y: Floats,
+    rows: int,
+    memory: Floats,
+    used: Ints,
+    state: np.ndarray,
+    constants: Floats,
+    packed: Packed,
+    linear: Packed,
+    ridge: Floats,
+    tilt: Floats,
+    tol: float,
+    hessian_tol: float,
+    arms: Floats,
+    doubt: Floats,
+    other: Floats,
+    fleeting: bool,
+    theta: Floats,
+    hessian: Floats,
+) -> None:
+    """The minimiser of every problem, with all passes that it needs."""
+    table, count, first = unpack(packed), packed.count, unpack(linear)
+    work, algebra = workspace(packed.dim, count), algebra_for(packed.dim, count)
+    for b in range(memory.shape[0]):
+        found, trace, c = record(state, b), 0.0, constants[b]
+        carried = carried_in(memory[b], packed.dim, used.shape[1], count)
+        found.passes, found.answered = 0, 0
+        asked = PASS
+        while asked != DONE:
+            asked = search_free(
+                found,
+                theta[b],
+                used[b],
+                carried,
+                Quadratic(ridge[b], tilt[b]),
+                Constants(c[0], c[1], c[2]),
+                Wish(tol, hessian_tol, arms[b], doubt[b], other[b], fleeting),
+                table,
+                work,
+                trace,
+                algebra,
+            )
+            if asked != DONE:
+                wanted = table if asked == PASS else first
+                trace = sum_rows(family, X[b], w[b], y[b], 0, rows, theta[b], wanted, work)
+                found.answered = asked
+        hessian[b] = algebra.hessian
+
+
+@entry
+def search_free_on(
+    b: int,
+    memory: Floats,
+    used: Ints,
+    state: np.ndarray,
+    constants: Floats,
+    packed: Packed,
+    ridge: Floats,
+    tilt: Floats,
+    tol: float,
+    hessian_tol: float,
+    arms: Floats,
+    doubt: Floats,
+    other: Floats,
+    fleeting: bool,
+    theta: Floats,
+    work: Workspace,
+    trace: float,
+    algebra: Algebra,
+) -> int:
+    """:func:`search_free` for one problem of a batch."""
+    c = constants[b]
+    return search_free(
+        record(state, b),
+        theta[b],
+        used[b],
+        carried_in(memory[b], packed.dim, used.shape[1], packed.count),
+        Quadratic(ridge[b], tilt[b]),
+        Constants(c[0], c[1], c[2]),
+        Wish(tol, hessian_tol, arms[b], doubt[b], other[b], fleeting),
+        unpack(packed),
+        work,
+        trace,
+        algebra,
+    )

@@ -1,0 +1,351 @@
+"""What a carried polynomial says of the minimiser over R^d, and how far that is certain; compiled.
+
+The distance. With gradient g and Hessian H of F at theta, ``|m'''| <= R m''`` and X the length of
+the longest row, the Hessian is at least ``e^(-R X |u| s)`` H after a share s of the segment to the
+minimiser theta + u. Integrated along it, and with ``<grad F(theta + u), u> <= 0``,
+
+    ``|u|_H (1 - e^(-R X |u|)) / (R X |u|) <= delta``,  ``delta = |g|`` in H^-1, so that
+
+    ``|u|_H <= -log(1 - k delta) / k``,  ``k = R X / sqrt(least eigenvalue of H)``, if k delta < 1.
+
+A lower bound M on H serves as well. Where R holds on a ball only, u leads to the minimiser over
+that ball; if it cannot reach the sphere, this is the minimiser over R^d.
+
+The gradient of a polynomial is nearer than :func:`torchglb.carried.kernels.remainder` says: between
+the centre c and theta, ``m''`` at a share t of the way is at most ``e^(R t D)`` times that at c and
+``e^(R (1-t) D)`` times that at theta, so at most ``e^(R D/2)`` times their geometric mean, which is
+what the proof there needs. And the polynomial's Hessian over 1 + its relative error is a lower
+bound, however large that error is.
+
+The correction. Where the gradient at theta_0 is known, the polynomial's error there is known, too,
+and at theta_0 + v it has changed by the integral of the Hessian's error along v: by at most
+``r |v|_H(c) e^(R D/2)`` in the dual norm of the Hessian there, r the Hessian's remainder relative
+to that at the centre c, and D = X times the distance from it.
+
+The doubt. A tilt that is off by w has another minimiser: delta grows by ``|w|`` in H^-1. Where
+``|w| <= eta`` in the norm of G^-1, and G is the Hessian at another point, that is at most ``eta
+e^(R X |theta - other|/2)``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from torchglb.backend import Floats, entry, kernel, record_type
+from torchglb.backend.dense import EPS, cholesky, dot, forward, inverse_trace, length
+from torchglb.carried.kernels import (
+    Carried,
+    Constants,
+    error_at,
+    remainder,
+    squared_in_hessian,
+    taylor_gradient,
+    taylor_hessian,
+    taylor_powers,
+    taylor_value,
+)
+from torchglb.carried.minimum import Quadratic, quadratic_value
+from torchglb.carried.monomials import Monomials
+from torchglb.carried.rounding import compensated, plain
+
+#: a polynomial's Hessian that may be wrong by this share bounds nothing
+TRUST = 0.5
+
+
+class FreeState(Protocol):
+    """What is known of the minimiser of one problem.
+
+    Attributes:
+        high: F(theta) is at most this.
+        distance: of the minimiser at most, in the norm of M; infinity: not known.
+        length: the same in the Euclidean norm.
+        hessian_error: of the Hessian at theta, relative to the true one.
+        leader: the arm with the largest <x, theta>.
+        certain: whether it is the minimiser's, for every tilt within the doubt.
+        passes: so far; whoever begins anew sets it to 0.
+        answered: the pass that was asked for and has been made.
+        corrected: 1 + the carried point whose polynomial is corrected, or 0.
+        leapt: whether a long step has led upwards.
+        clock: of searches.
+    """
+
+    high: float
+    distance: float
+    length: float
+    hessian_error: float
+    leader: int
+    certain: int
+    passes: int
+    answered: int
+    corrected: int
+    leapt: int
+    clock: int
+
+
+FREE = record_type(FreeState)
+
+
+class Wish(NamedTuple):
+    """When a search may end.
+
+    Attributes:
+        tol: the distance is at most this times 1 + |theta|, but for rounding; or
+        hessian_tol: relative error of the Hessian; infinite where it is not needed.
+        arms: ``(K, d)``, the largest <x, theta> of these is certain; none if K = 0.
+        doubt: eta, by which the tilt may be off in the dual norm of the Hessian at
+        other: ``(d,)``.
+        fleeting: whether the minimiser is of use only once, so that its neighbourhood is not.
+    """
+
+    tol: float
+    hessian_tol: float
+    arms: Floats
+    doubt: float
+    other: Floats
+    fleeting: bool
+
+
+class Algebra(NamedTuple):
+    """Memory of one search.
+
+    Attributes:
+        hessian: of F at theta, ``(d, d)``.
+        metric: M, a lower bound on it, ``(d, d)``.
+        factor: ``(d, d)``.
+        gradient: of F at theta, ``(d,)``.
+        correction: of a polynomial's gradient, ``(d,)``,
+        place: where it was made, ``(d,)``.
+        vectors: ``(3, d)``.
+        sums: of one carried point, ``(count,)``.
+        powers: ``(count,)``.
+    """
+
+    hessian: Floats
+    metric: Floats
+    factor: Floats
+    gradient: Floats
+    correction: Floats
+    place: Floats
+    vectors: Floats
+    sums: Floats
+    powers: Floats
+
+
+@entry
+def algebra_for(dim: int, count: int) -> Algebra:
+    """For so many features and monomials."""
+    return Algebra(
+        np.zeros((dim, dim)),
+        np.zeros((dim, dim)),
+        np.zeros((dim, dim)),
+        np.zeros(dim),
+        np.zeros(dim),
+        np.zeros(dim),
+        np.zeros((3, dim)),
+        np.zeros(count),
+        np.zeros(count),
+    )
+
+
+class View(NamedTuple):
+    """What the polynomial of a carried point says at theta.
+
+    Attributes:
+        decrement: the length of its gradient in M^-1; infinite where it says nothing.
+        slope: how far the gradient may be from it, in the same norm.
+        rounding: what rounding adds to that.
+        hessian_error: relative.
+        reach: R X times the distance from the carried point.
+    """
+
+    decrement: float
+    slope: float
+    rounding: float
+    hessian_error: float
+    reach: float
+
+
+@kernel
+def expand(theta: Floats, slot: int, carried: Carried, table: Monomials, memory: Algebra) -> float:
+    """Loss, gradient and Hessian of the data at theta by the polynomial of one point."""
+    p, sums = memory.vectors[0], memory.sums
+    for i in range(table.count):
+        sums[i] = carried.sums[i, slot]
+    for k in range(theta.shape[0]):
+        p[k] = theta[k] - carried.points[k, slot]
+    taylor_powers(p, table, memory.powers)
+    taylor_gradient(sums, memory.powers, table, memory.gradient)
+    taylor_hessian(sums, memory.powers, table, memory.hessian)
+    return taylor_value(sums, memory.powers, table)
+
+
+@kernel
+def look(
+    state: FreeState,
+    theta: Floats,
+    slot: int,
+    carried: Carried,
+    quadratic: Quadratic,
+    constants: Constants,
+    table: Monomials,
+    bold: bool,
+    memory: Algebra,
+) -> View:
+    """Gradient and Hessian of F at theta by the polynomial of one point, and their errors.
+
+    M: the polynomial's Hessian is at most 1 + its relative error times the true one. Where that is
+    large and the Hessian at the carried point times ``e^(-R D)`` says more, M is that. In the place
+    of a Hessian that may be wrong stands the upper bound, ``e^(R D)`` times that at the carried
+    point; unless a search is bold and the polynomial convex there. The factor of M is left in the
+    memory.
+    """
+    d, p, sums, metric = theta.shape[0], memory.vectors[0], memory.sums, memory.metric
+    value = expand(theta, slot, carried, table, memory)
+    error = error_at(p, value, sums, carried.trace[slot], carried.facts, constants, table.order)
+    state.high = value + quadratic_value(quadratic, theta) + error.value
+    reach = constants.concordance * carried.facts[0] * length(p)
+    slope = error.slope * math.exp(-0.5 * min(reach, 700.0))
+    if state.corrected == 1 + slot:
+        slope = _correct(theta, slot, carried, constants, table.order, memory)
+    lost = plain(d, carried.facts[2]) * EPS * error.trace
+    grown, place = math.exp(min(reach, 300.0)), 1 + d
+    good = error.hessian <= TRUST
+    convex = good or (bold and cholesky(memory.hessian, -lost, memory.factor))
+    if not convex or (not good and 1.0 + error.hessian > grown):
+        for i in range(d):
+            for j in range(i, d):
+                if not convex:
+                    memory.hessian[i, j] = memory.hessian[j, i] = grown * sums[place]
+                metric[i, j] = metric[j, i] = sums[place] / grown
+                place += 1
+    else:
+        for i in range(d):
+            for j in range(d):
+                metric[i, j] = memory.hessian[i, j] / (1.0 + error.hessian)
+    for i in range(d):
+        memory.gradient[i] += quadratic.ridge * theta[i] - quadratic.tilt[i]
+        memory.hessian[i, i] += quadratic.ridge
+    if not cholesky(metric, quadratic.ridge - lost, memory.factor):
+        return View(math.inf, math.inf, 0.0, math.inf, reach)
+    forward(memory.factor, memory.gradient, memory.vectors[1])
+    terms = 2.0 * carried.facts[1] + length(memory.gradient) + 2.0 * length(quadratic.tilt)
+    rounding = compensated(d) * EPS * terms + lost * length(p)
+    return View(
+        length(memory.vectors[1]),
+        slope,
+        rounding * math.sqrt(inverse_trace(memory.factor, memory.vectors[2])),
+        error.hessian,
+        reach,
+    )
+
+
+@kernel
+def _correct(
+    theta: Floats,
+    slot: int,
+    carried: Carried,
+    constants: Constants,
+    order: int,
+    memory: Algebra,
+) -> float:
+    """Adds the correction to the gradient; what may be wrong with it then."""
+    v, squared = memory.vectors[1], 0.0
+    for k in range(theta.shape[0]):
+        memory.gradient[k] += memory.correction[k]
+        v[k] = theta[k] - memory.place[k]
+        away = memory.place[k] - carried.points[k, slot]
+        squared += away * away
+    near = length(memory.vectors[0])
+    far = max(near, math.sqrt(squared))  # of all points between the two
+    longest, lost = carried.facts[0], plain(theta.shape[0], carried.facts[2]) * EPS
+    local = max(squared_in_hessian(memory.sums, v), 0.0) + lost * carried.trace[slot] * dot(v, v)
+    off = remainder(far, 0.0, longest, constants.ratio, constants.concordance, order)
+    grown = math.exp(min(0.5 * constants.concordance * longest * near, 700.0))
+    return off.hessian * math.sqrt(local) * grown
+
+
+@kernel
+def is_enough(
+    state: FreeState,
+    theta: Floats,
+    view: View,
+    longest: float,
+    constants: Constants,
+    wish: Wish,
+    memory: Algebra,
+) -> bool:
+    """Certifies the distance of the minimiser, and says whether the wish is fulfilled.
+
+    Or whether it would be if the tilt were certain: then a better tilt is needed, not a pass.
+    """
+    state.distance, state.length, state.hessian_error = math.inf, math.inf, view.hessian_error
+    state.certain = 0
+    if not view.decrement < math.inf:
+        return False
+    flat = math.sqrt(inverse_trace(memory.factor, memory.vectors[2]))
+    steep, size = constants.concordance * longest * flat, length(theta)
+    known = _distance(view.decrement + view.slope, steep)
+    distance = _distance(view.decrement + view.slope + view.rounding, steep)
+    fine = view.hessian_error <= wish.hessian_tol
+    done = fine and known * flat <= wish.tol * (1.0 + size)
+    if not size + distance * flat < constants.radius:
+        return done  # and nothing is certain
+    state.distance, state.length = distance, distance * flat
+    if wish.arms.shape[0] > 0:
+        if wish.doubt > 0.0:
+            doubt = _doubt(theta, constants.concordance * longest, wish, memory)
+            wider = _distance(view.decrement + view.slope + view.rounding + doubt, steep)
+            if size + wider * flat < constants.radius:
+                state.certain = int(_is_clear(state, theta, wish.arms, wider, memory))
+                done = done or state.certain == 1
+        if not done or wish.doubt == 0.0:
+            clear = _is_clear(state, theta, wish.arms, distance, memory)
+            done = done or clear
+            if wish.doubt == 0.0:
+                state.certain = int(clear)
+    return done
+
+
+@kernel
+def _doubt(theta: Floats, steepness: float, wish: Wish, memory: Algebra) -> float:
+    """By how much the tilt may be off, in the dual norm of the Hessian at theta."""
+    away = memory.vectors[2]
+    for k in range(theta.shape[0]):
+        away[k] = theta[k] - wish.other[k]
+    return wish.doubt * math.exp(min(0.5 * steepness * length(away), 300.0))
+
+
+@kernel
+def _distance(delta: float, k: float) -> float:
+    """``-log(1 - k delta)/k``, and a little more."""
+    share = k * delta
+    if not share < 1.0:
+        return math.inf
+    return (1.0 + 1e-12) * (-math.log1p(-share) / k if share > 1e-8 else (1.0 + share) * delta)
+
+
+@kernel
+def _is_clear(
+    state: FreeState, theta: Floats, arms: Floats, distance: float, memory: Algebra
+) -> bool:
+    """Whether the arm that leads at theta leads wherever the minimiser may be.
+
+    ``<x - x', u>`` is at most the distance times the length of x - x' in M^-1.
+    """
+    best, state.leader, difference = -math.inf, 0, memory.vectors[2]
+    for k in range(arms.shape[0]):
+        score = dot(arms[k], theta)
+        if score > best:
+            best, state.leader = score, k
+    leader = arms[state.leader]
+    for k in range(arms.shape[0]):
+        for i in range(theta.shape[0]):
+            difference[i] = leader[i] - arms[k, i]
+        ahead = dot(difference, theta)
+        forward(memory.factor, difference, difference)
+        if ahead < distance * length(difference):
+            return False
+    return True

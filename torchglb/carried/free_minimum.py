@@ -1,0 +1,155 @@
+"""The minimisers over R^d of N growing losses with a ridge, followed from round to round."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchglb.backend import Floats, Ints
+from torchglb.carried.carried_loss import CarriedLoss, choose_order
+from torchglb.carried.free import find_free, search_free_on
+from torchglb.carried.free_certificate import FREE, algebra_for
+from torchglb.carried.minimum import PASS
+from torchglb.carried.monomials import monomials
+from torchglb.carried.source import RowSource, new_workspace
+from torchglb.checks import check_tensors
+from torchglb.domain import Ball
+
+#: derivatives of the highest order of a polynomial
+LARGEST_ORDER = 1600
+
+
+class Free(NamedTuple):
+    """The minimiser of every problem.
+
+    Attributes:
+        theta: ``(N, d)``.
+        high: F(theta) is at most this, ``(N,)``.
+        hessian: of F there, ``(N, d, d)``.
+        hessian_error: of it, relative to the true one there, ``(N,)``.
+        distance: of the minimiser, ``<x, u>`` is at most this times ``sqrt(1 + hessian_error)``
+            times the length of x in the inverse of ``hessian``, ``(N,)``; infinite if not known.
+        length: the same in the Euclidean norm, ``(N,)``.
+        leader: the arm with the largest ``<x, theta>``, ``(N,)``, if arms were given.
+        certain: whether it is also the minimiser's, ``(N,)``.
+        passes: over the history that it took, ``(N,)``.
+    """
+
+    theta: Floats
+    high: Floats
+    hessian: Floats
+    hessian_error: Floats
+    distance: Floats
+    length: Floats
+    leader: Ints
+    certain: Ints
+    passes: Ints
+
+
+class FreeMinimum:
+    """``argmin L(theta) + (lambda/2)|theta|^2 - <tilt, theta>`` over R^d, through time.
+
+    Args:
+        source: the rows.
+        domain: a ball on which the family's constants are taken; minimisers that are not certain
+            to lie inside have an infinite ``length``.
+        points: A, at which the loss is carried; more than one where tilts change.
+        largest: derivatives of the highest order of the polynomials.
+
+    Attributes:
+        carried: the loss at these points.
+    """
+
+    def __init__(
+        self, source: RowSource, domain: Ball, points: int = 1, largest: int = LARGEST_ORDER
+    ) -> None:
+        self.source = source
+        order = choose_order(source.family, domain.dim, domain.max_radius, largest)
+        self.carried = CarriedLoss(source.family, domain, source.problems, points, order)
+        self._used = np.zeros((source.problems, points), np.int64)
+        self._state = np.zeros(source.problems, FREE)
+
+    def find(
+        self,
+        ridge: Floats,
+        tilt: Floats,
+        tol: float,
+        hessian_tol: float = np.inf,
+        arms: Floats | None = None,
+        doubt: Floats | None = None,
+        other: Floats | None = None,
+    ) -> Free:
+        """The minimiser to a tolerance; a pass only where no polynomial is good enough.
+
+        Args:
+            ridge: lambda > 0 of every problem, ``(N,)``.
+            tilt: ``(N, d)``.
+            tol: of the distance, relative to 1 + |theta|; rounding may leave it larger.
+            hessian_tol: relative error of the Hessian, in the order of semidefinite matrices.
+            arms: ``(N, K, d)``: the search ends as soon as the largest ``<x, theta>`` is certain;
+                or would be if there were no doubt.
+            doubt: by how much each tilt may be off, in the dual norm of the Hessian of F at
+            other: ``(N, d)``.
+        """
+        source, carried = self.source, self.carried
+        carried.catch_up(source)
+        N, d = tilt.shape
+        arms = np.empty((N, 0, d)) if arms is None else np.ascontiguousarray(arms, np.float64)
+        doubt = np.zeros(N) if doubt is None else doubt
+        other = np.zeros((N, d)) if other is None else other
+        theta, hessian = np.zeros((N, d)), np.empty((N, d, d))
+        table, linear = carried.table, monomials(d, 1)
+        fleeting = bool(tilt.any())  # nobody comes back to the minimiser of a random tilt
+        mine: tuple[Any, ...] = (carried.memory, self._used, self._state, carried.constants, table)
+        wish: tuple[Any, ...] = (tol, hessian_tol, arms, doubt, other, fleeting, theta)
+        if source.is_direct:
+            find_all: Any = find_free
+            rows = source.arrays()
+            find_all(source.compiled, *rows, *mine, linear, ridge, tilt, *wish, hessian)
+        else:
+            search: Any = search_free_on
+            work, algebra = new_workspace(table), algebra_for(table.dim, table.count)
+            for b in range(N):
+                self._state["passes"][b] = self._state["answered"][b] = 0
+                trace = 0.0
+                while asked := search(b, *mine, ridge, tilt, *wish, work, trace, algebra):
+                    wanted = table if asked == PASS else linear
+                    trace = source.pass_at(b, theta[b], wanted, work)
+                    self._state["answered"][b] = asked
+                hessian[b] = algebra.hessian
+        state = self._state.copy()
+        known = {name: state[name] for name in Free._fields if name not in ("theta", "hessian")}
+        return Free(theta=theta, hessian=hessian, **known)
+
+    def copy(self) -> FreeMinimum:
+        """With sums of its own, over the same rows."""
+        new = copy.copy(self)
+        new.carried = copy.copy(self.carried)
+        new.carried.memory = self.carried.memory.copy()
+        new._used, new._state = self._used.copy(), self._state.copy()
+        return new
+
+    # ---- saving --------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to continue bit by bit."""
+        clock = torch.from_numpy(self._state["clock"].copy())
+        used = torch.from_numpy(self._used.copy())
+        return {**self.carried.state_dict(), "used": used, "clock": clock}
+
+    def check_state(self, name: str, state: Mapping[str, Any]) -> None:
+        """Refuses a state of another kind."""
+        check_tensors(name, state, self.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state."""
+        self.check_state("state", state)
+        self.carried.load_state_dict(state)
+        self._used = state["used"].numpy().copy()
+        self._state = np.zeros_like(self._state)
+        self._state["clock"] = state["clock"].numpy()

@@ -1,0 +1,556 @@
+"""Compiled sums over rows: a pass, the next row, and the polynomial that they define.
+
+A family's derivatives come from :func:`torchglb.families.row_terms.row_terms`; families without
+compiled derivatives supply the same columns through torch (:mod:`torchglb.carried.carried_loss`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchglb.backend import Floats, entry, kernel, vectorised
+from torchglb.backend.dense import EPS, length
+from torchglb.carried.monomials import Monomials
+from torchglb.carried.rounding import compensated, plain
+from torchglb.families.row_terms import (
+    CHUNK,
+    HIGHEST,
+    SCRATCH,
+    TERMS,
+    CompiledFamily,
+    row_terms,
+)
+
+#: numbers at the end of a problem's memory
+FACTS = 3
+
+
+class Carried(NamedTuple):
+    """One problem's sums at A points, in its own memory.
+
+    Attributes:
+        points: ``(d, A)``.
+        sums: one of each monomial, ``(count, A)``.
+        rest: what rounding has added to the loss and the gradient, ``(1 + d, A)``.
+        trace: of the Hessian, ``(A,)``.
+        facts: the longest row so far, the size of what is rounded, the number of rows.
+    """
+
+    points: Floats
+    sums: Floats
+    rest: Floats
+    trace: Floats
+    facts: Floats
+
+
+@entry
+def memory_size(dim: int, points: int, count: int) -> int:
+    """Numbers that a problem needs."""
+    return points * (2 + 2 * dim + count) + FACTS
+
+
+@entry
+def carried_in(memory: Floats, dim: int, points: int, count: int) -> Carried:
+    """The sums that lie in a problem's memory ``(size,)``."""
+    start = dim * points
+    at = memory[:start].reshape(dim, points)
+    end = start + count * points
+    sums = memory[start:end].reshape(count, points)
+    start, end = end, end + (1 + dim) * points
+    rest = memory[start:end].reshape(1 + dim, points)
+    return Carried(at, sums, rest, memory[end : end + points], memory[end + points :])
+
+
+@kernel
+def careful_add(total: Floats, rest: Floats, place: int, added: float) -> None:
+    """``total += added`` by Kahan: what is rounded off goes into the next sum."""
+    step = added - rest[place]
+    after = total[place] + step
+    lost = (after - total[place]) - step
+    total[place] = after
+    rest[place] = lost if abs(lost) < math.inf else 0.0  # an infinite sum leaves nothing
+
+
+# ---- a pass ------------------------------------------------------------------------------------
+
+
+class Workspace(NamedTuple):
+    """Memory for one pass at a time.
+
+    Attributes:
+        scratch: of :func:`row_terms`.
+        powers: monomials of a chunk of rows, ``(count, CHUNK)``.
+        sums: ``(count,)``, the result; the first 1 + d with ``rest``.
+        rest: ``(1 + d,)``.
+    """
+
+    scratch: Floats
+    powers: Floats
+    sums: Floats
+    rest: Floats
+
+
+@entry
+def workspace(dim: int, count: int) -> Workspace:
+    """For passes of so many monomials."""
+    return Workspace(
+        np.zeros(SCRATCH), np.zeros((count, CHUNK)), np.zeros(count), np.zeros(1 + dim)
+    )
+
+
+@vectorised
+def features(X: Floats, start: int, count: int, theta: Floats, scratch: Floats) -> None:
+    """``<x_s, theta>`` of some rows of ``X (d, n)``, into the first places of the scratch."""
+    for s in range(count):
+        scratch[s] = 0.0
+    for k in range(X.shape[0]):
+        column, t = X[k, start : start + count], theta[k]
+        for s in range(count):
+            scratch[s] += t * column[s]
+
+
+@vectorised
+def chunk_sum(column: Floats, count: int) -> float:
+    """The sum of the first entries."""
+    total = 0.0
+    for s in range(count):
+        total += column[s]
+    return total
+
+
+@vectorised
+def chunk_product(column: Floats, row: Floats, count: int) -> float:
+    """The sum of the products of the first entries."""
+    total = 0.0
+    for s in range(count):
+        total += column[s] * row[s]
+    return total
+
+
+@vectorised
+def chunk_hessian(X: Floats, start: int, count: int, curvature: Floats, work: Workspace) -> None:
+    """Adds ``sum_s c_s x_s x_s'`` of a chunk, its upper triangle, to the sums of second order."""
+    d, out, scaled = X.shape[0], work.sums, work.powers[0]
+    place = 1 + d
+    for i in range(d):
+        x = X[i, start : start + count]
+        for s in range(count):
+            scaled[s] = curvature[s] * x[s]
+        j = i
+        while j + 3 < d:  # four at a time: each reads the scaled row once
+            a, b = X[j, start : start + count], X[j + 1, start : start + count]
+            c, e = X[j + 2, start : start + count], X[j + 3, start : start + count]
+            ta, tb, tc, te = 0.0, 0.0, 0.0, 0.0
+            for s in range(count):
+                q = scaled[s]
+                ta += q * a[s]
+                tb += q * b[s]
+                tc += q * c[s]
+                te += q * e[s]
+            out[place] += ta
+            out[place + 1] += tb
+            out[place + 2] += tc
+            out[place + 3] += te
+            place += 4
+            j += 4
+        while j < d:
+            a, ta = X[j, start : start + count], 0.0
+            for s in range(count):
+                ta += scaled[s] * a[s]
+            out[place] += ta
+            place += 1
+            j += 1
+
+
+@vectorised
+def chunk_moments(
+    X: Floats, start: int, count: int, terms: Floats, table: Monomials, work: Workspace
+) -> None:
+    """Adds the moments of second and higher order of a chunk to the sums."""
+    d, powers, out = X.shape[0], work.powers, work.sums
+    for k in range(d):
+        x, power = X[k, start : start + count], powers[1 + k]
+        for s in range(count):
+            power[s] = x[s]
+    for i in range(1 + d, table.count):
+        parent, x = powers[table.parent[i]], X[table.variable[i], start : start + count]
+        power, at = powers[i], (table.degree[i]) * CHUNK
+        column, total = terms[at : at + CHUNK], 0.0
+        for s in range(count):
+            q = parent[s] * x[s]
+            power[s] = q
+            total += q * column[s]
+        out[i] += total
+
+
+@kernel
+def sum_rows(
+    family: CompiledFamily,
+    X: Floats,
+    w: Floats,
+    y: Floats,
+    start: int,
+    stop: int,
+    theta: Floats,
+    table: Monomials,
+    work: Workspace,
+) -> float:
+    """One pass: the derivatives of the loss of rows start..stop at theta, into ``work.sums``.
+
+    Args:
+        family: the family.
+        X: features, ``(d, capacity)``.
+        w: weights, ``(capacity,)``.
+        y: weights times rewards, ``(capacity,)``.
+        start: the first row.
+        stop: behind the last row.
+        theta: ``(d,)``.
+        table: the monomials that are wanted.
+        work: memory.
+
+    Returns:
+        The trace of the Hessian.
+    """
+    d, scratch = X.shape[0], work.scratch
+    work.sums[:] = 0.0
+    work.rest[:] = 0.0
+    trace = 0.0
+    terms = scratch[TERMS:]
+    for s in range(start, stop, CHUNK):
+        count = min(CHUNK, stop - s)
+        features(X, s, count, theta, scratch)
+        for i in range(count):
+            scratch[CHUNK + i] = w[s + i]
+            scratch[2 * CHUNK + i] = y[s + i]
+        row_terms(family, scratch, count, table.order)
+        careful_add(work.sums, work.rest, 0, chunk_sum(terms, count))
+        for k in range(d):
+            part = chunk_product(terms[CHUNK:], X[k, s:], count)
+            careful_add(work.sums, work.rest, 1 + k, part)
+        curvature = terms[2 * CHUNK :]
+        if table.order == 1:
+            trace += squared_lengths(X, s, count, curvature)
+        elif table.order == 2:
+            chunk_hessian(X, s, count, curvature, work)
+        else:
+            chunk_moments(X, s, count, terms, table, work)
+    if table.order > 1:
+        trace = trace_of(work.sums, d)
+    return trace
+
+
+@vectorised
+def squared_lengths(X: Floats, start: int, count: int, curvature: Floats) -> float:
+    """``sum_s c_s |x_s|^2`` of a chunk."""
+    total = 0.0
+    for k in range(X.shape[0]):
+        x = X[k, start : start + count]
+        for s in range(count):
+            total += curvature[s] * (x[s] * x[s])
+    return total
+
+
+@entry
+def trace_of(sums: Floats, dim: int) -> float:
+    """Of the Hessian whose upper triangle stands behind loss and gradient."""
+    place, trace = 1 + dim, 0.0
+    for k in range(dim):
+        trace += sums[place]
+        place += dim - k
+    return trace
+
+
+# ---- the next row ------------------------------------------------------------------------------
+
+
+@kernel
+def carry_row(
+    family: CompiledFamily,
+    x: Floats,
+    w: float,
+    y: float,
+    carried: Carried,
+    table: Monomials,
+    scratch: Floats,
+    monomial: Floats,
+) -> None:
+    """Adds one observation to the sums at every point: O(A d^q).
+
+    Args:
+        family: the family.
+        x: the row, ``(d,)``.
+        w: its weight.
+        y: its weight times its reward.
+        carried: the sums.
+        table: their monomials.
+        scratch: of :func:`row_terms`.
+        monomial: memory, ``(count,)``.
+    """
+    points = carried.points.shape[1]
+    row_powers(x, table, monomial)
+    for start in range(0, points, CHUNK):
+        count = min(CHUNK, points - start)
+        features(carried.points, start, count, x, scratch)
+        for i in range(count):
+            scratch[CHUNK + i] = w
+            scratch[2 * CHUNK + i] = y
+        row_terms(family, scratch, count, table.order)
+        add_columns(scratch[TERMS:], start, count, monomial, carried, table)
+    add_facts(x, w, y, family.largest, family.scale, carried)
+
+
+@kernel
+def add_columns(
+    terms: Floats, start: int, count: int, monomial: Floats, carried: Carried, table: Monomials
+) -> None:
+    """Adds one row, whose derivatives in z at some points are known, to the sums there."""
+    d = carried.points.shape[0]
+    for i in range(1 + d):
+        factor, at = monomial[i], table.degree[i] * CHUNK
+        careful_columns(terms[at:], factor, start, count, carried.sums[i], carried.rest[i])
+    add_higher(terms, start, count, monomial, carried.sums, table)
+    squared = 0.0
+    for k in range(d):
+        squared += monomial[1 + k] * monomial[1 + k]
+    add_multiple(terms[2 * CHUNK :], squared, start, count, carried.trace)
+
+
+@kernel
+def careful_columns(
+    column: Floats, factor: float, start: int, count: int, total: Floats, rest: Floats
+) -> None:
+    """``total += factor column`` by Kahan, for some neighbouring points."""
+    sums, lost = total[start : start + count], rest[start : start + count]
+    for a in range(count):
+        step = factor * column[a] - lost[a]
+        before = sums[a]
+        after = before + step
+        left = (after - before) - step
+        sums[a] = after
+        lost[a] = left if abs(left) < math.inf else 0.0
+
+
+@vectorised
+def add_multiple(column: Floats, factor: float, start: int, count: int, total: Floats) -> None:
+    """``total += factor column``, plainly."""
+    sums = total[start : start + count]
+    for a in range(count):
+        sums[a] += factor * column[a]
+
+
+@vectorised
+def add_higher(
+    terms: Floats, start: int, count: int, monomial: Floats, sums: Floats, table: Monomials
+) -> None:
+    """Adds one row to the sums of second and higher order."""
+    for i in range(1 + table.dim, table.count):
+        factor, at = monomial[i], table.degree[i] * CHUNK
+        column, total = terms[at : at + CHUNK], sums[i, start : start + count]
+        for a in range(count):
+            total[a] += factor * column[a]
+
+
+@kernel
+def add_facts(
+    x: Floats, w: float, y: float, largest: float, scale: float, carried: Carried
+) -> None:
+    """What bounds remainders and rounding, brought up to date.
+
+    The terms ``r z`` of the loss and, for bounded rewards, those of the slope are at most
+    ``S sum_s w_s |x_s| max(|r_s|, largest)/g``: the sizes that are rounded, even where they cancel.
+    """
+    squared = 0.0
+    for k in range(x.shape[0]):
+        squared += x[k] * x[k]
+    longest = math.sqrt(squared)
+    facts = carried.facts
+    facts[0] = max(facts[0], longest)
+    facts[1] += longest * max(abs(y), w * largest) * scale
+    facts[2] += 1.0
+
+
+# ---- the polynomial ----------------------------------------------------------------------------
+
+
+@kernel
+def row_powers(x: Floats, table: Monomials, out: Floats) -> None:
+    """All monomials of x."""
+    out[0] = 1.0
+    for i in range(1, table.count):
+        out[i] = out[table.parent[i]] * x[table.variable[i]]
+
+
+@kernel
+def taylor_powers(p: Floats, table: Monomials, out: Floats) -> None:
+    """The monomials of a displacement, each over its factorials."""
+    row_powers(p, table, out)
+    for i in range(1, table.count):
+        out[i] *= table.scale[i]
+
+
+@vectorised
+def taylor_value(sums: Floats, powers: Floats, table: Monomials) -> float:
+    """The Taylor polynomial with these derivatives."""
+    total = 0.0
+    for i in range(table.count):
+        total += sums[i] * powers[i]
+    return total
+
+
+@vectorised
+def taylor_gradient(sums: Floats, powers: Floats, table: Monomials, out: Floats) -> None:
+    """Its gradient."""
+    lower = table.ends[table.order - 1]
+    for k in range(table.dim):
+        places, total = table.gradient[k], 0.0
+        for i in range(lower):
+            total += sums[places[i]] * powers[i]
+        out[k] = total
+
+
+@vectorised
+def taylor_hessian(sums: Floats, powers: Floats, table: Monomials, out: Floats) -> None:
+    """Its Hessian."""
+    lowest = table.ends[table.order - 2]
+    for k in range(table.dim):
+        for j in range(k, table.dim):
+            places, total = table.hessian[k, j], 0.0
+            for i in range(lowest):
+                total += sums[places[i]] * powers[i]
+            out[k, j] = total
+            out[j, k] = total
+
+
+@kernel
+def squared_in_hessian(sums: Floats, p: Floats) -> float:
+    """``|p|^2`` in the Hessian at the point itself, or a little below 0 by rounding."""
+    d = p.shape[0]
+    place, total = 1 + d, 0.0
+    for i in range(d):
+        total += sums[place] * p[i] * p[i]
+        place += 1
+        for j in range(i + 1, d):
+            total += 2.0 * sums[place] * p[i] * p[j]
+            place += 1
+    return total
+
+
+# ---- how far the loss may be from it -----------------------------------------------------------
+
+FACTORIAL = np.array([float(math.factorial(k)) for k in range(HIGHEST + 3)])
+
+
+class Remainder(NamedTuple):
+    """How far the loss may be from a Taylor polynomial.
+
+    Attributes:
+        value: of the loss.
+        slope: of the gradient, in the dual norm of the Hessian there.
+        hessian: of the Hessian, relative to the Hessian there, and to that at the centre.
+    """
+
+    value: float
+    slope: float
+    hessian: float
+
+
+@kernel
+def remainder(
+    distance: float, local: float, longest: float, ratio: float, concordance: float, order: int
+) -> Remainder:
+    """Of the Taylor polynomial of order q at a displacement p from its centre c.
+
+    With ``D = max |x_s| |p|``, ``|m^(q+1)| <= C m''`` and ``|m'''| <= R m''``, the errors are
+    ``C e^(R D) D^(q-1)`` times ``|p|^2/(q+1)!``, ``|p|/q!`` and ``1/(q-1)!``, norms in the Hessian
+    H(c).
+
+    Proof. Let z be a row's linear predictor at c and u its change, ``|u| <= D``. The k-th
+    derivative of m, k <= 2, is off by ``integral_0^1 (1-t)^(q-k)/(q-k)! m^(q+1)(z + t u) u^(q+1-k)
+    dt``. By the second condition ``m''(z + t u)`` is at most ``e^(R t |u|) m''(z)`` and at most
+    ``e^(R (1-t) |u|) m''(z + u)``, so the integral is at most ``C e^(R D) |u|^(q+1-k)/(q+1-k)!``
+    times m''(z), times m''(z + u), or times the square root of their product. k = 0: with m''(z),
+    since ``sum_s w_s m''(z_s) u_s^2/g = |p|^2_H(c)``. k = 1: with the root and Cauchy-Schwarz, for
+    any v at most ``|p|_H(c) |v|_H(theta)``. k = 2: with either, relative to H(c) and H(theta).
+
+    Args:
+        distance: |p| or more.
+        local: ``|p|^2`` in H(c) or more.
+        longest: the largest |x_s|.
+        ratio: C.
+        concordance: R.
+        order: q >= 2.
+    """
+    reach = longest * distance
+    if ratio == 0.0 or reach == 0.0:
+        return Remainder(0.0, 0.0, 0.0)
+    growth = ratio * math.exp(min(concordance * reach, 700.0)) * reach ** (order - 1)
+    return Remainder(
+        growth * local / FACTORIAL[order + 1],
+        growth * math.sqrt(local) / FACTORIAL[order],
+        growth / FACTORIAL[order - 1],
+    )
+
+
+class Constants(NamedTuple):
+    """What bounds the loss of one problem between its points.
+
+    Attributes:
+        radius: S of the ball in which all points lie.
+        ratio: C, with ``|m^(q+1)| <= C m''`` on [-S, S].
+        concordance: R, with ``|m'''| <= R m''`` there.
+    """
+
+    radius: float
+    ratio: float
+    concordance: float
+
+
+class Error(NamedTuple):
+    """What is certain of a Taylor polynomial as computed.
+
+    Attributes:
+        value: the loss is at most this far from it; and the loss at any point of the ball from what
+            value and gradient say of it, but for ``slope``.
+        slope: the gradient's remainder, in the dual norm of the Hessian there.
+        hessian: the Hessian's remainder, relative to the Hessian there.
+        trace: of the Hessian there, at most.
+        rounding: what of ``value`` is not remainder.
+    """
+
+    value: float
+    slope: float
+    hessian: float
+    trace: float
+    rounding: float
+
+
+@entry
+def error_at(
+    p: Floats,
+    value: float,
+    sums: Floats,
+    trace: float,
+    facts: Floats,
+    constants: Constants,
+    order: int,
+) -> Error:
+    """Remainder and rounding of the polynomial of order q >= 2 at a displacement p.
+
+    Rounding: the sums at the point have seen ``compensated`` roundings of terms that add up to at
+    most ``|L| + 2 S size``; what the polynomial adds to loss and slope are terms of second and
+    higher order, at most ``(1 + C + R) tr H e^(R D) |p|`` each time |p| or 2S.
+    """
+    d, radius = p.shape[0], constants.radius
+    longest, size, rows = facts[0], facts[1], facts[2]
+    far = length(p)
+    lost = plain(d, rows) * EPS
+    local = max(squared_in_hessian(sums, p), 0.0) + lost * trace * far * far
+    off = remainder(far, local, longest, constants.ratio, constants.concordance, order)
+    grown = trace * math.exp(min(max(constants.concordance, 1.0) * longest * far, 700.0))
+    terms = (1.0 + constants.ratio + constants.concordance) * grown * far * (far + 2.0 * radius)
+    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * size)
+    rounding += lost * terms
+    return Error(off.value + rounding, off.slope, off.hessian, grown, rounding)

@@ -1,0 +1,449 @@
+"""The constrained minimum of a carried loss, certified, mostly without a pass; compiled.
+
+``F(theta) = L(theta) + (lambda/2)|theta|^2 - <tilt, theta>`` over the ball. A Newton step on the
+Taylor polynomial at the carried point gives the minimiser, and self-concordance an enclosure of the
+minimum. Only where that is wider than the tolerance is a pass asked for, at the minimiser, to which
+the carried point then moves: a damped Newton's method over the history, resumed where its sums are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from torchglb.backend import Floats, entry, kernel, record, record_type
+from torchglb.backend.dense import (
+    EPS,
+    cholesky,
+    dot,
+    forward,
+    frank_wolfe_gap,
+    inverse_trace,
+    length,
+    minimize_on_ball,
+)
+from torchglb.carried.kernels import (
+    Carried,
+    Constants,
+    Workspace,
+    carried_in,
+    error_at,
+    sum_rows,
+    taylor_gradient,
+    taylor_hessian,
+    taylor_powers,
+    taylor_value,
+    workspace,
+)
+from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.carried.rounding import compensated, plain
+from torchglb.families.compiled import CompiledFamily
+
+#: what a search answers
+DONE, PASS = 0, 1
+#: steps on one polynomial; passes of one search; quarterings of a step that leads upwards
+MODEL_STEPS, MAX_PASSES, MAX_TRIES = 3, 60, 30
+#: a step lowers the loss by this share of what the slope promises, or it is shortened
+ARMIJO = 1e-4
+#: from here on the ball counts as active, relative to S^2
+ON_SPHERE = 1.0 - 1e-6
+
+
+class Quadratic(NamedTuple):
+    """What is added to the loss of the data: ``(lambda/2)|theta|^2 - <tilt, theta>``."""
+
+    ridge: float
+    tilt: Floats
+
+
+@kernel
+def quadratic_value(quadratic: Quadratic, theta: Floats) -> float:
+    """The value at theta."""
+    return 0.5 * quadratic.ridge * dot(theta, theta) - dot(quadratic.tilt, theta)
+
+
+class SearchState(Protocol):
+    """Where a search stands; all but the enclosure is of use only while a pass is awaited.
+
+    Attributes:
+        low: the minimum lies between this
+        high: and this, and so does F(theta).
+        excess: F(theta) is at most so much larger than the minimum, whatever both are.
+        reducible: what of it is not rounding.
+        length: share of the full step that is tried.
+        passes: so far; whoever begins anew sets it to 0.
+        tries: steps in a row that led upwards.
+        answered: whether the pass that was asked for has been made.
+        rounding: an enclosure of this width is as good as arithmetic allows.
+    """
+
+    low: float
+    high: float
+    excess: float
+    reducible: float
+    length: float
+    passes: int
+    tries: int
+    answered: int
+    rounding: float
+
+
+SEARCH = record_type(SearchState)
+
+
+class Places(NamedTuple):
+    """Vectors of a search, ``(d,)`` each.
+
+    Attributes:
+        shift: from the carried point to the minimiser of its polynomial; kept between searches.
+        theta: the minimiser.
+        trial: where a pass is wanted.
+        move: the full step from the carried point.
+    """
+
+    shift: Floats
+    theta: Floats
+    trial: Floats
+    move: Floats
+
+
+@kernel
+def places_in(memory: Floats) -> Places:
+    """The vectors in memory ``(4, d)``."""
+    return Places(memory[0], memory[1], memory[2], memory[3])
+
+
+class Dense(NamedTuple):
+    """Memory for small algebra: d x d matrices and vectors.
+
+    Attributes:
+        hessian: ``(d, d)``.
+        factor: ``(d, d)``.
+        vectors: ``(6, d)``.
+        powers: ``(count,)``.
+    """
+
+    hessian: Floats
+    factor: Floats
+    vectors: Floats
+    powers: Floats
+
+
+@entry
+def dense(dim: int, count: int) -> Dense:
+    """For so many features and monomials."""
+    return Dense(np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros((6, dim)), np.zeros(count))
+
+
+@kernel
+def search_minimum(
+    search: SearchState,
+    places: Places,
+    carried: Carried,
+    quadratic: Quadratic,
+    constants: Constants,
+    tol: float,
+    table: Monomials,
+    answer: Workspace,
+    trace: float,
+    memory: Dense,
+) -> int:
+    """Goes on until the minimum is enclosed to a tolerance, or a pass is needed.
+
+    Args:
+        search: the state, of dtype ``SEARCH``.
+        places: its vectors.
+        carried: one point's sums.
+        quadratic: what is added to the loss.
+        constants: S, C and R.
+        tol: of the enclosure; wider ones are taken where they are due to rounding.
+        table: the monomials of the sums.
+        answer: the sums at ``places.trial``, if it was answered.
+        trace: of the Hessian there.
+        memory: for algebra.
+
+    Returns:
+        DONE or PASS.
+    """
+    before = math.inf
+    if not resume(search, places, carried, quadratic, table, answer, trace):
+        return PASS
+    for _ in range(MODEL_STEPS):
+        newton_step(search, places, carried, quadratic, constants, table, memory)
+        width = search.high - search.low
+        if width <= max(tol, search.rounding):
+            return DONE
+        if not width < 0.5 * before:  # another step on this polynomial would not help
+            break
+        before = width
+    step_safely(search, places, carried, quadratic, constants, table, memory)
+    return ask(search, places, carried)
+
+
+@kernel
+def step_safely(
+    search: SearchState,
+    places: Places,
+    carried: Carried,
+    quadratic: Quadratic,
+    constants: Constants,
+    table: Monomials,
+    memory: Dense,
+) -> None:
+    """Leaves theta where a pass is worth it: a share of the way to it leads downwards.
+
+    Far from its point the polynomial may lead upwards; its quadratic part there does not.
+    """
+    if search.high <= carried_value(carried, quadratic):
+        return
+    for k in range(places.shift.shape[0]):
+        places.shift[k] = 0.0
+    newton_step(search, places, carried, quadratic, constants, table, memory)
+
+
+@kernel
+def carried_value(carried: Carried, quadratic: Quadratic) -> float:
+    """F at the carried point."""
+    squared, tilted = 0.0, 0.0
+    for k in range(carried.points.shape[0]):
+        squared += carried.points[k, 0] * carried.points[k, 0]
+        tilted += quadratic.tilt[k] * carried.points[k, 0]
+    return carried.sums[0, 0] + 0.5 * quadratic.ridge * squared - tilted
+
+
+@kernel
+def resume(
+    search: SearchState,
+    places: Places,
+    carried: Carried,
+    quadratic: Quadratic,
+    table: Monomials,
+    answer: Workspace,
+    trace: float,
+) -> bool:
+    """Moves to where a pass was made; False if it led upwards and a shorter step is to be tried."""
+    if search.answered == 0:
+        search.tries, search.length = 0, 1.0
+        return True
+    search.answered = 0
+    if _take(search, places, carried, quadratic, table, answer, trace):
+        search.tries, search.length = 0, 1.0
+        return True
+    search.tries, search.length = search.tries + 1, 0.25 * search.length
+    if search.tries > MAX_TRIES:
+        return True
+    _try(search, places, carried)
+    return False
+
+
+@kernel
+def ask(search: SearchState, places: Places, carried: Carried) -> int:
+    """Asks for a pass at the minimiser of the polynomial, unless there were too many."""
+    if search.passes >= MAX_PASSES or search.tries > MAX_TRIES:
+        return DONE
+    for k in range(places.move.shape[0]):
+        places.move[k] = places.theta[k] - carried.points[k, 0]
+    _try(search, places, carried)
+    search.passes += 1
+    return PASS
+
+
+@kernel
+def _try(search: SearchState, places: Places, carried: Carried) -> None:
+    """The next point to look at: some share of the full step."""
+    for k in range(places.move.shape[0]):
+        places.trial[k] = carried.points[k, 0] + search.length * places.move[k]
+
+
+@kernel
+def _take(
+    search: SearchState,
+    places: Places,
+    carried: Carried,
+    quadratic: Quadratic,
+    table: Monomials,
+    answer: Workspace,
+    trace: float,
+) -> bool:
+    """Moves the carried point to where the pass was made, if the loss is enough smaller there.
+
+    Enough is a share of what the slope promises (Armijo): steps between two points of equal loss,
+    one on either side of the minimum, would never end.
+    """
+    d = places.trial.shape[0]
+    point = places.move  # as memory
+    slope = 0.0
+    for k in range(d):
+        at = carried.points[k, 0]
+        gradient = carried.sums[1 + k, 0] + quadratic.ridge * at - quadratic.tilt[k]
+        slope += gradient * (places.trial[k] - at)
+    before = carried_value(carried, quadratic)
+    after = answer.sums[0] + quadratic_value(quadratic, places.trial)
+    allowed = before + ARMIJO * min(slope, 0.0) + 64.0 * EPS * abs(before)
+    if not after <= allowed and before < math.inf:
+        return False
+    for i in range(table.count):
+        carried.sums[i, 0] = answer.sums[i]
+    for k in range(d):
+        carried.points[k, 0] = places.trial[k]
+        carried.rest[k, 0] = answer.rest[k]
+        places.shift[k] = 0.0
+        point[k] = 0.0
+    carried.rest[d, 0] = answer.rest[d]
+    carried.trace[0] = trace
+    return True
+
+
+@kernel
+def newton_step(
+    search: SearchState,
+    places: Places,
+    carried: Carried,
+    quadratic: Quadratic,
+    constants: Constants,
+    table: Monomials,
+    memory: Dense,
+) -> None:
+    """One Newton step on the polynomial, over the ball, and what it certifies.
+
+    From below by self-concordance at the Lagrangian ``F + nu (|theta|^2 - S^2)/2``: with its Newton
+    decrement delta in a lower bound M of its Hessian at theta, and ``b = R max|x_s| / sqrt(least
+    eigenvalue of M)``, the minimum is at most ``2 delta^2/(1 + sqrt(1 - b delta))^2`` below (the
+    largest ``delta s - s^2/(2 + b s)``). M: the polynomial's Hessian at the point before is at most
+    1 + its relative error times the true one, which shrinks by at most ``e^(-R D)`` on the way to
+    theta. And by the Frank-Wolfe gap, which needs no curvature. The better one counts.
+    """
+    d, radius = places.theta.shape[0], constants.radius
+    hessian, factor, powers = memory.hessian, memory.factor, memory.powers
+    gradient, before, b, y = (
+        memory.vectors[0],
+        memory.vectors[1],
+        memory.vectors[2],
+        memory.vectors[3],
+    )
+    sums = carried.sums.reshape(table.count)
+    theta, shift, longest = places.theta, places.shift, carried.facts[0]
+    taylor_powers(shift, table, powers)
+    taylor_gradient(sums, powers, table, gradient)
+    taylor_hessian(sums, powers, table, hessian)
+    earlier = error_at(
+        shift, sums[0], sums, carried.trace[0], carried.facts, constants, table.order
+    )
+    for k in range(d):
+        before[k] = carried.points[k, 0] + shift[k]
+        gradient[k] += quadratic.ridge * before[k] - quadratic.tilt[k]
+        hessian[k, k] += quadratic.ridge
+    minimize_on_ball(hessian, gradient, before, radius, factor, b, y, theta)
+    moved = 0.0
+    for k in range(d):
+        shift[k] = theta[k] - carried.points[k, 0]
+        moved += (theta[k] - before[k]) * (theta[k] - before[k])
+    taylor_powers(shift, table, powers)
+    value = taylor_value(sums, powers, table) + quadratic_value(quadratic, theta)
+    taylor_gradient(sums, powers, table, gradient)
+    for k in range(d):
+        gradient[k] += quadratic.ridge * theta[k] - quadratic.tilt[k]
+    error = error_at(shift, value, sums, carried.trace[0], carried.facts, constants, table.order)
+    search.high = value + error.value
+    size = abs(sums[0]) + abs(value) + 4.0 * radius * carried.facts[1]
+    search.rounding = 4.0 * compensated(d) * EPS * size
+    base = value - 2.0 * error.value
+    gap = frank_wolfe_gap(theta, gradient, radius)
+    excess = gap + 2.0 * radius * error.slope * math.sqrt(error.trace)
+    reducible = max(excess - search.rounding, 0.0)
+    low = base - excess
+    known = 0.0
+    if max(earlier.hessian, error.hessian) < 1.0:  # else the polynomial may bend downwards
+        shrink = math.exp(-constants.concordance * longest * math.sqrt(moved))
+        known = shrink / (1.0 + max(earlier.hessian, error.hessian))
+    squared, nu, off_sphere = dot(theta, theta), 0.0, 0.0
+    if squared >= ON_SPHERE * radius * radius:
+        nu = max(-dot(gradient, theta) / (radius * radius), 0.0)
+        off_sphere = 0.5 * nu * max(radius * radius - squared, 0.0)
+        base -= off_sphere
+        for k in range(d):
+            gradient[k] += nu * theta[k]
+    for i in range(d):
+        for j in range(d):
+            hessian[i, j] *= known
+    lost = plain(d, carried.facts[2]) * EPS * error.trace
+    if known > 0.0 and cholesky(hessian, nu - lost, factor):
+        forward(factor, gradient, y)
+        decrement = length(y) + error.slope
+        stiffness = constants.concordance * longest * math.sqrt(inverse_trace(factor, b))
+        left = 1.0 - stiffness * decrement
+        if left >= 0.0:
+            ratio = decrement / (1.0 + math.sqrt(left))
+            low = max(low, base - 2.0 * ratio * ratio)
+            excess = min(excess, off_sphere + 2.0 * ratio * ratio)
+            terms = 2.0 * carried.facts[1] + length(gradient) + 2.0 * length(quadratic.tilt)
+            lost_slope = compensated(d) * EPS * terms + lost * length(shift)
+            rest = max(decrement - lost_slope * math.sqrt(inverse_trace(factor, b)), 0.0)
+            reducible = min(reducible, max(off_sphere - search.rounding, 0.0) + rest * rest)
+    search.low = low if low == low else -math.inf
+    search.excess = excess + 2.0 * error.rounding if excess == excess else math.inf
+    search.reducible = reducible if reducible == reducible else math.inf
+
+
+@entry
+def find_minima(
+    family: CompiledFamily,
+    X: Floats,
+    w: Floats,
+    y: Floats,
+    rows: int,
+    memory: Floats,
+    places: Floats,
+    search: np.ndarray,
+    constants: Floats,
+    packed: Packed,
+    ridge: Floats,
+    tilt: Floats,
+    tol: float,
+) -> None:
+    """The minimum of every problem to a tolerance, with all passes that it needs."""
+    table, count = unpack(packed), packed.count
+    work, algebra = workspace(packed.dim, count), dense(packed.dim, count)
+    for b in range(memory.shape[0]):
+        state, carried = record(search, b), carried_in(memory[b], packed.dim, 1, count)
+        vectors, c, trace = places_in(places[b]), constants[b], 0.0
+        quadratic, known = Quadratic(ridge[b], tilt[b]), Constants(c[0], c[1], c[2])
+        state.passes, state.answered = 0, 0
+        while search_minimum(
+            state, vectors, carried, quadratic, known, tol, table, work, trace, algebra
+        ):
+            trace = sum_rows(family, X[b], w[b], y[b], 0, rows, vectors.trial, table, work)
+            state.answered = 1
+
+
+@entry
+def search_on(
+    b: int,
+    memory: Floats,
+    places: Floats,
+    search: np.ndarray,
+    constants: Floats,
+    packed: Packed,
+    ridge: Floats,
+    tilt: Floats,
+    tol: float,
+    work: Workspace,
+    trace: float,
+    algebra: Dense,
+) -> int:
+    """:func:`search_minimum` for one problem of a batch."""
+    table, c = unpack(packed), constants[b]
+    return search_minimum(
+        record(search, b),
+        places_in(places[b]),
+        carried_in(memory[b], packed.dim, 1, packed.count),
+        Quadratic(ridge[b], tilt[b]),
+        Constants(c[0], c[1], c[2]),
+        tol,
+        table,
+        work,
+        trace,
+        algebra,
+    )

@@ -1,0 +1,134 @@
+"""Where the rows come from: a history seen as N problems, and passes over it.
+
+The rows of a CPU's history are read by compiled code as they lie in memory. Families without
+compiled derivatives supply theirs through torch, and rows that lie in several processes are summed
+in each and added up: for both, compiled code stops where it needs a pass and goes on with its sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from torchglb.backend import Floats, entry
+from torchglb.carried.kernels import Workspace, sum_rows, trace_of, workspace
+from torchglb.carried.monomials import Packed, unpack
+from torchglb.errors import SolverError
+from torchglb.families import GLMFamily
+from torchglb.families.compiled import CompiledFamily
+from torchglb.history import History
+
+#: stands for the family in compiled code that never looks at it
+NO_FAMILY = CompiledFamily(0, 1.0, 1.0, 0.0, 0.0, False, 0.0)
+
+
+class RowArrays(NamedTuple):
+    """The rows of N problems as compiled code reads them.
+
+    Attributes:
+        X: features, ``(N, d, capacity)``.
+        w: weights, ``(N, capacity)``.
+        y: weights times rewards, ``(N, capacity)``.
+        used: rows that are in use.
+    """
+
+    X: NDArray[Any]
+    w: NDArray[Any]
+    y: NDArray[Any]
+    used: int
+
+
+class RowSource:
+    """The rows of a history on the CPU, for whoever carries sums over them.
+
+    Args:
+        family: the GLM family.
+        history: the rows; ``*B`` is seen as N problems in one axis.
+    """
+
+    def __init__(self, family: GLMFamily, history: History) -> None:
+        self.family, self.history = family, history
+        self.compiled = family.compiled() or NO_FAMILY
+        self.problems = history.batch_shape.numel()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are built anew: ``compiled`` is compared by identity."""
+        return type(self), (self.family, self.history)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether compiled code may read all rows by itself."""
+        return self.compiled is not NO_FAMILY and self.history.is_whole
+
+    def arrays(self) -> RowArrays:
+        """The rows as they lie in memory."""
+        return RowArrays(*self.history.arrays())
+
+    def terms_at(self, z: Floats, r: Floats, w: Floats) -> Floats:
+        """Loss, slope and curvature ``(3, A)`` of one row at points with ``z (A,)``, by torch."""
+        found = self.family.loss_terms(torch.from_numpy(z), torch.from_numpy(r))
+        return np.stack([w * term.numpy() for term in found])
+
+    def pass_at(self, b: int, point: Floats, table: Packed, work: Workspace) -> float:
+        """One pass over the rows of problem b, into ``work.sums``; the trace of the Hessian."""
+        rows = self.arrays()
+        if self.compiled is NO_FAMILY:
+            trace = self._pass_by_torch(b, point, table, rows, work)
+        else:
+            X, w, y = rows.X[b], rows.w[b], rows.y[b]
+            trace = one_pass(self.compiled, X, w, y, rows.used, point, table, work)
+        shards = self.history.shards
+        if not shards.is_whole:
+            both = torch.from_numpy(np.append(work.sums - _padded(work), trace))
+            (total,) = shards.sum(both)
+            work.sums[:], trace = total[:-1].numpy(), float(total[-1])
+            work.rest[:] = 0.0
+        return trace
+
+    def _pass_by_torch(
+        self, b: int, point: Floats, table: Packed, rows: RowArrays, work: Workspace
+    ) -> float:
+        X, w, y = (torch.from_numpy(t[b][..., : rows.used]).double() for t in rows[:3])
+        z = torch.from_numpy(point) @ X
+        r = torch.where(w > 0, y / torch.where(w > 0, w, 1.0), 0.0)
+        loss, slope, curvature = (w * term for term in self.family.loss_terms(z, r))
+        if bool((curvature < 0).any()):
+            name = type(self.family).__name__
+            raise SolverError(f"{name}: m'' is negative, so that the loss is not convex")
+        hessian = (X * curvature) @ X.mT
+        d = table.dim
+        work.sums[0], work.sums[1 : 1 + d] = float(loss.sum()), (X @ slope).numpy()
+        work.rest[:] = 0.0
+        if table.order == 1:
+            return float(torch.trace(hessian))
+        upper = torch.triu_indices(d, d)
+        work.sums[1 + d :] = hessian[upper[0], upper[1]].numpy()
+        return trace_of(work.sums, d)
+
+
+def _padded(work: Workspace) -> Floats:
+    """What rounding has added to the sums, as long as they are."""
+    return np.concatenate([work.rest, np.zeros(len(work.sums) - len(work.rest))])
+
+
+@entry
+def one_pass(
+    family: CompiledFamily,
+    X: Floats,
+    w: Floats,
+    y: Floats,
+    rows: int,
+    point: Floats,
+    table: Packed,
+    work: Workspace,
+) -> float:
+    """:func:`sum_rows` over all rows of one problem."""
+    return sum_rows(family, X, w, y, 0, rows, point, unpack(table), work)
+
+
+def new_workspace(table: Packed) -> Workspace:
+    """Memory for passes of these monomials."""
+    return workspace(table.dim, table.count)

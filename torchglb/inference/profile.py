@@ -1,0 +1,110 @@
+"""Profile-likelihood intervals: for a fixed sample, and asymptotic. Not for adaptive data."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from torchglb.checks import ValueChecks, as_tensor, check_choice, check_probability, check_shape
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
+from torchglb.history import History, Rows
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.mle import constrained_mle
+from torchglb.ucb import SublevelProgram, support
+
+#: a maximiser this close to the sphere, relative to S, has been stopped by it
+AT_SPHERE = 1e-6
+
+
+class FixedSampleInterval(NamedTuple):
+    """Ends of an interval for a sample whose size and features were fixed beforehand.
+
+    Attributes:
+        lower: the lower end, ``(*B, K)``, or ``(*B)`` for one direction of each problem.
+        upper: the upper end.
+        estimate: at the maximum-likelihood estimate.
+        cut: whether the ball, and not the likelihood, has ended the interval on either side; it
+            would be longer with a larger S.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    estimate: Tensor
+    cut: Tensor
+
+
+@torch.no_grad()
+def profile_interval(
+    family: GLMFamily,
+    history: History | Rows,
+    x: Any,
+    *,
+    domain: Ball,
+    alpha: float = 0.05,
+    scale: str = "linear",
+    joint: bool = False,
+) -> FixedSampleInterval:
+    """The profile-likelihood interval of ``<x, theta>``: fixed sample, asymptotic.
+
+    All values of ``<x, theta>`` over ``{theta : L(theta) <= L_min + q/2}``, q the 1 - alpha
+    quantile of chi^2 with one degree of freedom (Wilks): the coefficients, contrasts and means that
+    a likelihood-ratio test at level alpha does not reject. Invariant to reparametrisation.
+
+    Its coverage is 1 - alpha in the limit of large samples, for each x by itself (or for all x at
+    once with ``joint``), if the model is right and **the size of the sample and its features were
+    fixed beforehand**. It is NOT valid for adaptively chosen features (bandits, active learning),
+    nor if one looks more than once or stops when the result pleases: theta* is then outside far
+    more often than alpha. Use :class:`torchglb.ConfidenceSequence` for such data.
+
+    Args:
+        family: the GLM family; its dispersion is taken as known.
+        history: the observations.
+        x: directions, ``(*B, d)`` or ``(*B, K, d)``; a basis vector for a coefficient.
+        domain: a ball that contains theta*; S may be as large as one likes (see ``cut``).
+        alpha: one minus the coverage.
+        scale: ``"linear"`` for ``<x, theta>``, ``"mean"`` for ``mu(<x, theta>)``.
+        joint: simultaneous for all x: the quantile of chi^2 with d degrees of freedom.
+
+    Raises:
+        SolverError: if a bound could not be certified.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = glb.Rows(torch.ones(20, 1).double(), torch.tensor([1.0] * 14 + [0.0] *
+        6).double())
+        >>> found = profile_interval(
+        ...     glb.Bernoulli(), rows, [1.0], domain=glb.Ball(1, 10.0), scale="mean"
+        ... )
+        >>> [round(float(end), 3) for end in (found.lower, found.upper)]
+        [0.484, 0.87]
+    """
+    check_probability("alpha", alpha)
+    check_choice("scale", scale, ("linear", "mean"))
+    likelihood = NegativeLogLikelihood.of(family, history)
+    batch, d = tuple(likelihood.batch_shape), likelihood.dim
+    X = likelihood.X
+    arms = as_tensor("x", x, dtype=X.dtype, device=X.device)
+    single = arms.ndim == len(batch) + 1
+    check_shape("x", arms, (*batch, *(() if single else ("K",)), d))
+    checks = ValueChecks()
+    checks.finite("x", arms)
+    checks.settle()
+    arms = arms[..., None, :] if single else arms
+    fit = constrained_mle(family, history, domain)
+    quantile = float(stats.chi2.ppf(1.0 - alpha, d if joint else 1))
+    program = SublevelProgram(likelihood, domain, fit.loss + 0.5 * quantile)
+    found = support(program, torch.cat([arms, -arms], dim=-2), center=fit.theta)
+    upper, minus_lower = found.upper.chunk(2, dim=-1)
+    S = domain.radius_like(fit.loss).expand(fit.loss.shape)[..., None]
+    stopped = torch.linalg.vector_norm(found.theta, dim=-1) >= S * (1.0 - AT_SPHERE)
+    above, below = stopped.chunk(2, dim=-1)
+    estimate = (arms * fit.theta[..., None, :]).sum(-1)
+    ends = [-minus_lower, upper, estimate]
+    if scale == "mean":
+        ends = [family.mean(end) for end in ends]
+    parts = [*ends, above | below]
+    return FixedSampleInterval(*(part[..., 0] if single else part for part in parts))

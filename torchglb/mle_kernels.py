@@ -1,0 +1,425 @@
+"""The norm-constrained estimate in compiled code: Newton's method on the ball, problem by problem.
+
+Every step minimises the quadratic model on the ball, then searches the segment towards that
+minimiser, which stays feasible. It stops by the Frank-Wolfe gap. The mathematics is that of
+:mod:`torchglb.optim.newton`, the torch version for devices and for families without compiled
+derivatives.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchglb.backend import Floats, Ints, entry, kernel, vectorised
+from torchglb.backend.dense import (
+    EPS,
+    TINY,
+    cholesky,
+    dot,
+    frank_wolfe_gap,
+    length,
+    minimize_on_ball,
+    solve_factored,
+)
+from torchglb.carried.kernels import Workspace, sum_rows
+from torchglb.carried.monomials import Monomials
+from torchglb.families.compiled import CompiledFamily
+from torchglb.families.row_terms import CHUNK, SCRATCH
+
+#: the statuses of :class:`torchglb.optim.Status`
+CONVERGED, MAX_STEPS, NONFINITE, INFEASIBLE, INACCURATE = range(5)
+RUNNING = -1
+#: sufficient decrease, as a share of the decrease that the slope predicts
+ARMIJO = 1e-4
+#: a segment shorter than this share of the full step counts as stuck
+SHORTEST = 1e-10
+#: steps without effect, in a row, that count as stuck
+PATIENCE = 3
+#: a squared pivot of this share of the largest is rounding
+PIVOT = 256.0 * EPS
+#: curvature that a singular Hessian is given, next to its trace: steps stay short where it is flat
+PROXIMAL = 1e-12
+
+
+# ---- the loss of one problem -------------------------------------------------------------------
+
+
+class RowLoss(NamedTuple):
+    """``sum_s (w_s m(<x_s, theta>) - y_s <x_s, theta>)/g + (lambda/2)|theta|^2 - <tilt, theta>``.
+
+    Attributes:
+        family: m and g.
+        X: features, ``(d, n)``.
+        w: weights, ``(n,)``.
+        y: weights times rewards, ``(n,)``.
+        ridge: lambda.
+        tilt: ``(d,)``.
+    """
+
+    family: CompiledFamily
+    X: Floats
+    w: Floats
+    y: Floats
+    ridge: float
+    tilt: Floats
+
+
+class PointExpansion(NamedTuple):
+    """Where a loss is evaluated, and its derivatives there: ``(d,)``, ``(d,)``, ``(d, d)``."""
+
+    theta: Floats
+    gradient: Floats
+    hessian: Floats
+
+
+@kernel
+def copy_vector(source: Floats, target: Floats) -> None:
+    """Writes one vector over another (a loop: array assignments take seconds to compile)."""
+    for i in range(source.shape[0]):
+        target[i] = source[i]
+
+
+@kernel
+def new_point(dim: int) -> PointExpansion:
+    """NewtonMemory for a point."""
+    return PointExpansion(np.zeros(dim), np.zeros(dim), np.zeros((dim, dim)))
+
+
+@kernel
+def copy_point(source: PointExpansion, target: PointExpansion) -> None:
+    """Writes one point over another."""
+    copy_vector(source.theta, target.theta)
+    copy_vector(source.gradient, target.gradient)
+    for i in range(source.theta.shape[0]):
+        copy_vector(source.hessian[i], target.hessian[i])
+
+
+@kernel
+def pass_table(dim: int, order: int) -> Monomials:
+    """What a pass of order 1 or 2 reads of a table of monomials."""
+    count = 1 + dim if order == 1 else 1 + dim + dim * (dim + 1) // 2
+    none, empty = np.empty(0, np.int64), np.empty((0, 0), np.int64)
+    cube = np.empty((0, 0, 0), np.int64)
+    return Monomials(dim, order, count, none, none, none, none, np.empty(0), empty, cube)
+
+
+@kernel
+def pass_memory(dim: int) -> Workspace:
+    """For passes of order 1 or 2."""
+    count = 1 + dim + dim * (dim + 1) // 2
+    return Workspace(np.zeros(SCRATCH), np.zeros((1, CHUNK)), np.zeros(count), np.zeros(1 + dim))
+
+
+@kernel
+def expand(loss: RowLoss, table: Monomials, work: Workspace, at: PointExpansion) -> float:
+    """The loss at ``at.theta``, with its derivatives there: one pass."""
+    family, X, w, y, theta = loss.family, loss.X, loss.w, loss.y, at.theta
+    sum_rows(family, X, w, y, 0, X.shape[1], theta, table, work)
+    sums, d = work.sums, theta.shape[0]
+    value = sums[0] + 0.5 * loss.ridge * dot(theta, theta) - dot(loss.tilt, theta)
+    place = 1 + d
+    for i in range(d):
+        at.gradient[i] = sums[1 + i] + loss.ridge * theta[i] - loss.tilt[i]
+        for j in range(i, d):
+            at.hessian[i, j] = sums[place]
+            at.hessian[j, i] = sums[place]
+            place += 1
+        at.hessian[i, i] += loss.ridge
+    return value
+
+
+# ---- Newton's method on the ball ---------------------------------------------------------------
+
+
+class NewtonMemory(NamedTuple):
+    """Of a minimisation.
+
+    Attributes:
+        here: where it stands.
+        trial: the point to try.
+        target: the minimiser of the model on the ball.
+        step: the last step.
+        change: of the gradient over it.
+        model: a Hessian with more curvature.
+        factor: of Cholesky.
+        b: a vector.
+        u: a vector.
+    """
+
+    here: PointExpansion
+    trial: PointExpansion
+    target: Floats
+    step: Floats
+    change: Floats
+    model: Floats
+    factor: Floats
+    b: Floats
+    u: Floats
+
+
+class Outcome(NamedTuple):
+    """Of a minimisation: the loss, its gap, a status, evaluations after the first."""
+
+    loss: float
+    gap: float
+    status: int
+    num_steps: int
+
+
+@kernel
+def new_memory(dim: int) -> NewtonMemory:
+    """For minimisations of this dimension."""
+    return NewtonMemory(
+        new_point(dim),
+        new_point(dim),
+        np.zeros(dim),
+        np.zeros(dim),
+        np.zeros(dim),
+        np.zeros((dim, dim)),
+        np.zeros((dim, dim)),
+        np.zeros(dim),
+        np.zeros(dim),
+    )
+
+
+@kernel
+def minimize(
+    loss: RowLoss,
+    radius: float,
+    tol: float,
+    max_steps: int,
+    table: Monomials,
+    memory: NewtonMemory,
+    work: Workspace,
+) -> Outcome:
+    """Minimises over the ball from ``memory.here.theta``, and leaves the last point there.
+
+    Args:
+        loss: the problem.
+        radius: S.
+        tol: stop when ``gap <= tol (1 + |loss|)``.
+        max_steps: limit on evaluations after the first.
+        table: of :func:`pass_table`, of order 2.
+        memory: of :func:`new_memory`.
+        work: of :func:`pass_memory`.
+    """
+    here, trial = memory.here, memory.trial
+    d = here.theta.shape[0]
+    copy_vector(here.theta, trial.theta)
+    value, gap, least = math.nan, math.inf, math.inf
+    slope, share, stalled, steps = 0.0, 1.0, 0, -1
+    while True:
+        found = expand(loss, table, work, trial)
+        steps += 1
+        noise = 8.0 * EPS * (1.0 + abs(value))
+        if steps == 0 or found <= value + ARMIJO * slope + noise:
+            value, share = found, 1.0
+            gap = frank_wolfe_gap(trial.theta, trial.gradient, radius)
+            # at the limit of the arithmetic a step lowers neither the value nor the gap
+            stalled = stalled + 1 if abs(slope) <= noise and gap > 0.8 * least else 0
+            least = min(least, gap)
+            if steps == 0:
+                copy_vector(trial.gradient, here.gradient)
+            for i in range(d):
+                memory.step[i] = trial.theta[i] - here.theta[i]
+                memory.change[i] = trial.gradient[i] - here.gradient[i]
+            copy_point(trial, here)
+            status = _status(value, gap, tol, stalled)
+            if status == RUNNING:
+                model_minimum(here, radius, memory)
+        else:
+            share *= _shorter(found - value - slope, slope)
+            status = INACCURATE if share < SHORTEST else RUNNING
+        if status == RUNNING and steps >= max_steps:
+            status = MAX_STEPS
+        if status != RUNNING:
+            return Outcome(value, gap, status, steps)
+        slope = _towards(here, memory.target, share, trial.theta)
+
+
+@kernel
+def _status(value: float, gap: float, tol: float, stalled: int) -> int:
+    """Of a point that a minimisation has come to."""
+    if not abs(value + gap) < math.inf:
+        return NONFINITE
+    if gap <= tol * (1.0 + abs(value)):
+        return CONVERGED
+    return INACCURATE if stalled >= PATIENCE else RUNNING
+
+
+@kernel
+def _towards(here: PointExpansion, target: Floats, share: float, trial: Floats) -> float:
+    """Writes the point at a share of the segment to the target; its slope times its length."""
+    slope = 0.0
+    for i in range(trial.shape[0]):
+        step = target[i] - here.theta[i]
+        slope += here.gradient[i] * step
+        trial[i] = target[i] if share == 1.0 else here.theta[i] + share * step
+    return share * slope
+
+
+@kernel
+def _shorter(excess: float, slope: float) -> float:
+    """After a refusal: the minimum of the parabola through what is known, within [.1, .5]."""
+    if not 0.0 < excess < math.inf:
+        return 0.1
+    return min(max(-0.5 * slope / excess, 0.1), 0.5)
+
+
+@kernel
+def model_minimum(here: PointExpansion, radius: float, memory: NewtonMemory) -> None:
+    """The minimiser of the quadratic model on the ball, into ``memory.target``.
+
+    Inside the ball the step looks back: ``-H^-1 (g - t^2 y) - t^2 s`` with the last step s and the
+    change y of the gradient over it, Chebyshev's step (:mod:`torchglb.optim.newton`).
+    """
+    model, target, b, u = here.hessian, memory.target, memory.b, memory.u
+    solvable = regular_cholesky(model, memory.factor)
+    if not solvable:
+        model = memory.model
+        lift(here.hessian, model)
+        solvable = cholesky(model, 0.0, memory.factor)
+    if solvable:
+        back = look_back(here, memory.step)
+        for i in range(b.shape[0]):
+            b[i] = back * memory.change[i] - here.gradient[i]
+        solve_factored(memory.factor, b, u)
+        for i in range(b.shape[0]):
+            target[i] = here.theta[i] + u[i] - back * memory.step[i]
+        if length(target) <= radius:
+            return
+    minimize_on_ball(model, here.gradient, here.theta, radius, memory.factor, b, u, target)
+
+
+@kernel
+def lift(matrix: Floats, lifted: Floats) -> None:
+    """The matrix with a little more curvature: steps stay short in directions that have none."""
+    trace = 0.0
+    for i in range(matrix.shape[0]):
+        trace += matrix[i, i]
+    for i in range(matrix.shape[0]):
+        copy_vector(matrix[i], lifted[i])
+        lifted[i, i] += PROXIMAL * trace + TINY
+
+
+@kernel
+def regular_cholesky(matrix: Floats, factor: Floats) -> bool:
+    """The lower factor; False where its least pivot is not more than rounding of the largest."""
+    if not cholesky(matrix, 0.0, factor):
+        return False
+    low, high = math.inf, 0.0
+    for i in range(matrix.shape[0]):
+        low, high = min(low, factor[i, i]), max(high, factor[i, i])
+    return low * low > PIVOT * high * high
+
+
+@kernel
+def look_back(here: PointExpansion, step: Floats) -> float:
+    """``t^2`` for the share ``t = <g, s>/<s, H s>`` of the last step s; 0 unless steps shrink."""
+    d, along, bend = step.shape[0], 0.0, 0.0
+    for i in range(d):
+        along += here.gradient[i] * step[i]
+        for j in range(d):
+            bend += step[i] * here.hessian[i, j] * step[j]
+    if not bend > 0.0:
+        return 0.0
+    square = (along / bend) * (along / bend)
+    return square if square <= 0.25 else 0.0
+
+
+# ---- many problems -----------------------------------------------------------------------------
+
+
+@vectorised
+def _load_rows(
+    family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats
+) -> bool:
+    """Features, weights and weighted rewards as the passes read them.
+
+    Args:
+        family: knows the range of rewards.
+        X: ``(B, n, d)``, of any layout and floating dtype.
+        r: ``(B, n)``.
+        w: ``(B, n)``; ignored unless ``weighted``.
+        weighted: whether there are weights.
+        rows: the result, ``(B, d + 2, n)``.
+
+    Returns:
+        Whether features and weights are finite, weights not negative, and rewards in their range.
+    """
+    count, n, d = X.shape
+    rest, sound = 0.0, True  # zero times NaN or infinity is not zero
+    for b in range(count):
+        for start in range(0, n, CHUNK):
+            stop = min(start + CHUNK, n)
+            for k in range(d):
+                for s in range(start, stop):
+                    entry = X[b, s, k]
+                    rows[b, k, s] = entry
+                    rest += 0.0 * entry
+        for s in range(n):
+            weight, reward = w[b, s] if weighted else 1.0, np.float64(r[b, s])
+            rows[b, d, s] = weight
+            rows[b, d + 1, s] = weight * reward
+            rest += 0.0 * weight + 0.0 * reward
+            if not (weight >= 0.0 and family.low <= reward <= family.high):
+                sound = False
+            # the reward of merged rows is a mean
+            if family.whole and not weighted and reward != math.floor(reward):
+                sound = False
+    return sound and rest == 0.0
+
+
+class Estimates(NamedTuple):
+    """Of B problems: what :class:`PointExpansion` and :class:`Outcome` say of each."""
+
+    theta: Floats
+    gradient: Floats
+    hessian: Floats
+    loss: Floats
+    gap: Floats
+    status: Ints
+    num_steps: Ints
+
+
+@entry
+def load_rows(family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats) -> bool:
+    """:func:`_load_rows`, from Python."""
+    return _load_rows(family, X, r, w, weighted, rows)
+
+
+@entry
+def minimize_all(
+    family: CompiledFamily,
+    rows: Floats,
+    settings: Floats,
+    tol: float,
+    max_steps: int,
+) -> Estimates:
+    """Every problem by itself, one after the other.
+
+    Args:
+        family: the family.
+        rows: of :func:`load_rows`.
+        settings: lambda, S, tilt and start, ``(B, 2 + 2 d)``.
+        tol: stop when ``gap <= tol (1 + |loss|)``.
+        max_steps: limit on evaluations.
+    """
+    count, d = rows.shape[0], rows.shape[1] - 2
+    theta, gradient = np.empty((count, d)), np.empty((count, d))
+    hessian, value, gap = np.empty((count, d, d)), np.empty(count), np.empty(count)
+    status, num_steps = np.empty(count, np.int64), np.empty(count, np.int64)
+    table, work, memory = pass_table(d, 2), pass_memory(d), new_memory(d)
+    for b in range(count):
+        ridge, radius = settings[b, 0], settings[b, 1]
+        tilt = settings[b, 2 : 2 + d]
+        loss = RowLoss(family, rows[b, :d], rows[b, d], rows[b, d + 1], ridge, tilt)
+        copy_vector(settings[b, 2 + d :], memory.here.theta)
+        found = minimize(loss, radius, tol, max_steps, table, memory, work)
+        copy_point(memory.here, PointExpansion(theta[b], gradient[b], hessian[b]))
+        value[b], gap[b] = found.loss, found.gap
+        status[b], num_steps[b] = found.status, found.num_steps
+    return Estimates(theta, gradient, hessian, value, gap, status, num_steps)

@@ -1,0 +1,242 @@
+"""Centres of posteriors, compiled: minimisers of the loss plus a penalty, one problem at a time.
+
+A centre need not be exact: any point gives a valid level. So each is a carried point
+(:mod:`torchglb.carried`), and it moves, by damped Newton steps of one pass each, only when it has
+fallen too far behind the minimiser.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchglb.backend import Floats, kernel
+from torchglb.backend.dense import EPS, cholesky, dot, length, solve_factored
+from torchglb.carried.kernels import Carried, Workspace, sum_rows, trace_of
+from torchglb.carried.monomials import Monomials
+from torchglb.families.compiled import CompiledFamily
+
+MAX_STEPS = 40
+
+
+class Prior(NamedTuple):
+    """The prior of one problem, and what bounds its losses.
+
+    Attributes:
+        normal: ``N(0, s0^2 I)``; else uniform on the ball.
+        S: of the ball.
+        variance: s0^2.
+        log_volume: of the ball.
+        concordance: R_s on the support of the prior.
+        top: the largest m'' there.
+        log_failure: ``log(1/delta)``.
+        tolerance: what may be left on the table to save passes.
+        terms: of the series.
+    """
+
+    normal: bool
+    S: float
+    variance: float
+    log_volume: float
+    concordance: float
+    top: float
+    log_failure: float
+    tolerance: float
+    terms: int
+
+
+@kernel
+def prior_in(normal: bool, numbers: Floats) -> Prior:
+    """From the eight numbers of a problem."""
+    return Prior(
+        normal,
+        numbers[0],
+        numbers[1],
+        numbers[2],
+        numbers[3],
+        numbers[4],
+        numbers[5],
+        numbers[6],
+        int(numbers[7]),
+    )
+
+
+class Rows(NamedTuple):
+    """The rows of one problem: features ``(d, n)``, weights, weighted rewards ``(n,)``."""
+
+    X: Floats
+    w: Floats
+    y: Floats
+
+
+class Algebra(NamedTuple):
+    """Memory: matrices ``(d, d)`` and vectors ``(4, d)``."""
+
+    hessian: Floats
+    factor: Floats
+    cover: Floats
+    vectors: Floats
+
+
+@kernel
+def algebra(dim: int) -> Algebra:
+    """For so many features."""
+    return Algebra(
+        np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros((4, dim))
+    )
+
+
+# ---- centres -----------------------------------------------------------------------------------
+
+
+@kernel
+def penalty_at(prior: Prior, eta: float, point: Floats) -> float:
+    """``-eta log(S^2 - |theta|^2)``, or ``|theta|^2/(2 s0^2)``; infinite outside the ball."""
+    square = dot(point, point)
+    if prior.normal:
+        return 0.5 * square / prior.variance
+    room = prior.S * prior.S - square
+    return -eta * math.log(room) if room > 0.0 else math.inf
+
+
+@kernel
+def newton_step(
+    prior: Prior, eta: float, carried: Carried, slot: int, point: Floats, memory: Algebra
+) -> float:
+    """The Newton step of loss plus penalty at a centre, into ``vectors[1]``.
+
+    Returns:
+        Half the squared Newton decrement: to second order, how far the penalised loss is above its
+        minimum. 0 where the Hessian is not positive definite by rounding.
+    """
+    d, hessian = point.shape[0], memory.hessian
+    gradient, step = memory.vectors[0], memory.vectors[1]
+    room = prior.S * prior.S - dot(point, point)
+    pull = 1.0 / prior.variance if prior.normal else 2.0 * eta / room
+    place = 1 + d
+    for i in range(d):
+        gradient[i] = carried.sums[1 + i, slot] + pull * point[i]
+        for j in range(i, d):
+            entry_ = carried.sums[place, slot]
+            if not prior.normal:
+                entry_ += pull * 2.0 * point[i] * point[j] / room
+            hessian[i, j] = entry_
+            hessian[j, i] = entry_
+            place += 1
+        hessian[i, i] += pull
+    if not cholesky(hessian, 0.0, memory.factor):
+        return 0.0
+    solve_factored(memory.factor, gradient, step)
+    half = 0.5 * dot(step, gradient)
+    for i in range(d):
+        step[i] = -step[i]
+    return half
+
+
+@kernel
+def distance_to_sphere(point: Floats, direction: Floats, S: float) -> float:
+    """The largest t with ``|point + t direction| <= S``, for a point of the ball."""
+    room = max(S * S - dot(point, point), 0.0)
+    along, square = dot(point, direction), dot(direction, direction)
+    if not square > 0.0:
+        return math.inf
+    root = math.sqrt(along * along + square * room)
+    # of the two forms of the root, the one without cancellation
+    return room / (along + root) if along > 0.0 else (root - along) / square
+
+
+@kernel
+def put(carried: Carried, slot: int, point: Floats, sums: Floats, rest: Floats) -> None:
+    """Moves one carried point to where the sums of the loss are known."""
+    d = point.shape[0]
+    for i in range(d):
+        carried.points[i, slot] = point[i]
+    for i in range(sums.shape[0]):
+        carried.sums[i, slot] = sums[i]
+    for i in range(1 + d):
+        carried.rest[i, slot] = rest[i]
+    carried.trace[slot] = trace_of(sums, d)
+
+
+@kernel
+def recentre(
+    family: CompiledFamily,
+    rows: Rows,
+    prior: Prior,
+    eta: float,
+    carried: Carried,
+    slot: int,
+    offer: Floats,
+    table: Monomials,
+    work: Workspace,
+    memory: Algebra,
+) -> int:
+    """Moves a centre until half its squared Newton decrement is at most the tolerance.
+
+    A step of length ``log(1 + l)/l`` times a Newton step of length l is safe for a loss with
+    ``|m'''| <= m''`` and ``|x| <= 1``, and so is one of four fifths of the way to the sphere; a bad
+    guess costs a pass, no more.
+
+    Args:
+        family: the family.
+        rows: all of them.
+        prior: of the problem.
+        eta: weight of the barrier.
+        carried: the sums.
+        slot: which point.
+        offer: a point that is taken if it is better, alone or with its derivatives; or nothing.
+        table: the monomials of second order.
+        work: memory for passes.
+        memory: for algebra.
+
+    Returns:
+        The number of passes.
+    """
+    d, passes, damping = carried.points.shape[0], 0, 1.0
+    point, trial = memory.vectors[2], memory.vectors[3]
+    for i in range(d):
+        point[i] = carried.points[i, slot]
+    value = carried.sums[0, slot] + penalty_at(prior, eta, point)
+    behind = newton_step(prior, eta, carried, slot, point, memory)
+    if offer.shape[0] > 0 and behind > prior.tolerance:
+        place = offer[:d]
+        # next to the sphere a Newton step no more than doubles the room
+        if prior.normal or dot(place, place) <= (1.0 - 1.0 / 64.0) * prior.S * prior.S:
+            if offer.shape[0] > d:
+                work.sums[:] = offer[d:]
+                work.rest[:] = 0.0
+            else:
+                sum_rows(family, rows.X, rows.w, rows.y, 0, rows.X.shape[1], place, table, work)
+                passes += 1
+            after = work.sums[0] + penalty_at(prior, eta, place)
+            if after < value:
+                put(carried, slot, place, work.sums, work.rest)
+                for i in range(d):
+                    point[i] = place[i]
+                value = after
+            behind = newton_step(prior, eta, carried, slot, point, memory)
+    for _ in range(MAX_STEPS):
+        if not behind > prior.tolerance or damping < 1e-6:
+            break
+        step = memory.vectors[1]
+        far, share = length(step), damping
+        if far > 0.5:
+            share *= math.log1p(far) / far
+        if not prior.normal:
+            share = min(share, 0.8 * damping * distance_to_sphere(point, step, prior.S))
+        for i in range(d):
+            trial[i] = point[i] + share * step[i]
+        sum_rows(family, rows.X, rows.w, rows.y, 0, rows.X.shape[1], trial, table, work)
+        passes += 1
+        after = work.sums[0] + penalty_at(prior, eta, trial)
+        if after <= value + 64.0 * EPS * abs(value):
+            put(carried, slot, trial, work.sums, work.rest)
+            value, damping = after, 1.0
+            for i in range(d):
+                point[i] = trial[i]
+            behind = newton_step(prior, eta, carried, slot, point, memory)
+        else:
+            damping *= 0.25
+    return passes

@@ -1,0 +1,276 @@
+"""A posterior held from row to row, and the search for a better one; compiled, for one problem.
+
+Any posterior gives a valid level, however old it is; only its average loss must be that of all
+rows. The loss at the P centres and at the held posterior's centre is carried by
+:mod:`torchglb.carried`; the increments of the held posterior are added row by row. Rows are read
+only in a search: a *refresh* moves the centre in use and takes the same kind of posterior there,
+when the centre has fallen behind; a *look* compares all kinds around all centres, each time that
+the rows have grown by a quarter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchglb.backend import Floats, Ints, entry, kernel
+from torchglb.carried.kernels import (
+    Carried,
+    carried_in,
+    carry_row,
+    workspace,
+)
+from torchglb.carried.monomials import Packed, unpack
+from torchglb.families.compiled import CompiledFamily
+from torchglb.families.row_terms import SCRATCH
+from torchglb.radii.candidate_kernels import level_of, posterior_at, screen
+from torchglb.radii.centre_kernels import (
+    Algebra,
+    Prior,
+    Rows,
+    algebra,
+    newton_step,
+    prior_in,
+    put,
+    recentre,
+)
+from torchglb.radii.kernels import (
+    add_statistics,
+    law_of,
+    rule_in,
+    statistics_in,
+    sum_increments,
+)
+
+#: what a problem wants of the rows
+NOTHING, REFRESH, LOOK = 0, 1, 2
+#: a look after so many times the rows
+GROWTH = 1.25
+#: of beta^2, how much may be left on the table, if that is more than the tolerance
+SHARE = 0.01
+
+
+class Held(NamedTuple):
+    """The posterior that is held, in its problem's memory; its centre is the last carried point.
+
+    Attributes:
+        cover: ``W^-1``, ``(d, d)``.
+        rest: k of its density; its ``KL(P || Q)`` with its increments ``E_P L - L(c)``; which of
+            all candidates the last search preferred; the rows at the last look.
+    """
+
+    cover: Floats
+    rest: Floats
+
+
+@kernel
+def held_in(memory: Floats, dim: int) -> Held:
+    """From memory ``(d^2 + 4,)``."""
+    return Held(memory[: dim * dim].reshape(dim, dim), memory[dim * dim :])
+
+
+@kernel
+def hold_if_better(
+    family: CompiledFamily,
+    rows: Rows,
+    prior: Prior,
+    etas: Floats,
+    candidates: Floats,
+    at: int,
+    carried: Carried,
+    held: Held,
+    memory: Algebra,
+) -> bool:
+    """Sums the increments of one of the candidates (a pass) and holds it if its level is lower."""
+    d, last, slot = carried.points.shape[0], etas.shape[0], at // candidates.shape[0]
+    candidate = candidates[at % candidates.shape[0]]
+    point, before = memory.vectors[2], memory.vectors[3]
+    for i in range(d):
+        point[i], before[i] = carried.points[i, slot], carried.points[i, last]
+    divergence = posterior_at(prior, point, carried, slot, candidate, memory)
+    law = law_of(family, prior.normal, d, candidate[2], prior.terms)
+    cost = divergence + sum_increments(
+        family,
+        law,
+        rows.X,
+        rows.w,
+        rows.X.shape[1],
+        point,
+        memory.cover,
+        prior.concordance,
+        prior.top,
+    )
+    new = level_of(prior, point, carried.sums[0, slot], cost, carried.facts)
+    if not new < level_of(prior, before, carried.sums[0, last], held.rest[1], carried.facts):
+        return False
+    put(carried, last, point, carried.sums[:, slot].copy(), carried.rest[:, slot].copy())
+    held.cover[:] = memory.cover
+    held.rest[0], held.rest[1], held.rest[2] = candidate[2], cost, at
+    return True
+
+
+# ---- doors -------------------------------------------------------------------------------------
+
+
+@entry
+def carry_posteriors(
+    family: CompiledFamily,
+    plain: CompiledFamily,
+    x: Floats,
+    r: Floats,
+    w: Floats,
+    normal: bool,
+    numbers: Floats,
+    rules: Floats,
+    packed: Packed,
+    statistics: Floats,
+    carried: Floats,
+    held: Floats,
+) -> None:
+    """Adds k rows of every problem, ``x (N, k, d)``, to all that is carried.
+
+    ``plain`` is the family of dispersion 1, ``rules`` as for ``rule_in``.
+    """
+    table, d = unpack(packed), packed.dim
+    points = (carried.shape[1] - 3) // (2 + 2 * d + packed.count)
+    scratch, monomial = np.zeros(SCRATCH), np.empty(packed.count)
+    point, column, weight = np.empty(d), np.empty((d, 1)), np.empty(1)
+    for b in range(x.shape[0]):
+        prior, rule = prior_in(normal, numbers[b]), rule_in(rules[b])
+        sums, found = carried_in(carried[b], d, points, packed.count), held_in(held[b], d)
+        seen = statistics_in(statistics[b], d)
+        law = law_of(family, normal, d, found.rest[0], prior.terms)
+        for i in range(d):
+            point[i] = sums.points[i, points - 1]
+        for s in range(x.shape[1]):
+            weight[0] = w[b, s]
+            for i in range(d):
+                column[i, 0] = x[b, s, i]
+            add_statistics(plain, rule, prior.S, x[b, s], r[b, s], w[b, s], seen, scratch)
+            carry_row(family, x[b, s], w[b, s], w[b, s] * r[b, s], sums, table, scratch, monomial)
+            found.rest[1] += sum_increments(
+                family, law, column, weight, 1, point, found.cover, prior.concordance, prior.top
+            )
+
+
+@entry
+def held_levels(
+    family: CompiledFamily,
+    normal: bool,
+    numbers: Floats,
+    etas: Floats,
+    kinds: int,
+    packed: Packed,
+    statistics: Floats,
+    carried: Floats,
+    held: Floats,
+    loss_hat: Floats,
+    out: Floats,
+) -> None:
+    """The levels of the held posteriors: no row is read, nothing is changed.
+
+    Args:
+        family: the family.
+        normal: whether the prior is Gaussian.
+        numbers: of :func:`prior_in`, ``(N, 8)``.
+        etas: weights of the barrier, ``(P,)``.
+        kinds: J.
+        packed: the monomials of second order.
+        statistics: ``(N, size)``.
+        carried: ``(N, size)``.
+        held: ``(N, d^2 + 4)``.
+        loss_hat: loss at a point of the ball, ``(N,)``; NaN for that of the centre in use.
+        out: for each problem the level, that of the mean loss, and what is wanted of the rows.
+    """
+    d, slots, count = packed.dim, etas.shape[0], packed.count
+    memory, point = algebra(d), np.empty(d)
+    for b in range(held.shape[0]):
+        prior = prior_in(normal, numbers[b])
+        sums, found = carried_in(carried[b], d, slots + 1, count), held_in(held[b], d)
+        for i in range(d):
+            point[i] = sums.points[i, slots]
+        level = level_of(prior, point, sums.sums[0, slots], found.rest[1], sums.facts)
+        slot = int(found.rest[2]) // kinds
+        for i in range(d):
+            point[i] = sums.points[i, slot]
+        loss, mean = loss_hat[b], math.inf
+        if loss != loss:
+            loss = sums.sums[0, slot]
+        if not normal:
+            slope = statistics_in(statistics[b], d).rest[0] * family.scale - loss
+            infimum = slope if slope <= d else d * math.log(slope / d) + d
+            mean = level_of(prior, point, loss, infimum, sums.facts)
+        behind = newton_step(prior, etas[slot], sums, slot, point, memory)
+        allowed = max(prior.tolerance, SHARE * (min(level, mean) - sums.sums[0, slot]))
+        rows = sums.facts[2]
+        wanted = REFRESH if behind > allowed else NOTHING
+        if rows >= GROWTH * found.rest[3] and rows > found.rest[3]:
+            wanted = LOOK
+        out[b, 0], out[b, 1], out[b, 2] = level, mean, wanted
+
+
+@entry
+def search_posteriors(
+    family: CompiledFamily,
+    rows: Floats,
+    normal: bool,
+    numbers: Floats,
+    etas: Floats,
+    candidates: Floats,
+    packed: Packed,
+    carried: Floats,
+    held: Floats,
+    offers: Floats,
+    where: Ints,
+    out: Floats,
+) -> None:
+    """Searches the rows of some problems for better posteriors.
+
+    Args:
+        family: the family.
+        rows: features, weights and weighted rewards of these problems, ``(M, d + 2, n)``.
+        normal: whether the prior is Gaussian.
+        numbers: of :func:`prior_in`, ``(N, 8)``.
+        etas: weights of the barrier, ``(P,)``.
+        candidates: ``(J, 4)``, of :func:`posterior_at`.
+        packed: the monomials of second order.
+        carried: ``(N, size)``; changed.
+        held: ``(N, d^2 + 4)``; changed.
+        offers: of :func:`recentre`, ``(N, 0)``, ``(N, d)`` or ``(N, d + count)``.
+        where: the problems, ``(M,)``.
+        out: of :func:`held_levels`; the level is changed, and passes go in place of wishes.
+    """
+    d, slots, table = packed.dim, etas.shape[0], unpack(packed)
+    memory, work, point = algebra(d), workspace(d, packed.count), np.empty(d)
+    for m in range(where.shape[0]):
+        b, passes = where[m], 0
+        prior = prior_in(normal, numbers[b])
+        sums, found = carried_in(carried[b], d, slots + 1, packed.count), held_in(held[b], d)
+        data = Rows(rows[m, :d], rows[m, d], rows[m, d + 1])
+        full = out[b, 2] == LOOK
+        slot = int(found.rest[2]) // candidates.shape[0]
+        for a in range(0 if full else slot, slots if full else slot + 1):
+            passes += recentre(
+                family, data, prior, etas[a], sums, a, offers[b], table, work, memory
+            )
+        bold = safe = int(found.rest[2])
+        if full:
+            found.rest[3] = sums.facts[2]
+            screened = screen(family, prior, etas, candidates, sums, memory)
+            promising = screened.hoped < min(out[b, 0], out[b, 1]) - prior.tolerance
+            bold, safe = screened.bold, (screened.safe if promising else -1)
+            bold = bold if promising else -1
+            if promising:
+                found.rest[2] = bold  # which centre is to be watched
+        if bold >= 0:
+            hold_if_better(family, data, prior, etas, candidates, bold, sums, found, memory)
+            passes += 1
+        if safe >= 0 and safe != bold:
+            hold_if_better(family, data, prior, etas, candidates, safe, sums, found, memory)
+            passes += 1
+        for i in range(d):
+            point[i] = sums.points[i, slots]
+        out[b, 0] = level_of(prior, point, sums.sums[0, slots], found.rest[1], sums.facts)
+        out[b, 2] = passes

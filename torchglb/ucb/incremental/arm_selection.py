@@ -1,0 +1,359 @@
+"""One round of exact optimism: which arm has the largest ``h(x)``; compiled, for one problem.
+
+The anchors bound every arm from both sides without a pass. While the leader's lower bound does not
+beat every other arm's upper bound, one point is looked at: the maximiser of the leader or of its
+strongest rival, as a model of the loss has it. Where the model is certain enough there, that is
+all; else a pass over the history is asked for, and the point becomes an anchor. The round stops
+where it needs a pass and goes on with its sums, wherever they come from.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchglb.backend import inlined, kernel
+from torchglb.backend.dense import EPS, dot, length
+from torchglb.carried.kernels import Workspace
+from torchglb.carried.minimum import DONE as FOUND
+from torchglb.carried.minimum import SearchState, search_minimum
+from torchglb.carried.rounding import compensated
+from torchglb.ucb.incremental.cutting_planes import (
+    BLOCK,
+    PLANAR,
+    Arms,
+    Level,
+    bound_by_ellipsoid,
+    ellipsoid,
+    lower_bound,
+    prepare,
+    scan,
+    second_cut,
+)
+from torchglb.ucb.incremental.kkt import expand
+from torchglb.ucb.incremental.looks import look, new_anchor
+from torchglb.ucb.incremental.round_state import (
+    CERTAIN,
+    DECIDED,
+    LOOKS,
+    MINIMUM,
+    NO_CENTER,
+    PASS_FOR_ANCHOR,
+    PASS_FOR_MINIMUM,
+    SCAN,
+    UNDECIDED,
+    Memory,
+    Problem,
+    RoundState,
+    Settings,
+)
+from torchglb.ucb.kernels import cut_rounding
+
+#: at first the minimum is found to this, and to a hundredth of the level's height above it
+LOOSE, LOOSE_SHARE = 1e-2, 1e-2
+#: the level may be uncertain by this share of what is still to be found out
+LEVEL_SHARE = 0.1
+#: after so many looks the level is made certain in any case
+SHARP_AFTER = 6
+#: a look may be free of a pass: then there may be so many times as many
+FREE_LOOKS = 4
+#: from so many arms on, those that an ellipsoid excludes are not looked up among the anchors
+MANY_ARMS = 64
+#: a set whose level is so little above the minimum is almost that ellipsoid; of a single point
+#: there is no other cut, since the gradient vanishes there
+THIN = 1e-2
+
+
+@inlined
+def choose(
+    state: RoundState,
+    search: SearchState,
+    problem: Problem,
+    arms: Arms,
+    settings: Settings,
+    answer: Workspace,
+    trace: float,
+    memory: Memory,
+) -> int:
+    """Goes on with a round until the winner is certain or a pass is needed.
+
+    Args:
+        state: of dtype ``ROUND``; phase MINIMUM and sharp 0 at the start of a round.
+        search: the state of the search for the minimum.
+        problem: what is carried.
+        arms: the arms; bounds come out in them.
+        settings: what is asked.
+        answer: the sums at ``problem.places.trial`` or ``memory.trial``, if that was answered.
+        trace: of the Hessian there.
+        memory: for one problem at a time.
+    """
+    while True:
+        if state.phase == MINIMUM:
+            tol = _minimum_tolerance(state, settings)
+            asked = search_minimum(
+                search,
+                problem.places,
+                problem.minimum,
+                problem.quadratic,
+                problem.minimum_constants,
+                tol,
+                problem.minimum_table,
+                answer,
+                trace,
+                memory.dense,
+            )
+            if asked != FOUND:
+                return PASS_FOR_MINIMUM
+            _set_level(state, search, settings)
+            if not state.center_loss <= state.low:
+                if state.sharp == 0 and (settings.relative or search.low <= settings.height):
+                    state.sharp = 1
+                    continue
+                state.ending, state.phase = NO_CENTER, SCAN
+            else:
+                state.ending, state.phase = CERTAIN, SCAN
+        level = _level_of(state, problem)
+        if state.phase == SCAN:
+            _scan_all(state, problem, arms, level, settings, memory)
+            state.phase = LOOKS
+        asked = _looks(state, problem, arms, level, settings, answer, trace, memory)
+        if asked != SHARPEN:
+            return asked
+        state.sharp, state.phase = 1, MINIMUM
+
+
+#: the level is not known well enough
+SHARPEN = 3
+
+
+@inlined
+def _minimum_tolerance(state: RoundState, settings: Settings) -> float:
+    """How well the minimum has to be known."""
+    if state.sharp == 1:
+        return settings.level_tol
+    share = LOOSE_SHARE * settings.height if settings.relative else LOOSE
+    return max(min(LOOSE, share), settings.level_tol)
+
+
+@inlined
+def _set_level(state: RoundState, search: SearchState, settings: Settings) -> None:
+    """B, as far as the minimum says where it is."""
+    state.center_loss = search.high
+    if not settings.relative:
+        state.level, state.low = settings.height, settings.height
+        return
+    state.level = search.high + settings.height
+    sharp = search.high - search.low <= max(settings.level_tol, search.rounding)
+    state.low = state.level if state.sharp == 1 and sharp else search.low + settings.height
+
+
+@inlined
+def _level_of(state: RoundState, problem: Problem) -> Level:
+    size = problem.anchors.facts[1] + length(problem.quadratic.tilt)
+    return Level(
+        state.level,
+        state.low,
+        problem.places.theta,
+        state.center_loss,
+        problem.constants.radius,
+        size,
+        problem.quadratic,
+    )
+
+
+@inlined
+def _scan_all(
+    state: RoundState,
+    problem: Problem,
+    arms: Arms,
+    level: Level,
+    settings: Settings,
+    memory: Memory,
+) -> None:
+    """Bounds on all arms from what is carried: no pass."""
+    count, d, left = arms.upper.shape[0], memory.left.shape[0], memory.left
+    radius, used, now = level.radius, problem.notes.used, float(state.number)
+    for k in range(count):
+        arms.upper[k] = arms.lengths[k] * radius * (1.0 + 8.0 * EPS)
+        arms.lower[k] = lower_bound(dot(arms.units[k], level.center), arms.lengths[k], radius, d)
+        arms.weight[k], arms.cut[k], arms.touch[k] = 0.0, -1, -1
+    if state.ending == NO_CENTER:
+        for k in range(count):
+            arms.lower[k] = -math.inf
+    prepare(problem.anchors, level, memory.cuts)
+    many = count >= MANY_ARMS and not settings.every
+    if many or level.high - level.center_loss <= THIN:
+        _bound_cheaply(problem, arms, level, memory)
+    if many:
+        _scan_the_best(problem, arms, level, memory)
+    best = _scan_contenders(problem, arms, level, settings, memory)
+    if state.ending == NO_CENTER:
+        for k in range(count):
+            arms.lower[k] = -math.inf
+    for k in range(count):
+        if arms.upper[k] <= best or arms.cut[k] < 0:
+            continue
+        used[arms.cut[k]] = now
+        used[arms.touch[k]] = now
+        if d > PLANAR:
+            other = second_cut(arms, k, problem.anchors, level, memory.cuts, left)
+            if other >= 0:
+                used[other] = now
+
+
+@inlined
+def _bound_cheaply(problem: Problem, arms: Arms, level: Level, memory: Memory) -> None:
+    """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
+    dense, carried, table = memory.dense, problem.minimum, problem.minimum_table
+    sums, point = carried.sums.reshape(table.count), memory.point
+    for k in range(point.shape[0]):
+        point[k] = carried.points[k, 0]
+    loss = expand(point, point, sums, problem.quadratic, table, dense, memory.gradient, True)
+    paid = compensated(point.shape[0]) * cut_rounding(
+        level.high, loss, loss, carried.trace[0], level.size, level.radius
+    )
+    steepness = problem.constants.concordance * carried.facts[0]
+    width = ellipsoid(
+        point,
+        memory.gradient,
+        dense.hessian,
+        level.high - loss + paid,
+        steepness,
+        level.radius,
+        dense.factor,
+        dense.vectors,
+    )
+    if width < math.inf:
+        bound_by_ellipsoid(
+            arms, dense.factor, dense.vectors[0], width, level.radius, dense.vectors[1]
+        )
+
+
+@inlined
+def _scan_the_best(problem: Problem, arms: Arms, level: Level, memory: Memory) -> None:
+    """Bounds from all anchors for the block of arms with the largest upper bounds so far."""
+    chosen = memory.chosen
+    for j in range(BLOCK):
+        best = -1
+        for k in range(arms.upper.shape[0]):
+            if arms.cut[k] == -1 and (best < 0 or arms.upper[k] > arms.upper[best]):
+                best = k
+        chosen[j] = best
+        arms.cut[best] = 0
+    chosen[BLOCK] = BLOCK
+    scan(arms, chosen, problem.anchors, level, memory.cuts, memory.left)
+
+
+@inlined
+def _scan_contenders(
+    problem: Problem, arms: Arms, level: Level, settings: Settings, memory: Memory
+) -> float:
+    """Bounds from all anchors for the other arms whose upper bounds are above the result."""
+    best, count, chosen = -math.inf, 0, memory.chosen
+    if not settings.every:
+        for k in range(arms.lower.shape[0]):
+            best = max(best, arms.lower[k])
+    for k in range(arms.lower.shape[0] + 1):
+        last = k == arms.lower.shape[0]
+        if not last and arms.cut[k] == -1 and arms.upper[k] > best:
+            chosen[count] = k
+            count += 1
+        if count == BLOCK or (last and count > 0):
+            chosen[BLOCK] = count
+            scan(arms, chosen, problem.anchors, level, memory.cuts, memory.left)
+            if not settings.every:
+                for j in range(count):
+                    best = max(best, arms.lower[chosen[j]])
+            count = 0
+    return best
+
+
+# ---- looks -------------------------------------------------------------------------------------
+
+
+@inlined
+def _looks(
+    state: RoundState,
+    problem: Problem,
+    arms: Arms,
+    level: Level,
+    settings: Settings,
+    answer: Workspace,
+    trace: float,
+    memory: Memory,
+) -> int:
+    """Looks at one maximiser after the other until the winner is certain."""
+    if state.answered == 1:
+        state.answered = 0
+        new_anchor(state, problem, arms, level, answer, trace, memory)
+    while True:
+        leader, rival = _standing(arms)
+        state.leader = leader
+        overlap = arms.upper[rival] - arms.lower[leader] if rival >= 0 else -math.inf
+        if state.ending == NO_CENTER:
+            return DECIDED
+        open_, arm, wanted = _next_arm(arms, leader, rival, overlap, settings)
+        if not open_:
+            state.ending = CERTAIN
+            return DECIDED
+        width = state.level - state.low if state.sharp == 0 else 0.0  # what can still be gained
+        if width > 0.0 and (
+            max(arms.weight[arm], arms.weight[leader]) * width > LEVEL_SHARE * wanted
+            or state.looks > SHARP_AFTER
+        ):
+            return SHARPEN
+        if state.passes >= settings.max_steps or state.looks >= FREE_LOOKS * settings.max_steps:
+            if width > 0.0:  # all arms will be solved at the level, so it has to be known
+                return SHARPEN
+            state.ending = UNDECIDED
+            return DECIDED
+        state.looks += 1
+        state.arm = arm
+        if look(state, problem, arms, level, settings, wanted, memory):
+            state.passes += 1
+            return PASS_FOR_ANCHOR
+
+
+@kernel
+def _next_arm(
+    arms: Arms, leader: int, rival: int, overlap: float, settings: Settings
+) -> tuple[bool, int, float]:
+    """Whether there is an arm to look at, which, and to what its gap has to shrink."""
+    if settings.every:
+        arm, most = 0, -math.inf
+        for k in range(arms.upper.shape[0]):
+            gap = (arms.upper[k] - arms.lower[k]) / (1.0 + abs(arms.upper[k]))
+            if gap > most:
+                arm, most = k, gap
+        small = settings.value_tol * (1.0 + abs(arms.upper[arm]))
+        return most > settings.value_tol, arm, small
+    best = arms.lower[leader]
+    if settings.value_tol < math.inf:
+        top = _highest(arms)
+        small = settings.value_tol * (1.0 + abs(arms.upper[top]))
+        if arms.upper[top] - arms.lower[top] > small:  # whichever wins, this has to be looked at
+            return True, top, small
+    wider = arms.upper[leader] - best >= arms.upper[rival] - arms.lower[rival]
+    return overlap > settings.tie * (1.0 + abs(best)), leader if wider else rival, overlap
+
+
+@kernel
+def _standing(arms: Arms) -> tuple[int, int]:
+    """The arm with the largest lower bound, and of the others that with the largest upper one."""
+    leader, rival = 0, -1
+    for k in range(1, arms.lower.shape[0]):
+        if arms.lower[k] > arms.lower[leader]:
+            leader = k
+    for k in range(arms.upper.shape[0]):
+        if k != leader and (rival < 0 or arms.upper[k] > arms.upper[rival]):
+            rival = k
+    return leader, rival
+
+
+@kernel
+def _highest(arms: Arms) -> int:
+    """The arm with the largest upper bound."""
+    top = 0
+    for k in range(1, arms.upper.shape[0]):
+        if arms.upper[k] > arms.upper[top]:
+            top = k
+    return top

@@ -1,0 +1,298 @@
+"""Rounds and rows of a whole batch in one call: loops over its problems; compiled.
+
+A problem is computed by itself and in a fixed order, so that its bits are the same in any batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchglb.backend import Floats, Ints, entry, inlined, kernel, record
+from torchglb.backend.dense import length
+from torchglb.backend.value_checks import rewards_within, rows_within
+from torchglb.carried.kernels import Constants, carried_in, carry_row, sum_rows, workspace
+from torchglb.carried.minimum import Quadratic, places_in
+from torchglb.carried.monomials import Packed, unpack
+from torchglb.families.compiled import CompiledFamily
+from torchglb.families.row_terms import SCRATCH
+from torchglb.optim import Status
+from torchglb.ucb.incremental.arm_selection import choose
+from torchglb.ucb.incremental.cutting_planes import Arms
+from torchglb.ucb.incremental.round_state import (
+    DECIDED,
+    MINIMUM,
+    NO_CENTER,
+    PASS_FOR_MINIMUM,
+    UNDECIDED,
+    Problem,
+    Settings,
+    notes_in,
+    round_memory,
+)
+
+_CONVERGED, _NONFINITE = int(Status.CONVERGED), int(Status.NONFINITE)
+_INFEASIBLE, _INACCURATE = int(Status.INFEASIBLE), int(Status.INACCURATE)
+
+
+class Batch(NamedTuple):
+    """Everything that is carried of N problems.
+
+    Attributes:
+        anchors: memory of the carried anchors, ``(N, size)``.
+        notes: what else is known of them, ``(N, (d + 2) A)``.
+        minimum: memory of the carried minimum, ``(N, size)``.
+        places: of its search, ``(N, 4, d)``.
+        search: its state, ``(N,)``.
+        rounds: the state of the round, ``(N,)``.
+        constants: S, C and R for the anchors, ``(N, 3)``.
+        minimum_constants: the same for the minimum.
+        table: monomials of the anchors.
+        minimum_table: monomials of the minimum.
+        number: A.
+    """
+
+    anchors: Floats
+    notes: Floats
+    minimum: Floats
+    places: Floats
+    search: np.ndarray
+    rounds: np.ndarray
+    constants: Floats
+    minimum_constants: Floats
+    table: Packed
+    minimum_table: Packed
+    number: int
+
+
+@inlined
+def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats) -> Problem:
+    """One problem of a batch."""
+    d, c, e = batch.table.dim, batch.constants[b], batch.minimum_constants[b]
+    count, least = batch.table.count, batch.minimum_table.count
+    return Problem(
+        carried_in(batch.anchors[b], d, batch.number, count),
+        notes_in(batch.notes[b], d, batch.number),
+        unpack(batch.table),
+        Constants(c[0], c[1], c[2]),
+        carried_in(batch.minimum[b], d, 1, least),
+        unpack(batch.minimum_table),
+        Constants(e[0], e[1], e[2]),
+        places_in(batch.places[b]),
+        Quadratic(ridge, tilt),
+    )
+
+
+class RoundInput(NamedTuple):
+    """What a round is about.
+
+    Attributes:
+        arms: ``(N, K, d)``.
+        heights: of the levels, ``(N,)``.
+        ridge: ``(N,)``.
+        tilt: ``(N, d)``.
+        settings: those of all problems; each has its own height.
+        number: of this round.
+    """
+
+    arms: Floats
+    heights: Floats
+    ridge: Floats
+    tilt: Floats
+    settings: Settings
+    number: int
+
+
+class RoundOutput(NamedTuple):
+    """What comes out of a round.
+
+    Attributes:
+        upper: bounds on ``h``, ``(N, K)``.
+        lower: ``(N, K)``.
+        winner: the index of the winner, ``(N,)``.
+        status: how each problem ended, ``(N,)`` of :class:`torchglb.optim.Status`.
+        passes: over the history, ``(N,)``.
+    """
+
+    upper: Floats
+    lower: Floats
+    winner: Ints
+    status: Ints
+    passes: Floats
+
+
+@inlined
+def arms_of(given: RoundInput, out: RoundOutput, b: int, ints: Ints, numbers: Floats) -> Arms:
+    """The arms of one problem as unit vectors and lengths."""
+    K, d = given.arms.shape[1], given.arms.shape[2]
+    units = numbers[: K * d].reshape(K, d)
+    lengths, weight = numbers[K * d : K * (d + 1)], numbers[K * (d + 1) : K * (d + 2)]
+    for k in range(K):
+        size = length(given.arms[b, k])
+        lengths[k] = size
+        for i in range(d):
+            units[k, i] = given.arms[b, k, i] / size if size > 0.0 else 0.0
+    return Arms(units, lengths, out.upper[b], out.lower[b], ints[:K], ints[K : 2 * K], weight)
+
+
+@inlined
+def start_round(batch: Batch, given: RoundInput, b: int) -> None:
+    """The state of a round before its first step."""
+    state = record(batch.rounds, b)
+    state.phase, state.sharp, state.looks, state.passes = MINIMUM, 0, 0, 0
+    state.number, state.leader = given.number, 0
+    search = record(batch.search, b)
+    state.answered, search.answered, search.passes = 0, 0, 0
+
+
+@inlined
+def settings_of(given: RoundInput, b: int) -> Settings:
+    """What is asked of one problem."""
+    s = given.settings
+    return Settings(
+        given.heights[b], s.relative, s.level_tol, s.tie, s.value_tol, s.every, s.max_steps
+    )
+
+
+@inlined
+def end_round(batch: Batch, out: RoundOutput, b: int) -> None:
+    """How a round has ended."""
+    state, search, upper = record(batch.rounds, b), record(batch.search, b), out.upper[b]
+    out.winner[b] = state.leader
+    out.passes[b] = state.passes + search.passes
+    total, status = 0.0, _CONVERGED
+    empty = search.low > state.level
+    for k in range(upper.shape[0]):
+        total += upper[k]
+        empty = empty or upper[k] == -math.inf
+    if state.ending == UNDECIDED or state.ending == NO_CENTER:
+        status = _INACCURATE
+    if empty:
+        status = _INFEASIBLE
+    if math.isnan(search.high + state.level) or (math.isnan(total) and not empty):
+        status = _NONFINITE
+    out.status[b] = status
+
+
+@entry
+def play_round(
+    family: CompiledFamily,
+    X: Floats,
+    w: Floats,
+    y: Floats,
+    rows: int,
+    batch: Batch,
+    given: RoundInput,
+    out: RoundOutput,
+) -> bool:
+    """The round of every problem, with all passes that it needs; whether all have converged.
+
+    Args:
+        family: the family.
+        X: features, ``(N, d, capacity)``.
+        w: weights, ``(N, capacity)``.
+        y: weights times rewards, ``(N, capacity)``.
+        rows: how many of them there are.
+        batch: what is carried.
+        given: what the round is about.
+        out: what comes out.
+    """
+    d, K, table = batch.table.dim, given.arms.shape[1], batch.table
+    memory = round_memory(d, batch.number, table.count, batch.minimum_table.count)
+    anchor_work = workspace(d, table.count)
+    minimum_work = workspace(d, batch.minimum_table.count)
+    ints, numbers = np.empty(2 * K, np.int64), np.empty(K * (d + 2))
+    converged = True
+    for b in range(given.arms.shape[0]):
+        start_round(batch, given, b)
+        state, search = record(batch.rounds, b), record(batch.search, b)
+        problem = problem_of(batch, b, given.ridge[b], given.tilt[b])
+        arms, settings = arms_of(given, out, b, ints, numbers), settings_of(given, b)
+        work, trace = anchor_work, 0.0
+        while True:
+            asked = choose(state, search, problem, arms, settings, work, trace, memory)
+            if asked == DECIDED:
+                break
+            if asked == PASS_FOR_MINIMUM:
+                point, monomials, work = problem.places.trial, problem.minimum_table, minimum_work
+                search.answered = 1
+            else:
+                point, monomials, work = memory.trial, problem.table, anchor_work
+                state.answered = 1
+            trace = sum_rows(family, X[b], w[b], y[b], 0, rows, point, monomials, work)
+        end_round(batch, out, b)
+        converged = converged and out.status[b] == _CONVERGED
+    return converged
+
+
+# ---- rows --------------------------------------------------------------------------------------
+
+
+@kernel
+def rows_fit(family: CompiledFamily, x: Floats, r: Floats, longest: float) -> bool:
+    """Whether rows ``(N, k, d)`` and rewards ``(N, k)`` are what a history takes."""
+    for b in range(x.shape[0]):
+        if not rows_within(x[b], longest):
+            return False
+        if not rewards_within(r[b], family.low, family.high, family.whole):
+            return False
+    return True
+
+
+class Sums(NamedTuple):
+    """What a row adds to: the part of a :class:`Batch` of this name."""
+
+    anchors: Floats
+    minimum: Floats
+    table: Packed
+    minimum_table: Packed
+    number: int
+
+
+@entry
+def learn_rows(
+    family: CompiledFamily,
+    x: Floats,
+    r: Floats,
+    longest: float,
+    X: Floats,
+    w: Floats,
+    y: Floats,
+    used: int,
+    sums: Sums,
+) -> bool:
+    """Checks k rows of weight 1 of every problem, writes them and carries them: O(A k d^q).
+
+    Args:
+        family: the family.
+        x: the rows, ``(N, k, d)``.
+        r: their rewards, ``(N, k)``.
+        longest: they may be so long at most; 0 for no checks at all.
+        X: where features go, ``(N, d, capacity)``,
+        w: weights, ``(N, capacity)``,
+        y: and weighted rewards, ``(N, capacity)``: behind the rows that are
+        used: already.
+        sums: what is carried.
+
+    Returns:
+        Whether the rows fit; if not, nothing has changed.
+    """
+    if longest > 0.0 and not rows_fit(family, x, r, longest):
+        return False
+    d = sums.table.dim
+    table, least = unpack(sums.table), unpack(sums.minimum_table)
+    scratch, row = np.zeros(SCRATCH), np.empty(d)
+    powers, least_powers = np.empty(table.count), np.empty(least.count)
+    for b in range(x.shape[0]):
+        anchors = carried_in(sums.anchors[b], d, sums.number, table.count)
+        minimum = carried_in(sums.minimum[b], d, 1, least.count)
+        for s in range(x.shape[1]):
+            for k in range(d):
+                row[k] = x[b, s, k]
+                X[b, k, used + s] = x[b, s, k]
+            w[b, used + s], y[b, used + s] = 1.0, r[b, s]
+            carry_row(family, row, 1.0, float(r[b, s]), anchors, table, scratch, powers)
+            carry_row(family, row, 1.0, float(r[b, s]), minimum, least, scratch, least_powers)
+    return True

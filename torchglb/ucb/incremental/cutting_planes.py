@@ -1,0 +1,431 @@
+"""What the anchors say of every arm, without a pass; compiled, for one problem.
+
+An anchor is a point whose loss is carried. By convexity its tangent is a cut that the whole set
+obeys, and bounds every arm from above; the anchor itself, drawn back along the chord to the centre
+until the loss is below the level, is a point of the set, and bounds every arm from below.
+
+Which cut and which point are best for an arm is chosen in single precision, over all anchors; what
+they prove is then computed in double precision, so that a bad choice only costs tightness.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchglb.backend import Floats, Ints, kernel, vectorised
+from torchglb.backend.dense import (
+    EPS,
+    TINY,
+    cholesky,
+    dot,
+    forward,
+    inverse_trace,
+    length,
+    solve_factored,
+)
+from torchglb.carried.kernels import Carried
+from torchglb.carried.minimum import Quadratic
+from torchglb.carried.rounding import compensated
+from torchglb.ucb.kernels import cut_rounding, feasible_share
+
+Singles = NDArray[np.float32]
+
+#: arms whose products with all anchors are formed together
+BLOCK = 16
+#: anchors whose products are formed together
+STRIP = 512
+#: a Hessian whose condition is below this is inverted with an error below 1e-6, also for d = 50
+WELL_CONDITIONED = 1e5
+#: up to this dimension the best single cut says as much as two
+PLANAR = 2
+
+
+class Level(NamedTuple):
+    """The set of this round, ``{|theta| <= S, F(theta) <= B}``; B is known to lie in an interval.
+
+    Attributes:
+        high: B is at most this: cuts are made with it.
+        low: B is at least this: feasible points are.
+        center: a point of the set, ``(d,)``.
+        center_loss: F there, at most.
+        radius: S.
+        size: of the terms that are rounded; see :func:`torchglb.carried.kernels.add_facts`.
+        quadratic: what is added to the loss of the data.
+    """
+
+    high: float
+    low: float
+    center: Floats
+    center_loss: float
+    radius: float
+    size: float
+    quadratic: Quadratic
+
+
+class Arms(NamedTuple):
+    """The arms of one round, and what is known of them.
+
+    Attributes:
+        units: ``(K, d)``, unit vectors, or zeros.
+        lengths: ``(K,)``.
+        upper: ``(K,)``, bounds on h.
+        lower: ``(K,)``.
+        cut: ``(K,)``, the anchor behind ``upper``.
+        touch: ``(K,)``, the anchor behind ``lower``.
+        weight: ``(K,)``, dh/dB as the cut has it.
+    """
+
+    units: Floats
+    lengths: Floats
+    upper: Floats
+    lower: Floats
+    cut: Ints
+    touch: Ints
+    weight: Floats
+
+
+class Cuts(NamedTuple):
+    """Memory for the cuts and feasible points of A anchors.
+
+    Attributes:
+        offset: ``(A,)``; the set obeys ``<grad F, theta> <= offset``.
+        steep: ``(A,)``, one over |grad F|.
+        share: ``(A,)``, how far from the centre to the anchor the chord is feasible.
+        sides: ``(d, 2 A)``, unit normals, then feasible points.
+        shape: ``(3, A)``: distance of the plane from the origin, radius of the disc that it cuts
+            out of the ball, their ratio.
+        products: ``(BLOCK, 2 A)``, of arms with all of ``sides``.
+        gain: ``(A,)``.
+    """
+
+    offset: Floats
+    steep: Floats
+    share: Floats
+    sides: Singles
+    shape: Singles
+    products: Singles
+    gain: Singles
+
+
+@kernel
+def cuts_memory(dim: int, anchors: int) -> Cuts:
+    """For so many anchors."""
+    return Cuts(
+        np.empty(anchors),
+        np.empty(anchors),
+        np.empty(anchors),
+        np.empty((dim, 2 * anchors), np.float32),
+        np.empty((3, anchors), np.float32),
+        np.empty((BLOCK, 2 * anchors), np.float32),
+        np.empty(anchors, np.float32),
+    )
+
+
+@kernel
+def gradient_at(anchors: Carried, quadratic: Quadratic, k: int, a: int) -> float:
+    """One entry of the gradient of F at an anchor."""
+    return anchors.sums[1 + k, a] + quadratic.ridge * anchors.points[k, a] - quadratic.tilt[k]
+
+
+@kernel
+def loss_at(anchors: Carried, quadratic: Quadratic, a: int) -> float:
+    """F at an anchor."""
+    squared, tilted = 0.0, 0.0
+    for k in range(anchors.points.shape[0]):
+        squared += anchors.points[k, a] * anchors.points[k, a]
+        tilted += quadratic.tilt[k] * anchors.points[k, a]
+    return anchors.sums[0, a] + 0.5 * quadratic.ridge * squared - tilted
+
+
+@kernel
+def prepare(anchors: Carried, level: Level, cuts: Cuts) -> None:
+    """The cuts and the feasible points of all anchors: O(A d)."""
+    d, count = anchors.points.shape
+    radius, quadratic = level.radius, level.quadratic
+    _tangents(anchors, quadratic, cuts)
+    roundings, bend = compensated(d), d * abs(quadratic.ridge)
+    for a in range(count):
+        loss, along, square = cuts.share[a], cuts.offset[a], cuts.steep[a]
+        offset = level.high - loss + along
+        trace = anchors.trace[a] + bend
+        paid = roundings * cut_rounding(level.high, loss, offset, trace, level.size, radius)
+        offset += paid
+        inverse = 1.0 / math.sqrt(max(square, TINY))
+        near = min(max(offset * inverse, -radius), radius)
+        chord = math.sqrt((radius - near) * (radius + near))
+        cuts.offset[a], cuts.steep[a] = offset, inverse
+        cuts.share[a] = feasible_share(loss + paid, level.center_loss, level.low - paid)
+        cuts.shape[0, a], cuts.shape[1, a] = near, chord
+        cuts.shape[2, a] = near / max(chord, 1e-15)
+    _sides(anchors, level, cuts)
+
+
+@vectorised
+def _tangents(anchors: Carried, quadratic: Quadratic, cuts: Cuts) -> None:
+    """F, <grad F, point> and |grad F|^2 of all anchors."""
+    d, count = anchors.points.shape
+    ridge = quadratic.ridge
+    loss, along, square = cuts.share, cuts.offset, cuts.steep
+    for a in range(count):
+        loss[a] = anchors.sums[0, a]
+        along[a] = 0.0
+        square[a] = 0.0
+    for k in range(d):
+        points, slopes, tilt = anchors.points[k], anchors.sums[1 + k], quadratic.tilt[k]
+        for a in range(count):
+            gradient = slopes[a] + ridge * points[a] - tilt
+            along[a] += gradient * points[a]
+            square[a] += gradient * gradient
+            loss[a] += (0.5 * ridge * points[a] - tilt) * points[a]
+
+
+@vectorised
+def _sides(anchors: Carried, level: Level, cuts: Cuts) -> None:
+    """Unit normals and feasible points, in single precision."""
+    d, count = anchors.points.shape
+    ridge = level.quadratic.ridge
+    for k in range(d):
+        points, slopes, tilt = anchors.points[k], anchors.sums[1 + k], level.quadratic.tilt[k]
+        normal, feasible = cuts.sides[k, :count], cuts.sides[k, count:]
+        center = level.center[k]
+        for a in range(count):
+            normal[a] = (slopes[a] + ridge * points[a] - tilt) * cuts.steep[a]
+        for a in range(count):
+            feasible[a] = center + cuts.share[a] * (points[a] - center)
+
+
+@vectorised
+def multiply(units: Floats, chosen: Ints, cuts: Cuts) -> None:
+    """Products of some arms with the sides of all anchors; four arms share what they read."""
+    d, width = cuts.sides.shape
+    count = chosen[BLOCK]
+    for left in range(0, width, STRIP):
+        right = min(left + STRIP, width)
+        for j in range(0, count, 4):  # rows behind the last arm are filled with its products too
+            first, second = cuts.products[j, left:right], cuts.products[j + 1, left:right]
+            third, fourth = cuts.products[j + 2, left:right], cuts.products[j + 3, left:right]
+            for k in range(d):
+                side = cuts.sides[k, left:right]
+                a = np.float32(units[chosen[j], k])
+                b = np.float32(units[chosen[min(j + 1, count - 1)], k])
+                c = np.float32(units[chosen[min(j + 2, count - 1)], k])
+                e = np.float32(units[chosen[min(j + 3, count - 1)], k])
+                if k == 0:
+                    for i in range(right - left):
+                        first[i] = a * side[i]
+                        second[i] = b * side[i]
+                        third[i] = c * side[i]
+                        fourth[i] = e * side[i]
+                else:
+                    for i in range(right - left):
+                        first[i] += a * side[i]
+                        second[i] += b * side[i]
+                        third[i] += c * side[i]
+                        fourth[i] += e * side[i]
+
+
+@vectorised
+def best_cut(along: Singles, squared: float, radius: float, cuts: Cuts) -> int:
+    """The anchor whose cut lowers the bound of a vector most, from its products with the normals.
+
+    With near and chord the distance and the half-width of the plane in the ball, the bound is
+    ``near along + chord across``; a cut whose multiplier would be negative gains nothing.
+    """
+    gain, near, chord, ratio = cuts.gain, cuts.shape[0], cuts.shape[1], cuts.shape[2]
+    whole, square = np.float32(radius * math.sqrt(squared)), np.float32(squared)
+    zero, nothing = np.float32(0.0), np.float32(-1.0)
+    for a in range(gain.shape[0]):
+        product = along[a]
+        across = np.sqrt(abs(product * product - square))
+        better = whole - (product * near[a] + across * chord[a])
+        gain[a] = better if product - ratio[a] * across > zero else nothing
+    return largest(gain)
+
+
+@vectorised
+def largest(values: Singles) -> int:
+    """Where the largest of some numbers stands first."""
+    best = values[0]
+    for a in range(values.shape[0]):
+        best = values[a] if values[a] > best else best
+    for a in range(values.shape[0]):
+        if values[a] == best:
+            return a
+    return 0
+
+
+@kernel
+def apply_cut(
+    left: Floats, anchors: Carried, level: Level, cuts: Cuts, a: int, radius: float
+) -> float:
+    """The best multiplier of one cut, in units of its unit normal, for what is left of an arm.
+
+    For any weights ``alpha >= 0``, ``h(x) <= sum alpha reach + S |x - sum alpha u|``.
+    """
+    inverse = cuts.steep[a]
+    reach = cuts.offset[a] * inverse
+    if not reach < radius:
+        return 0.0
+    along = 0.0
+    for k in range(left.shape[0]):
+        along += left[k] * (gradient_at(anchors, level.quadratic, k, a) * inverse)
+    across = 0.0
+    for k in range(left.shape[0]):
+        part = left[k] - along * (gradient_at(anchors, level.quadratic, k, a) * inverse)
+        across += part * part
+    near = max(reach, -radius)
+    chord = math.sqrt((radius - near) * (radius + near))
+    return max(along - near / max(chord, 1e-150) * math.sqrt(across), 0.0)
+
+
+@kernel
+def scan(
+    arms: Arms, chosen: Ints, anchors: Carried, level: Level, cuts: Cuts, left: Floats
+) -> None:
+    """Bounds on some arms from the best cut and the best feasible point of all anchors.
+
+    ``chosen`` has at most BLOCK arms and, last, how many.
+    """
+    radius, number, d = level.radius, anchors.points.shape[1], left.shape[0]
+    count = chosen[BLOCK]
+    multiply(arms.units, chosen, cuts)
+    for j in range(count):
+        k = chosen[j]
+        if arms.lengths[k] == 0.0:
+            arms.upper[k], arms.lower[k] = 0.0, 0.0
+            continue
+        x = arms.units[k]
+        a = best_cut(cuts.products[j, :number], 1.0, radius, cuts)
+        alpha = apply_cut(x, anchors, level, cuts, a, radius)
+        paid, inverse = 0.0, cuts.steep[a]
+        if alpha > 0.0:
+            paid = alpha * (cuts.offset[a] * inverse)
+        for i in range(d):
+            left[i] = x[i] - alpha * (gradient_at(anchors, level.quadratic, i, a) * inverse)
+        rest = length(left)
+        scale = abs(paid) + radius * (rest + alpha + 1.0)
+        lower_upper_bound(arms, k, paid + radius * rest + 8.0 * EPS * scale)
+        arms.cut[k], arms.weight[k] = a, arms.lengths[k] * alpha * inverse
+        a = largest(cuts.products[j, number:])
+        arms.touch[k] = a
+        reached, middle = 0.0, 0.0
+        for i in range(d):
+            center = level.center[i]
+            middle += x[i] * center
+            reached += x[i] * (center + cuts.share[a] * (anchors.points[i, a] - center))
+        arms.lower[k] = lower_bound(max(reached, middle), arms.lengths[k], radius, d)
+
+
+@kernel
+def lower_upper_bound(arms: Arms, k: int, bound: float) -> None:
+    """``h(x) <= |x| bound`` for the direction of x; rounded up."""
+    bound = arms.lengths[k] * (bound + 4.0 * EPS * abs(bound))
+    arms.upper[k] = min(arms.upper[k], bound)
+
+
+@kernel
+def lower_bound(reached: float, arm_length: float, radius: float, dim: int) -> float:
+    """``|x| <u, theta>`` of a feasible point, from below."""
+    return arm_length * (reached - (dim + 6.0) * EPS * radius)
+
+
+@kernel
+def second_cut(arms: Arms, k: int, anchors: Carried, level: Level, cuts: Cuts, left: Floats) -> int:
+    """Lowers the bound of an arm by a second cut beside its best one; its anchor, or -1."""
+    radius, d, quadratic = level.radius, left.shape[0], level.quadratic
+    a, x = arms.cut[k], arms.units[k]
+    alpha = apply_cut(x, anchors, level, cuts, a, radius)
+    if not alpha > 0.0:
+        return -1
+    paid, square = alpha * (cuts.offset[a] * cuts.steep[a]), 0.0
+    for i in range(d):
+        left[i] = x[i] - alpha * (gradient_at(anchors, quadratic, i, a) * cuts.steep[a])
+        square += left[i] * left[i]
+    along = cuts.products[0, : anchors.points.shape[1]]
+    _multiply_one(left, cuts, along)
+    b = best_cut(along, square, radius, cuts)
+    beta = apply_cut(left, anchors, level, cuts, b, radius)
+    if not beta > 0.0:
+        return -1
+    more = beta * (cuts.offset[b] * cuts.steep[b])
+    for i in range(d):
+        left[i] -= beta * (gradient_at(anchors, quadratic, i, b) * cuts.steep[b])
+    rest = length(left)
+    scale = abs(paid) + abs(more) + radius * (rest + alpha + beta + 1.0)
+    bound = paid + more + radius * rest + 8.0 * EPS * scale
+    lower_upper_bound(arms, k, bound)
+    return b
+
+
+@vectorised
+def _multiply_one(left: Floats, cuts: Cuts, along: Singles) -> None:
+    """Products of one vector with the unit normals."""
+    count = along.shape[0]
+    for a in range(count):
+        along[a] = np.float32(0.0)
+    for k in range(left.shape[0]):
+        side, x = cuts.sides[k, :count], np.float32(left[k])
+        for a in range(count):
+            along[a] += x * side[a]
+
+
+# ---- a cheap bound, for many arms --------------------------------------------------------------
+
+
+@kernel
+def ellipsoid(
+    point: Floats,
+    gradient: Floats,
+    hessian: Floats,
+    room: float,
+    steepness: float,
+    radius: float,
+    factor: Floats,
+    work: Floats,
+) -> float:
+    """An ellipsoid that holds the set, around the carried minimum; its half-width, or infinity.
+
+    With u the way from the point and ``D >= R max|x_s| |u|`` over the set, self-concordance gives
+    ``F(theta) >= F + g'u + f |u|^2_H / 2``, ``f = 2 (e^-D - 1 + D)/D^2``. The set is then in the
+    ellipsoid around ``point - H^-1 g/f`` of half-width w in the norm of H, ``w^2 = 2 room/f +
+    |g|^2_(H^-1)/f^2``. A smaller ellipsoid has a smaller D: the second round is the better one.
+    Its centre goes into ``work[0]`` and the factor of H stays; where H is too ill-conditioned for
+    plain rounding there is no bound.
+    """
+    if not cholesky(hessian, 0.0, factor):
+        return math.inf
+    inverse, trace = inverse_trace(factor, work[1]), 0.0
+    for k in range(point.shape[0]):
+        trace += hessian[k, k]
+    if not trace * inverse <= WELL_CONDITIONED:
+        return math.inf
+    solve_factored(factor, gradient, work[1])
+    squared = max(dot(gradient, work[1]), 0.0)
+    reach, f, width = radius + length(point), 1.0, math.inf
+    for _ in range(3):
+        D = steepness * reach
+        f = 2.0 * (math.exp(-D) - 1.0 + D) / (D * D) if D > 1e-3 else 1.0 - D / 3.0
+        total = 2.0 * room / f + squared / (f * f)
+        if not total >= 0.0:
+            return math.inf
+        width = math.sqrt(total) * (1.0 + 1e-6)
+        reach = min(reach, math.sqrt(squared * inverse) / f + width * math.sqrt(inverse))
+    for k in range(point.shape[0]):
+        work[0, k] = point[k] - work[1, k] / f
+    return width
+
+
+@kernel
+def bound_by_ellipsoid(
+    arms: Arms, factor: Floats, center: Floats, width: float, radius: float, y: Floats
+) -> None:
+    """Lowers the bounds of all arms to those of an ellipsoid: O(K d^2)."""
+    for k in range(arms.upper.shape[0]):
+        x = arms.units[k]
+        forward(factor, x, y)
+        bound = dot(x, center) + width * length(y) + 1e-9 * (radius + width * length(y))
+        lower_upper_bound(arms, k, bound)

@@ -1,0 +1,214 @@
+"""The maximiser of one arm on an anchor's Taylor polynomial, by Newton's method on its conditions.
+
+One of three cases holds, each with its own conditions, which suffice where the multipliers have the
+right sign:
+
+- the level is inactive: theta is the pole of the ball, ``S x / |x|``;
+- the ball is inactive: ``x = lambda grad F(theta)`` and ``F(theta) = B``;
+- both are active: ``x = lambda grad F(theta) + nu theta``, ``F(theta) = B`` and ``|theta| = S``.
+
+All this is said by the polynomial; what is true of the point is for others to certify.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchglb.backend import Floats, kernel
+from torchglb.backend.dense import EPS, dot, length, solve_general
+from torchglb.carried.kernels import (
+    taylor_gradient,
+    taylor_hessian,
+    taylor_powers,
+    taylor_value,
+)
+from torchglb.carried.minimum import Dense, Quadratic, quadratic_value
+from torchglb.carried.monomials import Monomials
+
+#: steps at most
+MAX_STEPS = 8
+#: a step is the last one if it is at most this share of S: its square is the error that is left
+SHORT = 3e-6
+#: the sphere counts as met to this, relative to S^2: for d = 1 both constraints together may have
+#: no solution
+ON_SPHERE = 1e-6
+
+
+class System(NamedTuple):
+    """Memory for the equations.
+
+    Attributes:
+        matrix: ``(d + 2, d + 2)``.
+        right: ``(d + 2,)``.
+    """
+
+    matrix: Floats
+    right: Floats
+
+
+@kernel
+def system_memory(dim: int) -> System:
+    """For so many features."""
+    return System(np.zeros((dim + 2, dim + 2)), np.zeros(dim + 2))
+
+
+class Solution(NamedTuple):
+    """How a search has ended.
+
+    Attributes:
+        multiplier: lambda; 0 at the pole.
+        found: whether one of the cases holds.
+    """
+
+    multiplier: float
+    found: bool
+
+
+@kernel
+def expand(
+    u: Floats,
+    point: Floats,
+    sums: Floats,
+    quadratic: Quadratic,
+    table: Monomials,
+    memory: Dense,
+    gradient: Floats,
+    with_hessian: bool,
+) -> float:
+    """F at u by the polynomial at a point; its gradient, and its Hessian into the memory."""
+    p = memory.vectors[5]
+    for k in range(u.shape[0]):
+        p[k] = u[k] - point[k]
+    taylor_powers(p, table, memory.powers)
+    taylor_gradient(sums, memory.powers, table, gradient)
+    if with_hessian:
+        taylor_hessian(sums, memory.powers, table, memory.hessian)
+    for k in range(u.shape[0]):
+        gradient[k] += quadratic.ridge * u[k] - quadratic.tilt[k]
+        if with_hessian:
+            memory.hessian[k, k] += quadratic.ridge
+    return taylor_value(sums, memory.powers, table) + quadratic_value(quadratic, u)
+
+
+@kernel
+def maximise_on_model(
+    x: Floats,
+    start: Floats,
+    point: Floats,
+    sums: Floats,
+    quadratic: Quadratic,
+    level: float,
+    radius: float,
+    table: Monomials,
+    memory: Dense,
+    system: System,
+    out: Floats,
+) -> Solution:
+    """``argmax <x, u>`` over ball and polynomial, by steps from a point nearby, into ``out``.
+
+    Args:
+        x: a unit vector.
+        start: near the maximiser.
+        point: where the polynomial was made.
+        sums: its derivatives.
+        quadratic: what is added to it.
+        level: B.
+        radius: S.
+        table: its monomials.
+        memory: for the polynomial.
+        system: for the equations.
+        out: the point, in the ball.
+    """
+    d, gradient, u = x.shape[0], memory.vectors[0], memory.vectors[1]
+    edge, sphere = (1.0 - 4.0 * EPS) * radius, radius * radius
+    for k in range(d):
+        out[k] = edge * x[k]
+    if expand(out, point, sums, quadratic, table, memory, gradient, False) <= level:
+        return Solution(0.0, True)
+    for case in range(2):
+        for k in range(d):
+            u[k] = start[k]
+        multiplier, outward = 1.0, 0.0
+        for step in range(MAX_STEPS):
+            loss = expand(u, point, sums, quadratic, table, memory, gradient, True)
+            if step == 0:
+                multiplier, outward = _multipliers(x, gradient, u, case)
+                if not multiplier < math.inf:
+                    break
+            squared = dot(u, u)
+            _equations(x, u, gradient, memory.hessian, multiplier, outward, case, system)
+            system.right[d] = level - loss
+            system.right[d + 1] = 0.5 * (sphere - squared)
+            if not solve_general(system.matrix, system.right, d + 1 + case):
+                break
+            size = 0.0
+            for k in range(d):
+                size += system.right[k] * system.right[k]
+                u[k] += system.right[k]
+            multiplier = float(system.right[d])
+            outward = float(system.right[d + 1]) if case == 1 else 0.0
+            if not size < 1e6 * sphere:
+                break
+            squared = dot(u, u)
+            if step < 1:
+                continue
+            if case == 0 and step > 1 and squared > 1.05 * sphere:
+                break  # the ball is active
+            good = multiplier > 0.0 and size <= SHORT * SHORT * sphere
+            if case == 0:
+                good = good and squared <= sphere
+            else:
+                good = good and outward > 0.0 and abs(squared - sphere) <= ON_SPHERE * sphere
+            if good:
+                norm = length(u)
+                shrink = edge / norm if case == 1 or norm > edge else 1.0
+                for k in range(d):
+                    out[k] = shrink * u[k]
+                return Solution(multiplier, True)
+    for k in range(d):
+        out[k] = start[k]
+    return Solution(1.0, False)
+
+
+@kernel
+def _multipliers(x: Floats, gradient: Floats, u: Floats, case: int) -> tuple[float, float]:
+    """lambda and nu by least squares; without the ball nu is 0. Infinite where there are none."""
+    gg, gu, uu = dot(gradient, gradient), dot(gradient, u), dot(u, u)
+    xg, xu = dot(x, gradient), dot(x, u)
+    if case == 0:
+        return (xg / gg if gg > 0.0 else math.inf), 0.0
+    shared = gg * uu - gu * gu
+    if not shared > 0.0:
+        return math.inf, 0.0
+    return (xg * uu - xu * gu) / shared, (xu * gg - xg * gu) / shared
+
+
+@kernel
+def _equations(
+    x: Floats,
+    u: Floats,
+    gradient: Floats,
+    hessian: Floats,
+    multiplier: float,
+    outward: float,
+    case: int,
+    system: System,
+) -> None:
+    """``(lambda H + nu) move + lambda' grad F + nu' u = x``, and the constraints to first order."""
+    d, matrix = x.shape[0], system.matrix
+    for i in range(d):
+        for j in range(d):
+            matrix[i, j] = multiplier * hessian[i, j]
+        matrix[i, i] += outward
+        matrix[i, d] = gradient[i]
+        matrix[d, i] = gradient[i]
+        matrix[i, d + 1] = u[i]
+        matrix[d + 1, i] = u[i]
+        system.right[i] = x[i]
+    matrix[d, d] = 0.0
+    matrix[d, d + 1] = 0.0
+    matrix[d + 1, d] = 0.0
+    matrix[d + 1, d + 1] = 0.0

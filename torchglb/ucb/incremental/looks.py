@@ -1,0 +1,352 @@
+"""One look at the maximiser of an arm: where it is, and what it proves of all arms; compiled.
+
+Where a polynomial of the loss is certain enough at the maximiser, its tangent there, with all of
+its errors paid for, is a cut, and the point drawn back to the level is feasible. Else a pass over
+the history is asked for, and the point becomes an anchor.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchglb.backend import Floats, inlined, kernel
+from torchglb.backend.dense import EPS, TINY, dot, length
+from torchglb.carried.kernels import Workspace, error_at
+from torchglb.carried.rounding import compensated
+from torchglb.ucb.incremental.cutting_planes import (
+    BLOCK,
+    Arms,
+    Level,
+    gradient_at,
+    loss_at,
+    lower_bound,
+    scan,
+)
+from torchglb.ucb.incremental.kkt import expand, maximise_on_model
+from torchglb.ucb.incremental.round_state import Memory, Problem, RoundState, Settings
+from torchglb.ucb.kernels import (
+    come_back,
+    cut_rounding,
+    cut_value,
+    feasible_share,
+    sqp_point,
+    stop_at_cut,
+)
+
+#: a model may err by this share of what is still to be found out
+MODEL_SHARE = 0.25
+#: a model may err by this share of the level's height over the minimum, where it leads the way
+TRUST = 0.1
+#: how far from its anchor a point may be that decides a choice, relative to its distance from the
+#: centre: a new anchor there spares later rounds their looks
+ROAM = 0.2
+#: a look without a pass has helped if it leaves at most this share of an arm's gap
+ENOUGH = 0.5
+
+
+@inlined
+def look(
+    state: RoundState,
+    problem: Problem,
+    arms: Arms,
+    level: Level,
+    settings: Settings,
+    wanted: float,
+    memory: Memory,
+) -> bool:
+    """Looks at the maximiser of one arm; whether a pass at ``memory.trial`` is needed."""
+    arm, d = state.arm, memory.trial.shape[0]
+    if arms.touch[arm] < 0:
+        memory.chosen[0], memory.chosen[BLOCK] = arm, 1
+        scan(arms, memory.chosen, problem.anchors, level, memory.cuts, memory.left)
+    x, slot = arms.units[arm], arms.touch[arm]
+    wanted = wanted / max(arms.lengths[arm], TINY)
+    trial, point = memory.trial, memory.point
+    before = arms.upper[arm] - arms.lower[arm]
+    for k in range(d):
+        point[k] = problem.anchors.points[k, slot]
+    known = -1
+    if problem.table.order > 2:
+        if _look_by_anchor(problem, level, x, slot, settings, wanted, memory):
+            known = slot
+    elif problem.minimum_constants.ratio == 0.0:
+        _propose_from_minimum(problem, level, x, memory)
+    else:
+        _propose_from_anchor(problem, arms, level, arm, slot, memory)
+    if known < 0:
+        if not _enough(problem, level, x, wanted, trial, memory):
+            return True
+        for k in range(d):
+            point[k] = problem.minimum.points[k, 0]
+    _learn_from_model(problem, arms, level, memory, point, known)
+    # the next look would start from the same anchor: what did not help now never will
+    return not arms.upper[arm] - arms.lower[arm] <= ENOUGH * before
+
+
+@inlined
+def _look_by_anchor(
+    problem: Problem,
+    level: Level,
+    x: Floats,
+    slot: int,
+    settings: Settings,
+    wanted: float,
+    memory: Memory,
+) -> bool:
+    """The maximiser by the polynomial of an anchor, into ``memory.trial``; whether it is enough.
+
+    Where the polynomial might be far from the truth, the point is that of a safer quadratic one.
+    """
+    d, table, anchors, notes = x.shape[0], problem.table, problem.anchors, problem.notes
+    local, start, point, trial = memory.local, memory.start, memory.point, memory.trial
+    for i in range(table.count):
+        local[i] = anchors.sums[i, slot]
+    for k in range(d):
+        start[k] = point[k] + notes.shift[k, slot]
+    goal = level.low - 2.0 * notes.excess[slot]  # a point can be proven feasible there
+    solution = maximise_on_model(
+        x,
+        start,
+        point,
+        local,
+        level.quadratic,
+        goal,
+        level.radius,
+        table,
+        memory.dense,
+        memory.system,
+        trial,
+    )
+    loss = expand(trial, point, local, level.quadratic, table, memory.dense, memory.gradient, False)
+    p, far, away = memory.left, 0.0, 0.0
+    for k in range(d):
+        p[k] = trial[k] - point[k]
+        far += p[k] * p[k]
+        away += (trial[k] - level.center[k]) * (trial[k] - level.center[k])
+    error = error_at(
+        p, loss, local, anchors.trace[slot], anchors.facts, problem.constants, table.order
+    )
+    sound = solution.found and error.value <= TRUST * (level.low - level.center_loss)
+    doubt = 4.0 * error.value + _dip(error.slope, problem)
+    enough = sound and solution.multiplier * doubt <= MODEL_SHARE * wanted
+    if solution.multiplier == 0.0:  # a pole must be feasible
+        enough = enough and loss + error.value <= level.low
+    if settings.value_tol == math.inf:
+        enough = enough and far <= ROAM * ROAM * away
+    if enough:
+        if solution.multiplier > 0.0:  # the next look starts from here
+            for k in range(d):
+                notes.shift[k, slot] = p[k]
+            notes.excess[slot] = error.value
+        return True
+    if not sound:
+        loss = expand(
+            start, point, local, level.quadratic, table, memory.dense, memory.gradient, True
+        )
+        _step_from(x, start, loss, goal, level, memory)
+    return False
+
+
+@inlined
+def _dip(slope_error: float, problem: Problem) -> float:
+    """How much lower than its computed tangent the loss may be because of the slope's error.
+
+    A slope that errs by e in the dual norm of the Hessian puts a point at a distance delta in its
+    norm lower by e delta, but the curvature puts it ``delta^2 / (2 + 2 R S D)`` higher, D the
+    longest row: never lower than by ``e^2 (1 + R S D)/2``.
+    """
+    constants = problem.constants
+    stiff = constants.concordance * problem.anchors.facts[0] * constants.radius
+    return 0.5 * slope_error * slope_error * (1.0 + stiff)
+
+
+@inlined
+def _step_from(
+    x: Floats, start: Floats, loss: float, goal: float, level: Level, memory: Memory
+) -> None:
+    """An SQP step from a point with gradient and Hessian in the memory; back from far outside."""
+    dense, trial = memory.dense, memory.trial
+    if loss - level.high > level.high - level.center_loss:
+        come_back(start, memory.gradient, loss, level.center, level.center_loss, level.low, trial)
+        return
+    sqp_point(
+        x,
+        start,
+        memory.gradient,
+        dense.hessian,
+        goal - loss,
+        level.radius,
+        dense.factor,
+        dense.vectors,
+        trial,
+    )
+
+
+@inlined
+def _propose_from_minimum(problem: Problem, level: Level, x: Floats, memory: Memory) -> None:
+    """The maximiser where the loss is its own polynomial, as for Gaussian rewards."""
+    carried, table, point = problem.minimum, problem.minimum_table, memory.normal
+    for k in range(x.shape[0]):
+        point[k] = carried.points[k, 0]
+        memory.start[k] = level.center[k]
+    sums, start = carried.sums.reshape(table.count), memory.start
+    loss = expand(start, point, sums, level.quadratic, table, memory.dense, memory.gradient, True)
+    _step_from(x, start, loss, level.low, level, memory)
+
+
+@inlined
+def _propose_from_anchor(
+    problem: Problem, arms: Arms, level: Level, arm: int, slot: int, memory: Memory
+) -> None:
+    """An SQP step from an anchor, with the minimum's Hessian scaled to the trace of the anchor's.
+
+    A Hessian of its own for every anchor would need as many looks.
+    """
+    d, anchors, carried = memory.trial.shape[0], problem.anchors, problem.minimum
+    hessian, place = memory.dense.hessian, 1 + d
+    flat = not (anchors.trace[slot] > 0.0 and carried.trace[0] > 0.0)
+    scale = 1.0 if flat else anchors.trace[slot] / carried.trace[0]
+    for i in range(d):
+        memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
+        for j in range(i, d):
+            hessian[i, j] = hessian[j, i] = scale * carried.sums[place, 0]
+            place += 1
+        hessian[i, i] += level.quadratic.ridge + (1.0 if flat else 0.0)
+    loss = loss_at(anchors, level.quadratic, slot)
+    _step_from(arms.units[arm], memory.point, loss, level.low, level, memory)
+    cut = arms.cut[arm]
+    for k in range(d):
+        memory.normal[k] = gradient_at(anchors, level.quadratic, k, cut)
+    stop_at_cut(memory.point, memory.trial, memory.normal, memory.cuts.offset[cut])
+
+
+@inlined
+def _enough(
+    problem: Problem, level: Level, x: Floats, wanted: float, trial: Floats, memory: Memory
+) -> bool:
+    """Whether the minimum's own polynomial is certain enough of the loss at the trial point."""
+    carried, table, p = problem.minimum, problem.minimum_table, memory.left
+    for k in range(p.shape[0]):
+        p[k] = trial[k] - carried.points[k, 0]
+    sums = carried.sums.reshape(table.count)
+    error = error_at(
+        p,
+        level.high,
+        sums,
+        carried.trace[0],
+        carried.facts,
+        problem.minimum_constants,
+        table.order,
+    )
+    doubt = 4.0 * error.value + _dip(error.slope, problem)
+    if not doubt <= TRUST * (level.low - level.center_loss):
+        return False
+    for k in range(p.shape[0]):
+        memory.start[k] = carried.points[k, 0]
+    expand(trial, memory.start, sums, level.quadratic, table, memory.dense, memory.normal, False)
+    steep = length(memory.normal)
+    # dh/dB at the maximiser is 1/|grad F| times a cosine
+    return doubt <= MODEL_SHARE * wanted * steep
+
+
+@inlined
+def _learn_from_model(
+    problem: Problem,
+    arms: Arms,
+    level: Level,
+    memory: Memory,
+    point: Floats,
+    slot: int,
+) -> None:
+    """Bounds on all arms from the polynomial at a point, with all of its errors paid for.
+
+    The polynomial is that of an anchor, or of the minimum if ``slot`` is negative.
+    """
+    trial, p, gradient = memory.trial, memory.left, memory.gradient
+    for k in range(p.shape[0]):
+        p[k] = trial[k] - point[k]
+    if slot >= 0:
+        carried, table, constants = problem.anchors, problem.table, problem.constants
+        sums, trace = memory.local, carried.trace[slot]
+        loss = expand(trial, point, sums, level.quadratic, table, memory.dense, gradient, False)
+        error = error_at(p, loss, sums, trace, carried.facts, constants, table.order)
+    else:
+        least, order = problem.minimum, problem.minimum_table
+        totals = least.sums.reshape(order.count)
+        loss = expand(trial, point, totals, level.quadratic, order, memory.dense, gradient, False)
+        error = error_at(
+            p,
+            loss,
+            totals,
+            least.trace[0],
+            least.facts,
+            problem.minimum_constants,
+            order.order,
+        )
+    offset = level.high - loss + dot(gradient, trial)
+    trace = error.trace + p.shape[0] * abs(level.quadratic.ridge)
+    rounding = compensated(p.shape[0]) * cut_rounding(
+        level.high, loss, offset, trace, level.size, level.radius
+    )
+    excess = error.value + rounding
+    _learn(
+        arms, level, memory, loss + excess, offset + excess + _dip(error.slope, problem), rounding
+    )
+
+
+@kernel
+def _learn(
+    arms: Arms, level: Level, memory: Memory, loss: float, offset: float, rounding: float
+) -> None:
+    """Bounds on all arms from a cut and a point; F is at most ``loss`` at ``memory.trial``."""
+    d, gradient, point = memory.trial.shape[0], memory.gradient, memory.left
+    share = feasible_share(loss, level.center_loss, level.low - rounding)
+    for k in range(d):
+        point[k] = level.center[k] + share * (memory.trial[k] - level.center[k])
+    steep = max(length(gradient), TINY)
+    for k in range(arms.upper.shape[0]):
+        x, size = arms.units[k], arms.lengths[k]
+        if size == 0.0:
+            continue
+        bound = cut_value(x, gradient, steep, offset, level.radius)
+        if size * bound < arms.upper[k]:
+            arms.upper[k] = size * bound + 4.0 * EPS * size * abs(bound)
+        lower = lower_bound(dot(x, point), size, level.radius, d)
+        arms.lower[k] = max(arms.lower[k], lower)
+
+
+@inlined
+def new_anchor(
+    state: RoundState,
+    problem: Problem,
+    arms: Arms,
+    level: Level,
+    answer: Workspace,
+    trace: float,
+    memory: Memory,
+) -> None:
+    """A pass has been made at the trial point: it becomes an anchor, and bounds all arms."""
+    anchors, notes, trial = problem.anchors, problem.notes, memory.trial
+    d, slot = trial.shape[0], 0
+    for a in range(1, notes.used.shape[0]):
+        if notes.used[a] < notes.used[slot]:
+            slot = a
+    for i in range(problem.table.count):
+        anchors.sums[i, slot] = answer.sums[i]
+    for k in range(d):
+        anchors.points[k, slot] = trial[k]
+        anchors.rest[k, slot] = answer.rest[k]
+        notes.shift[k, slot] = 0.0
+        memory.gradient[k] = gradient_at(anchors, level.quadratic, k, slot)
+    anchors.rest[d, slot] = answer.rest[d]
+    anchors.trace[slot] = trace
+    notes.excess[slot], notes.used[slot] = 0.0, float(state.number)
+    loss = loss_at(anchors, level.quadratic, slot)
+    offset = level.high - loss + dot(memory.gradient, trial)
+    bend = trace + d * abs(level.quadratic.ridge)
+    rounding = compensated(d) * cut_rounding(
+        level.high, loss, offset, bend, level.size, level.radius
+    )
+    memory.cuts.offset[slot] = offset + rounding
+    arms.cut[state.arm], arms.touch[state.arm] = slot, slot
+    _learn(arms, level, memory, loss + rounding, offset + rounding, rounding)

@@ -1,0 +1,147 @@
+"""What one round of one problem reads and writes; compiled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from torchglb.backend import Floats, Ints, entry, kernel, record_type
+from torchglb.carried.kernels import Carried, Constants
+from torchglb.carried.minimum import Dense, Places, Quadratic, dense
+from torchglb.carried.monomials import Monomials
+from torchglb.ucb.incremental.cutting_planes import BLOCK, Cuts, cuts_memory
+from torchglb.ucb.incremental.kkt import System, system_memory
+
+#: what a round answers: it is decided, or waits for a pass for the minimum or for an anchor
+DECIDED, PASS_FOR_MINIMUM, PASS_FOR_ANCHOR = 0, 1, 2
+#: where a round stands
+MINIMUM, SCAN, LOOKS = 0, 1, 2
+#: how a round has ended
+CERTAIN, UNDECIDED, NO_CENTER = 0, 1, 2
+
+
+class RoundState(Protocol):
+    """Where a round stands: a record, so that it can stop for a pass and go on.
+
+    Attributes:
+        phase: MINIMUM, SCAN or LOOKS.
+        ending: CERTAIN, UNDECIDED or NO_CENTER.
+        leader: the arm with the largest lower bound.
+        looks: so far.
+        passes: for arms, so far.
+        arm: whose pass is awaited.
+        sharp: whether the minimum is known to the tolerance of the level.
+        number: of this round.
+        answered: whether the pass that was asked for has been made.
+        level: B at most.
+        low: B at least.
+        center_loss: F at the centre, at most.
+    """
+
+    phase: int
+    ending: int
+    leader: int
+    looks: int
+    passes: int
+    arm: int
+    sharp: int
+    number: int
+    answered: int
+    level: float
+    low: float
+    center_loss: float
+
+
+ROUND = record_type(RoundState)
+
+
+class Settings(NamedTuple):
+    """What is asked of a round.
+
+    Attributes:
+        height: B itself, or how far it is above the minimum.
+        relative: whether it is the latter.
+        level_tol: the minimum is certified to this if need be.
+        tie: arms whose values agree to ``tie (1 + |h|)`` count as equal.
+        value_tol: the winner's own gap is closed to this too; infinite if that is not asked for.
+        every: close the gaps of all arms to ``value_tol``, whoever wins.
+        max_steps: looks with a pass before a round is given up as undecided.
+    """
+
+    height: float
+    relative: bool
+    level_tol: float
+    tie: float
+    value_tol: float
+    every: bool
+    max_steps: int
+
+
+class AnchorNotes(NamedTuple):
+    """What is known of the anchors beside their sums.
+
+    Attributes:
+        used: ``(A,)``, the last round in which the anchor bounded an arm.
+        excess: ``(A,)``, how much the loss may be above the model where it was asked last.
+        shift: ``(d, A)``, from the anchor to that place.
+    """
+
+    used: Floats
+    excess: Floats
+    shift: Floats
+
+
+@kernel
+def notes_in(memory: Floats, dim: int, anchors: int) -> AnchorNotes:
+    """In memory ``((d + 2) A,)``."""
+    shift = memory[2 * anchors : (dim + 2) * anchors].reshape(dim, anchors)
+    return AnchorNotes(memory[:anchors], memory[anchors : 2 * anchors], shift)
+
+
+class Problem(NamedTuple):
+    """One problem: what is carried of it, and its constants."""
+
+    anchors: Carried
+    notes: AnchorNotes
+    table: Monomials  # of the anchors
+    constants: Constants  # for the anchors' order
+    minimum: Carried
+    minimum_table: Monomials
+    minimum_constants: Constants
+    places: Places
+    quadratic: Quadratic
+
+
+class Memory(NamedTuple):
+    """For one problem at a time."""
+
+    dense: Dense
+    system: System
+    cuts: Cuts
+    local: Floats  # (count,), one anchor's sums
+    trial: Floats  # (d,)
+    point: Floats  # (d,)
+    start: Floats  # (d,)
+    gradient: Floats  # (d,)
+    normal: Floats  # (d,)
+    left: Floats  # (d,)
+    chosen: Ints  # (BLOCK + 1,), arms, and last how many
+
+
+@entry
+def round_memory(dim: int, anchors: int, count: int, minimum_count: int) -> Memory:
+    """For problems of this size."""
+    return Memory(
+        dense(dim, max(count, minimum_count)),
+        system_memory(dim),
+        cuts_memory(dim, anchors),
+        np.empty(count),
+        np.empty(dim),
+        np.empty(dim),
+        np.empty(dim),
+        np.empty(dim),
+        np.empty(dim),
+        np.empty(dim),
+        np.empty(BLOCK + 1, np.int64),
+    )

@@ -1,0 +1,286 @@
+"""What one evaluated point says of an arm, and where to evaluate next; compiled, for one problem.
+
+Arms are unit vectors here: ``h`` is homogeneous, so lengths multiply bounds at the end. The loss F
+is that of the data with ridge and tilt. All points lie in the ball of radius S.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchglb.backend import Floats, kernel
+from torchglb.backend.dense import (
+    EPS,
+    TINY,
+    cholesky,
+    dot,
+    forward,
+    length,
+    solve_factored,
+)
+
+#: a curvature that is more than rounding, next to the trace of the Hessian
+FLAT = 1e-14
+#: a search for a multiplier ends here; an inexact one still gives a usable point
+MAX_MULTIPLIERS = 40
+#: |u| = S counts as met to this
+ON_SPHERE = 1e-11
+
+
+# ---- what a point proves -----------------------------------------------------------------------
+
+
+@kernel
+def cut_rounding(
+    level: float, loss: float, offset: float, trace: float, size: float, radius: float
+) -> float:
+    """What one rounding of the sums behind a cut may do to its offset, and to the loss.
+
+    The terms of the loss add up to at most ``|F| + 2 S size`` and those of the gradient, times S,
+    to ``S size + S^2 tr H``.
+    """
+    total = abs(level) + abs(loss) + abs(offset) + 2.0 * radius * (size + radius * trace)
+    return EPS * total
+
+
+@kernel
+def cut_value(x: Floats, normal: Floats, steep: float, offset: float, radius: float) -> float:
+    """``max <x, theta>`` over the ball and the half-space, from above.
+
+    Args:
+        x: a unit vector.
+        normal: of the half-space.
+        steep: |normal|, not 0.
+        offset: of the half-space.
+        radius: S.
+    """
+    reach = offset / steep
+    if reach < -radius * (1.0 + 8.0 * EPS):
+        return -math.inf
+    along = dot(x, normal) / steep
+    if reach >= radius or radius * along <= reach:
+        return radius * (1.0 + 8.0 * EPS)
+    across = 0.0
+    for k in range(x.shape[0]):
+        part = x[k] - along * (normal[k] / steep)
+        across += part * part
+    near = max(reach, -radius)
+    chord = math.sqrt((radius - near) * (radius + near))
+    return near * along + chord * math.sqrt(across) + (8.0 + x.shape[0]) * EPS * radius
+
+
+@kernel
+def feasible_share(loss: float, center_loss: float, level: float) -> float:
+    """Up to which share of it the segment from a feasible centre to a point is feasible.
+
+    On the segment the loss is at most linear. Feasible means some roundings below the level.
+    """
+    safe = level
+    if abs(level) < math.inf:
+        safe = level - 8.0 * EPS * (2.0 * abs(level) + abs(center_loss))
+    if loss <= safe:
+        return 1.0
+    if not safe > center_loss:  # also where something is NaN
+        return 0.0
+    return min(max((safe - center_loss) / (loss - center_loss), 0.0), 1.0)
+
+
+# ---- where to evaluate next --------------------------------------------------------------------
+
+
+@kernel
+def ball_multiplier(x: Floats, gradient: Floats, theta: Floats) -> float:
+    """``nu/lambda`` in ``x = lambda grad F + nu theta`` by least squares, or 0."""
+    gg, gt, tt = dot(gradient, gradient), dot(gradient, theta), dot(theta, theta)
+    xg, xt = dot(x, gradient), dot(x, theta)
+    along, out = xg * tt - xt * gt, xt * gg - xg * gt
+    # what is left of a difference of equal numbers says nothing
+    noise = 1e3 * EPS
+    if along > noise * abs(xg) * tt and out > noise * abs(xt) * gg:
+        return out / along
+    return 0.0
+
+
+@kernel
+def sqp_point(
+    x: Floats,
+    theta: Floats,
+    gradient: Floats,
+    hessian: Floats,
+    room: float,
+    radius: float,
+    factor: Floats,
+    work: Floats,
+    u: Floats,
+) -> None:
+    """:func:`sqp_step`, to all digits, with a first weight from the point itself."""
+    guess = ball_multiplier(x, gradient, theta)
+    sqp_step(x, theta, gradient, hessian, room, radius, guess, ON_SPHERE, factor, work, u)
+
+
+@kernel
+def sqp_step(
+    x: Floats,
+    theta: Floats,
+    gradient: Floats,
+    hessian: Floats,
+    room: float,
+    radius: float,
+    guess: float,
+    accuracy: float,
+    factor: Floats,
+    work: Floats,
+    u: Floats,
+) -> float:
+    """One step of sequential quadratic programming: ``argmax <x, u>`` over the ball and a model.
+
+    The model is ``g'(u - theta) + (u - theta)' H (u - theta)/2 <= room``. For a weight omega of the
+    ball against it the two constraints merge into one ellipsoid, whose maximiser is closed-form;
+    the right omega puts it on the sphere, and is 0 where the model alone keeps it inside.
+
+    Args:
+        x: a unit vector, ``(d,)``.
+        theta: where the model was made.
+        gradient: g.
+        hessian: H, ``(d, d)``.
+        room: B - F(theta).
+        radius: S.
+        guess: a first omega; 0 where nothing is known.
+        accuracy: ``|u| = S`` counts as met to this.
+        factor: memory, ``(d, d)``.
+        work: memory, four rows of d.
+        u: the point, a few roundings inside of the ball.
+
+    Returns:
+        omega.
+    """
+    d = x.shape[0]
+    y, trace, value = work[2], 0.0, 0.0
+    for k in range(d):
+        trace += hessian[k, k]
+        u[k] = radius * x[k]
+        y[k] = u[k] - theta[k]
+    for i in range(d):
+        bend = 0.0
+        for j in range(d):
+            bend += hessian[i, j] * y[j]
+        value += (gradient[i] + 0.5 * bend) * y[i]
+    omega = 0.0
+    if not value <= room:  # else the ball's own maximiser satisfies the model
+        omega = _merge(
+            x, theta, gradient, hessian, room, radius, trace, guess, accuracy, factor, work, u
+        )
+    norm, edge = length(u), (1.0 - 4.0 * EPS) * radius
+    if norm > edge or (omega > 0.0 and norm > (1.0 - max(1e-6, 2.0 * accuracy)) * radius):
+        for k in range(d):
+            u[k] *= edge / norm
+    return omega
+
+
+@kernel
+def _merge(
+    x: Floats,
+    theta: Floats,
+    gradient: Floats,
+    hessian: Floats,
+    room: float,
+    radius: float,
+    trace: float,
+    guess: float,
+    accuracy: float,
+    factor: Floats,
+    work: Floats,
+    u: Floats,
+) -> float:
+    """The weight of the ball that puts the merged ellipsoid's maximiser on the sphere, or 0."""
+    d, center, pull, y, slope = x.shape[0], work[0], work[1], work[2], work[3]
+    inside = max(radius * radius - dot(theta, theta), 0.0)
+    flat, usual = FLAT * trace + 1e-150, trace / d
+    if not 1e-6 * usual < guess < 1e6 * usual:
+        guess = 0.0
+    low, high, omega, trial, leaves = 0.0, math.inf, 0.0, guess, False
+    for _ in range(MAX_MULTIPLIERS):
+        if not cholesky(hessian, trial + flat, factor):
+            low, trial = trial, 10.0 * max(trial, 1e-12 * trace + 1e-150)
+            continue
+        omega = trial
+        for k in range(d):
+            pull[k] = gradient[k] + omega * theta[k]
+        solve_factored(factor, pull, center)
+        size = dot(pull, center) + 2.0 * room + omega * inside
+        solve_factored(factor, x, slope)
+        spread = max(dot(x, slope), 1e-150)
+        reach = math.sqrt(max(size, 0.0) / spread)
+        ray, along, middle = 0.0, 0.0, 0.0
+        for k in range(d):
+            center[k] = theta[k] - center[k]
+            step = reach * slope[k]
+            u[k] = center[k] + step
+            ray += step * step
+            along += u[k] * step
+            middle += center[k] * center[k]
+        norm = length(u)
+        if omega == 0.0:
+            if norm <= radius:
+                break
+            leaves = True  # without the ball the maximiser is outside of it
+            trial = 0.01 * high if high < math.inf else usual + 1e-150
+            continue
+        if abs(norm / radius - 1.0) < accuracy:
+            break
+        if norm > radius:
+            low, leaves = omega, True
+        else:
+            high = omega
+        # Newton on 1/|u| = 1/S; the derivative of reach from size' = S^2 - |center|^2
+        forward(factor, u, y)
+        growth = radius * radius + ray - middle
+        bend = along * growth / max(2.0 * reach * reach * spread, 1e-150) - dot(y, y)
+        trial = omega + norm * norm * (1.0 - norm / radius) / (bend if bend != 0.0 else -TINY)
+        if not low < trial < high:
+            if not high < math.inf:
+                trial = 10.0 * omega
+            elif not leaves:
+                trial = 0.0
+            else:
+                trial = math.sqrt(low * high) if low > 0.0 else 0.01 * high
+        if abs(trial - omega) <= EPS * omega:
+            break
+    return omega
+
+
+@kernel
+def stop_at_cut(start: Floats, end: Floats, normal: Floats, offset: float) -> None:
+    """Moves ``end`` back to where its segment from ``start`` meets a cut that the set obeys."""
+    here, there = dot(normal, start), dot(normal, end)
+    if there > offset and here < offset:
+        share = (offset - here) / (there - here)
+        for k in range(start.shape[0]):
+            end[k] = start[k] + share * (end[k] - start[k])
+
+
+@kernel
+def come_back(
+    point: Floats,
+    gradient: Floats,
+    loss: float,
+    inner: Floats,
+    inner_loss: float,
+    level: float,
+    u: Floats,
+) -> None:
+    """From far outside the set, a point near its boundary on the segment to an inner point.
+
+    Between the root of the power law through loss and slope at the point (right for steep growth)
+    and the root of the tangent there (right for linear growth).
+    """
+    rise, budget, steep = loss - inner_loss, level - inner_loss, 0.0
+    for k in range(point.shape[0]):
+        steep += gradient[k] * (point[k] - inner[k])
+    share = 0.5
+    if rise > 0.0 and steep > 0.0 and budget >= 0.0:
+        power = (budget / rise) ** (rise / steep)
+        tangent = max(1.0 - (loss - level) / steep, 0.0)
+        share = min(max(0.5 * (power + tangent), 0.0), 1.0)
+    for k in range(point.shape[0]):
+        u[k] = inner[k] + share * (point[k] - inner[k])

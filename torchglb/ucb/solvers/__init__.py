@@ -1,0 +1,99 @@
+"""Ways to solve the optimistic program, as objects that hold their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from torchglb.checks import check_choice, refuse
+from torchglb.ucb.program import SublevelProgram, SupportResult
+from torchglb.ucb.solvers.native import native_support
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """Solves programs for all arms."""
+
+    def support(self, program: SublevelProgram, arms: Tensor) -> SupportResult:
+        """``h(x)`` of every arm."""
+        ...
+
+
+@dataclass(frozen=True)
+class Native:
+    """Our own solver: compiled on a CPU, batched torch elsewhere; see :func:`native_support`."""
+
+    center: Tensor | None = None
+    tol: float | None = None
+    max_steps: int = 100
+    throw: bool = True
+    validate: bool = True
+
+    def support(self, program: SublevelProgram, arms: Tensor) -> SupportResult:
+        """``h(x)`` of every arm."""
+        return native_support(program, arms, **_settings(self))
+
+
+@dataclass(frozen=True)
+class Conic:
+    """A cone solver of cvxpy, the oracle; see :func:`torchglb.ucb.solvers.conic.conic_support`."""
+
+    solver: str = "CLARABEL"
+    fallbacks: Sequence[str] = ("ECOS", "SCS")
+    tol: float = 1e-7
+    max_steps: int | None = None
+    throw: bool = True
+
+    def support(self, program: SublevelProgram, arms: Tensor) -> SupportResult:
+        """``h(x)`` of every arm."""
+        from torchglb.ucb.solvers.conic.oracle import conic_support
+
+        return conic_support(program, arms, **_settings(self))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of cvxpylayers, for small histories; see :class:`UCBLayer`."""
+
+    solver: str = "CLARABEL"
+    fallbacks: Sequence[str] = ("ECOS", "SCS")
+    mode: str = "lsqr"
+    tol: float = 1e-6
+    max_steps: int | None = None
+    throw: bool = True
+
+    def support(self, program: SublevelProgram, arms: Tensor) -> SupportResult:
+        """``h(x)`` of every arm."""
+        from torchglb.ucb.solvers.conic.layer import layer_support
+
+        return layer_support(program, arms, **_settings(self))
+
+
+BY_NAME: dict[str, type[Native] | type[Conic] | type[Layer]] = {
+    "native": Native,
+    "conic": Conic,
+    "layer": Layer,
+}
+
+
+def solver_of(solver: str | Solver, options: Mapping[str, Any]) -> Solver:
+    """The solver that a name and options, or an object, stand for."""
+    if not isinstance(solver, str):
+        if not isinstance(solver, Solver):
+            raise refuse("solver", "a solver or its name", type(solver).__name__)
+        if options:
+            raise refuse("options", "none beside a solver object", sorted(options))
+        return solver
+    chosen = BY_NAME[check_choice("solver", solver, tuple(BY_NAME))]
+    known = [field.name for field in fields(chosen)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise refuse("options", f"settings of {chosen.__name__} ({', '.join(known)})", unknown)
+    return chosen(**options)
+
+
+def _settings(solver: Native | Conic | Layer) -> dict[str, Any]:
+    return {field.name: getattr(solver, field.name) for field in fields(solver)}

@@ -1,0 +1,351 @@
+"""The optimistic program solved in torch: batched, with a certificate for every arm.
+
+Every evaluated point bounds every arm from above (its half-space cut, intersected with the ball,
+has a closed-form support) and, drawn back towards the centre, is feasible and so bounds it from
+below. New points come from sequential quadratic programming, which converges quadratically; both
+bounds then close quadratically too. The gap that is returned is a duality gap, not an estimate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.arrays import array, finite, length, library, quiet, tensor, which
+from torchglb.checks import ValueChecks, check_count, check_same, check_shape, check_tolerance
+from torchglb.compiled_rows import compiled_family
+from torchglb.likelihood import Errors, Expansion
+from torchglb.linalg import cut_ball
+from torchglb.mle import COMPILED_LIMIT, minimize_likelihood
+from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
+from torchglb.optim.implicit import opaque
+from torchglb.optim.loop import Progress, iterate
+from torchglb.recording import is_transformed, wants_gradient, without_autocast
+from torchglb.rounding import short_scale
+from torchglb.ucb.bounds import (
+    Above,
+    Below,
+    Feasibility,
+    TwoSidedBounds,
+    rounded_off,
+    value_at_least,
+)
+from torchglb.ucb.gradients import differentiable
+from torchglb.ucb.program import SublevelProgram, SupportResult
+from torchglb.ucb.solvers.compiled import compiled_support, narrowed
+from torchglb.ucb.solvers.dual_search import DualState, search_multipliers
+from torchglb.ucb.solvers.sqp import come_back, multipliers, propose, stop_at_cut
+
+#: a search that has not narrowed its gap for this many steps is given up
+PATIENCE = 25
+#: what the search by models and the search by multipliers know of an arm
+SHARED = ("upper", "lower", "best", "normal", "offset", "upper_paid", "lower_paid")
+
+
+@without_autocast
+def native_support(
+    program: SublevelProgram,
+    arms: Tensor,
+    *,
+    center: Tensor | None = None,
+    tol: float | None = None,
+    max_steps: int = 100,
+    throw: bool = True,
+    validate: bool = True,
+) -> SupportResult:
+    """``h(x)`` of every arm to tolerance, with a certified gap; one pass per step for all arms.
+
+    The bounds and ``theta`` are differentiable with respect to arms, level, radius and the rows of
+    the loss: the value by the envelope theorem, theta and multiplier through their optimality
+    conditions, to third order.
+
+    Both bounds pay for rounding, and a gap that rounding explains counts as closed. On a CPU
+    float32 is a storage format: the program is solved in float64, and the bounds are rounded
+    outwards.
+
+    Args:
+        program: the batch of programs.
+        arms: ``(*B, K, d)``.
+        center: a feasible point ``(*B, d)``; by default the minimiser of the loss is computed.
+        tol: stop when ``upper - lower <= tol (1 + |upper|)``; 3e-8 in float64; in float32
+            1e-6 on a CPU, which solves in float64, and 1e-3 elsewhere.
+        max_steps: limit on passes over the history.
+        throw: raise :class:`SolverError` if an arm does not converge, or return statuses.
+        validate: look at the values of arms, weights, regularisation and centre.
+    """
+    transformed = is_transformed(*program.tensors(), arms)
+    program.check_arms(arms, values=validate and not transformed)
+    if validate and not isinstance(program.domain.radius, Tensor):
+        program.likelihood.family.require_convex(program.domain.radius)
+    if tol is None:
+        tol = 3e-8 if arms.dtype == torch.float64 else 1e-6 if arms.is_cpu else 1e-3
+    check_tolerance("tol", tol)
+    check_count("max_steps", max_steps)
+    if center is not None:
+        check_same("center", center, "arms", arms)
+        check_shape("center", center, (*program.likelihood.batch_shape, program.likelihood.dim))
+        if validate and not is_transformed(*program.tensors(), center):
+            checks = ValueChecks()
+            norm = torch.linalg.vector_norm(center.detach(), dim=-1)
+            limit = program.domain.radius_like(center) * (1 + 64 * torch.finfo(center.dtype).eps)
+            # NaN stands for a centre that is not known
+            checks.require("center", ~(norm > limit), "points of the ball, |center| <= S", norm)
+            checks.settle()
+    given = (*program.tensors(), arms) if center is None else (*program.tensors(), arms, center)
+    if is_transformed(*given) or wants_gradient(*given):
+        center = _unknown(program) if center is None else center
+
+        def solve(center: Tensor, arms: Tensor, *data: Tensor) -> tuple[Tensor, ...]:
+            same = program.rebuild(data)
+            if not isinstance(program.domain.radius, Tensor):  # a number is not of any dtype
+                same = dataclasses.replace(same, domain=program.domain)
+            return _solve(same, center, arms, tol, max_steps)
+
+        result = SupportResult(*opaque(solve, center, arms, *program.tensors()))
+    else:
+        with torch.no_grad():
+            result = SupportResult(*_solve(program, center, arms, tol, max_steps))
+    if throw and not is_transformed(result.status):
+        raise_unless_converged(result.status, "support")
+    if wants_gradient(arms, *program.tensors()):
+        result = differentiable(program, arms, result)
+    return result
+
+
+def _solve(
+    program: SublevelProgram, center: Tensor | None, arms: Tensor, tol: float, max_steps: int
+) -> tuple[Tensor, ...]:
+    """The fields of a :class:`SupportResult`; a centre of None or NaN stands for the minimiser."""
+    family = compiled_family(program.likelihood) if arms.shape[-1] <= COMPILED_LIMIT else None
+    if family is not None:
+        return compiled_support(program, family, center, arms, tol, max_steps)
+    center = _unknown(program) if center is None else center
+    scale = short_scale(arms)
+    arms = arms / scale[..., None]
+    if arms.dtype == torch.float64 or not arms.is_cpu:
+        found = _solve_batched(program, center, arms, tol, max_steps)
+    else:
+        wide = program.rebuild(tuple(t.double() for t in program.tensors()))
+        if not isinstance(program.domain.radius, Tensor):
+            wide = dataclasses.replace(wide, domain=program.domain)
+        found = _solve_batched(wide, center.double(), arms.double(), tol, max_steps)
+        found = narrowed(found, arms.dtype)
+    upper, lower, theta, multiplier, gap, status = found
+    return upper * scale, lower * scale, theta, multiplier * scale, gap * scale, status
+
+
+def _unknown(program: SublevelProgram) -> Tensor:
+    """NaN in the place of the centres ``(*B, d)``."""
+    return torch.full_like(program.likelihood.X[..., :1, :].sum(-2), torch.nan)
+
+
+def _solve_batched(
+    program: SublevelProgram, center: Tensor, arms: Tensor, tol: float, max_steps: int
+) -> tuple[Tensor, ...]:
+    """The fields of a :class:`SupportResult`; a centre of NaN stands for the minimiser."""
+    unknown = bool(torch.isnan(center).any()) if center.device.type == "cpu" else True
+    if unknown:
+        center = minimize_likelihood(program.likelihood, program.domain, throw=False).theta
+    at_center, errors = program.likelihood.expand_with_errors(center)
+    search, status, _ = search_support(program, center, at_center, arms, tol, max_steps, errors)
+
+    # without a feasible centre there is no lower bound, and perhaps no set at all; that there is
+    # none is proven by a loss whose least value over the ball is above the level
+    radius = program.domain.radius_like(arms).expand(program.level.shape)
+    least = at_center.loss - frank_wolfe_gap(center, at_center.gradient, radius)
+    rounding = errors.loss + 2.0 * radius * errors.gradient
+    rounding = rounding + 16 * torch.finfo(arms.dtype).eps * (least.abs() + at_center.loss.abs())
+    undefined = ~torch.isfinite(at_center.loss) | torch.isnan(program.level)
+    empty = (least - rounding > program.level) | (search.upper == -torch.inf).any(-1)
+    unsure = at_center.loss + errors.loss > program.level
+    undefined, empty, unsure = (
+        mask[..., None].expand_as(status) for mask in (undefined, empty, unsure)
+    )
+    status = torch.where(unsure & (status != Status.NONFINITE), int(Status.INACCURATE), status)
+    status = torch.where(empty, int(Status.INFEASIBLE), status)
+    status = torch.where(undefined, int(Status.NONFINITE), status)
+    upper = torch.where(empty, -torch.inf, search.upper).masked_fill(undefined, torch.nan)
+    lower = torch.where(empty | unsure, -torch.inf, search.lower).masked_fill(undefined, torch.nan)
+    theta = search.best.masked_fill((undefined | empty | unsure)[..., None], torch.nan)
+    multiplier = cut_ball(arms, search.normal, search.offset, radius[..., None]).multiplier
+    return upper, lower, theta, multiplier, upper - lower, status
+
+
+class Search(NamedTuple):
+    """The state of every arm's search; all start with ``(*B, K)``."""
+
+    trial: Tensor  # the next point to evaluate
+    upper: Tensor
+    lower: Tensor
+    best: Tensor  # a feasible point that attains lower
+    normal: Tensor  # the cut that gave upper: <normal, theta> <= offset
+    offset: Tensor
+    upper_paid: Tensor  # what both pay for rounding
+    lower_paid: Tensor
+    inner: Tensor  # an evaluated feasible point, and its loss
+    inner_loss: Tensor
+    stalled: Tensor
+
+
+def search_support(
+    program: SublevelProgram,
+    center: Tensor,
+    at_center: Expansion,
+    arms: Tensor,
+    tol: float,
+    max_steps: int,
+    errors: Errors | None = None,
+) -> tuple[Search, Tensor, Tensor]:
+    """Closes the gap of every arm from a feasible centre; one pass per step for all arms.
+
+    Args:
+        program: the batch of programs.
+        center: a feasible point ``(*B, d)``, best the minimiser of the loss.
+        at_center: the loss and its derivatives there.
+        arms: ``(*B, K, d)``.
+        tol: stop when ``upper - lower <= tol (1 + |upper|)``.
+        max_steps: limit on passes.
+        errors: what rounding did to the loss and its derivatives; one more pass if left out.
+
+    Returns:
+        The last state, the status and the number of steps of every arm, ``(*B, K)``.
+    """
+    shape = arms.shape[:-1]
+    eps = torch.finfo(arms.dtype).eps
+    radius = program.domain.radius_like(arms).expand(shape[:-1])[..., None].expand(shape)
+    level = program.level[..., None].expand(shape)
+    if errors is None:
+        at_center, errors = program.likelihood.expand_with_errors(center)
+    floor = at_center.loss[..., None].expand(shape)
+    hub = center[..., None, :].expand(arms.shape)
+    hub_error, hub_steepness = errors.loss[..., None], errors.steepness[..., None]
+    # what draw_back takes for feasible
+    aim = level - 24 * eps * torch.where(torch.isinf(level), 0.0, level.abs() + floor.abs())
+    sound = torch.isfinite(floor) & ~torch.isnan(level)
+
+    def sqp_point(theta: Tensor, at: Expansion, most: Tensor, guess: Tensor) -> Tensor:
+        # some hundred operations on small arrays
+        given = (arms, theta, at.gradient, at.hessian, aim - most, radius, guess)
+        x, point, gradient, hessian, room, S, omega = (array(t) for t in given)
+        with quiet():
+            eigenvalues, basis = library(x).linalg.eigh(finite(hessian))
+            return tensor(propose(x, point, gradient, eigenvalues, basis, room, S, omega))
+
+    def report(search: Search) -> Progress:
+        gap = search.upper - search.lower
+        close = TwoSidedBounds.of(search).is_closed(tol)
+        return Progress(close, search.stalled > PATIENCE, sound & torch.isfinite(gap))
+
+    def step(search: Search) -> tuple[Search, Progress]:
+        trial = search.trial
+        at, errors = program.likelihood.expand_with_errors(trial)
+        value = at.loss
+        moved = rounded_off(errors.steepness + hub_steepness, radius)
+        most = value + (errors.loss + moved)
+        start = Feasibility(hub, floor, floor + (hub_error + moved))
+        above = Above.by(arms, trial, at, errors, level, radius)
+        below = Below.by(arms, Feasibility(trial, value, most), start, level, radius)
+        known = TwoSidedBounds.of(search).after(above, below)
+        further = (most <= level) & (below.value > search.lower)
+
+        # near the boundary: an SQP step from here, drawn back to the best cut if it crosses that
+        level_weight, ball_weight = multipliers(arms, at.gradient, trial)
+        forth = sqp_point(trial, at, most, ball_weight / level_weight)
+        forth = stop_at_cut(trial, forth, known.normal, known.offset)
+        back = come_back(trial, at, search.inner, search.inner_loss, level)
+        far = value - level > level - floor
+        new = Search(
+            trial=torch.where(far[..., None], back, forth),
+            inner=torch.where(further[..., None], trial, search.inner),
+            inner_loss=torch.where(further, value, search.inner_loss),
+            **known._asdict(),
+        )
+        return new, report(new)
+
+    copies = Expansion(*(_per_arm(t, level) for t in at_center))
+    zero = torch.zeros_like(level)
+    start = Search(
+        trial=sqp_point(hub, copies, floor + hub_error, zero),
+        upper=radius * length(arms) * (1.0 + (8 + arms.shape[-1]) * eps),
+        lower=value_at_least(arms, hub, radius),
+        best=hub,
+        normal=torch.zeros_like(arms),
+        offset=torch.full_like(level, torch.inf),
+        upper_paid=zero,
+        lower_paid=zero,
+        inner=hub,
+        inner_loss=floor,
+        stalled=zero,
+    )
+    search, status, num_steps = iterate(step, start, report(start), max_steps)
+    feasible = floor + hub_error <= level
+    stuck = which(((status == Status.INACCURATE) & feasible).flatten())
+    if stuck.shape[0]:
+        search, status, passes = _by_dual_search(
+            program, hub, floor + hub_error, hub_steepness, arms, search, status, stuck, tol
+        )
+        num_steps = num_steps + passes
+    return search, status, num_steps
+
+
+def _by_dual_search(
+    program: SublevelProgram,
+    hub: Tensor,
+    floor: Tensor,
+    steepness: Tensor,
+    arms: Tensor,
+    search: Search,
+    status: Tensor,
+    stuck: Tensor,
+    tol: float,
+) -> tuple[Search, Tensor, Tensor]:
+    """The search of some arms, an index of all ``*B x K``, carried on by :mod:`dual_search`.
+
+    Returns:
+        The state, the status, and the passes that it took.
+    """
+    axes = status.ndim - 1
+
+    def of_problems(t: Tensor) -> Tensor:
+        problems = math.prod(t.shape[:axes])  # there may be no rows to infer it from
+        return t.reshape(problems, *t.shape[axes:])[stuck // status.shape[-1]]
+
+    def of_arms(t: Tensor) -> Tensor:
+        return t.flatten(0, axes)[stuck]
+
+    def put(whole: Tensor, part: Tensor) -> Tensor:
+        return whole.flatten(0, axes).index_copy(0, stuck, part).reshape(whole.shape)
+
+    *rows, radius, level = (of_problems(t) for t in program.tensors())
+    loss = program.likelihood.rebuild(rows)
+    x, inner, inner_loss = of_arms(arms), of_arms(hub), of_arms(floor)
+    known = {name: of_arms(getattr(search, name)) for name in SHARED}
+    multiplier = (known["upper"] - (x * inner).sum(-1)) / (level - inner_loss)
+    first = DualState(
+        # by concavity at least as large as the best multiplier
+        multiplier=torch.where(torch.isfinite(multiplier) & (multiplier > 0), multiplier, 1.0),
+        start=inner,
+        inner=inner,
+        inner_loss=inner_loss,
+        outer=inner,
+        outer_loss=torch.full_like(level, torch.inf),
+        steepest=of_arms(steepness.expand(floor.shape)),
+        stalled=torch.zeros_like(level),
+        passes=torch.zeros_like(stuck),
+        **known,
+    )
+    domain = program.domain.resized(radius)
+    found, verdict = search_multipliers(loss, domain, level, x, first, tol)
+    new = {name: put(getattr(search, name), getattr(found, name)) for name in SHARED}
+    return search._replace(**new), put(status, verdict), put(0 * status, found.passes)
+
+
+def _per_arm(value: Tensor, like: Tensor) -> Tensor:
+    """A tensor ``(*B, ...)`` repeated along the arm axis of ``like (*B, K)``."""
+    batch = like.ndim - 1
+    repeated = value.unsqueeze(batch)
+    return repeated.expand(*like.shape, *value.shape[batch:])

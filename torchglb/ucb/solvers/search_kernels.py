@@ -1,0 +1,476 @@
+"""The optimistic program in compiled code: one problem at a time, one arm after the other.
+
+The mathematics is that of :mod:`torchglb.ucb.solvers.native`: every evaluated point bounds an arm
+from above by its cut and from below by its chord to the centre; new points come from sequential
+quadratic programming. Arms for which quadratic models mislead are searched by the dual.
+
+Arms are unit vectors here; lengths multiply bounds at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchglb.backend import Floats, Ints, kernel
+from torchglb.backend.dense import EPS, TINY, dot, length
+from torchglb.carried.kernels import Workspace, sum_rows
+from torchglb.carried.monomials import Monomials
+from torchglb.carried.rounding import compensated
+from torchglb.families.row_terms import CHUNK
+from torchglb.mle_kernels import (
+    CONVERGED,
+    INACCURATE,
+    MAX_STEPS,
+    NONFINITE,
+    RUNNING,
+    NewtonMemory,
+    PointExpansion,
+    RowLoss,
+    copy_vector,
+    expand,
+    minimize,
+    new_memory,
+    new_point,
+    pass_memory,
+    pass_table,
+)
+from torchglb.ucb.kernels import (
+    come_back,
+    cut_rounding,
+    cut_value,
+    feasible_share,
+    sqp_point,
+    sqp_step,
+    stop_at_cut,
+)
+
+#: a search that has not narrowed its gap for so many steps is given up
+PATIENCE = 25
+#: and after so many it may be that rounding is what is left
+ENOUGH = 2
+#: the same for multipliers of the dual search, and how many are tried at all
+DUAL_PATIENCE, MAX_MULTIPLIERS = 12, 80
+#: until a maximiser lies outside the set, multipliers fall by this factor
+FALL = 8.0
+#: of the estimates of the dual search, as of any
+ESTIMATE_TOL, ESTIMATE_STEPS = 1e-9, 200
+#: how well the sphere is met by a first step
+ROUGH = 1e-3
+#: from a gap of this share of S on, the Hessian is as good as a new one
+CLOSE = 1e-5
+
+
+class LevelSet(NamedTuple):
+    """The set of one problem, ``{|theta| <= S, F(theta) <= B}``.
+
+    Attributes:
+        loss: F.
+        level: B.
+        radius: S.
+        size: of the terms that are rounded; see :func:`torchglb.carried.kernels.add_facts`.
+        center: a point of the set, if there is one, ``(d,)``.
+        center_loss: F there, as computed.
+        center_error: what rounding may have done to it.
+    """
+
+    loss: RowLoss
+    level: float
+    radius: float
+    size: float
+    center: Floats
+    center_loss: float
+    center_error: float
+
+
+class ArmBounds(NamedTuple):
+    """What is known of K arms.
+
+    Attributes:
+        units: unit vectors, ``(K, d)``, or zeros.
+        lengths: ``(K,)``.
+        upper: ``(K,)``.
+        lower: ``(K,)``.
+        theta: feasible points that attain ``lower``, ``(K, d)``.
+        normal: of the cuts that gave ``upper``, ``(K, d)``.
+        offset: of these cuts, ``(K,)``.
+        upper_paid: what rounding costs ``upper``, and ``lower`` by what it aims at, ``(K,)``.
+        lower_paid: what it costs ``lower`` beside that, ``(K,)``.
+        status: ``(K,)``.
+    """
+
+    units: Floats
+    lengths: Floats
+    upper: Floats
+    lower: Floats
+    theta: Floats
+    normal: Floats
+    offset: Floats
+    upper_paid: Floats
+    lower_paid: Floats
+    status: Ints
+
+
+class SearchMemory(NamedTuple):
+    """Of a search.
+
+    Attributes:
+        table: of passes with the Hessian.
+        slope_table: of passes without.
+        work: of passes.
+        at: the point to evaluate.
+        next: the one after it, ``(d,)``.
+        inner: a point of the set, ``(d,)``.
+        outer: a point outside, ``(d,)``.
+        tilt: ``(d,)``.
+        work_vectors: four rows of d.
+        estimate: of the dual search.
+    """
+
+    table: Monomials
+    slope_table: Monomials
+    work: Workspace
+    at: PointExpansion
+    next: Floats
+    inner: Floats
+    outer: Floats
+    tilt: Floats
+    work_vectors: Floats
+    estimate: NewtonMemory
+
+
+@kernel
+def search_memory(dim: int) -> SearchMemory:
+    """For problems with so many features."""
+    return SearchMemory(
+        pass_table(dim, 2),
+        pass_table(dim, 1),
+        pass_memory(dim),
+        new_point(dim),
+        np.zeros(dim),
+        np.zeros(dim),
+        np.zeros(dim),
+        np.zeros(dim),
+        np.zeros((4, dim)),
+        new_memory(dim),
+    )
+
+
+# ---- what a point proves -----------------------------------------------------------------------
+
+
+class Evaluated(NamedTuple):
+    """What holds at an evaluated point.
+
+    Attributes:
+        loss: F as computed.
+        loss_error: what rounding may have done to it, and to points on its chords.
+        error: what rounding may have done to the offset of the cut.
+        steep: |grad F|.
+        offset: of the cut ``<grad F, theta> <= offset``, which pays for rounding.
+    """
+
+    loss: float
+    loss_error: float
+    error: float
+    steep: float
+    offset: float
+
+
+@kernel
+def trace_of(hessian: Floats) -> float:
+    """The sum of the diagonal."""
+    total = 0.0
+    for k in range(hessian.shape[0]):
+        total += hessian[k, k]
+    return total
+
+
+@kernel
+def evaluate(level: LevelSet, memory: SearchMemory, with_hessian: bool) -> Evaluated:
+    """One pass at ``memory.at``, and what it proves; without a Hessian the old one stays."""
+    at, loss = memory.at, level.loss
+    if with_hessian:
+        value = expand(loss, memory.table, memory.work, at)
+        trace = trace_of(at.hessian)
+    else:
+        family, X, w, y, n = loss.family, loss.X, loss.w, loss.y, loss.X.shape[1]
+        trace = sum_rows(family, X, w, y, 0, n, at.theta, memory.slope_table, memory.work)
+        sums, d = memory.work.sums, at.theta.shape[0]
+        value = sums[0] + 0.5 * loss.ridge * dot(at.theta, at.theta) - dot(loss.tilt, at.theta)
+        trace += d * loss.ridge
+        for i in range(d):
+            at.gradient[i] = sums[1 + i] + loss.ridge * at.theta[i] - loss.tilt[i]
+    return evaluated(value, trace, at, loss.X.shape[1], level.level, level.radius, level.size)
+
+
+@kernel
+def evaluated(
+    loss: float,
+    trace: float,
+    at: PointExpansion,
+    rows: int,
+    level: float,
+    radius: float,
+    size: float,
+) -> Evaluated:
+    """What loss, gradient and the trace of the Hessian prove; for levels that may be infinite.
+
+    The terms of the loss add up to at most ``|F| + 2 |theta| size``, and what an error of z does to
+    them to ``|theta| (size + |theta| tr H)``. A point on a chord is rounded by some ``eps S``,
+    which changes its loss by that much of its slopes, ``size + S tr H``.
+    """
+    d, reach = at.theta.shape[0], length(at.theta)
+    offset = level - loss + dot(at.gradient, at.theta)
+    finite_level = level if abs(level) < math.inf else 0.0
+    finite_offset = offset if abs(offset) < math.inf else 0.0
+    # a chunk of a pass has no more terms than there are rows
+    roundings = compensated(d) - CHUNK + min(rows, CHUNK)
+    terms = abs(loss) + reach * (3.0 * size + reach * trace)
+    loss_error = EPS * (roundings * terms + 12.0 * radius * (size + radius * trace))
+    error = roundings * cut_rounding(finite_level, loss, finite_offset, trace, size, radius)
+    return Evaluated(loss, loss_error, error, length(at.gradient), offset + error)
+
+
+@kernel
+def weight_of_cut(x: Floats, normal: Floats, offset: float, radius: float) -> float:
+    """alpha of ``min alpha offset + S |x - alpha normal|``, the dual of ball and half-space."""
+    steep = max(length(normal), TINY)
+    reach = offset / steep
+    if not reach < radius:
+        return 0.0
+    along, across = dot(x, normal) / steep, 0.0
+    for k in range(x.shape[0]):
+        part = x[k] - along * (normal[k] / steep)
+        across += part * part
+    near = max(reach, -radius)
+    chord = math.sqrt((radius - near) * (radius + near))
+    return max(along - near * math.sqrt(across) / max(chord, TINY), 0.0) / steep
+
+
+@kernel
+def tighten_upper(
+    arms: ArmBounds, k: int, at: PointExpansion, found: Evaluated, level: LevelSet
+) -> None:
+    """Lowers the upper bound of one arm by the cut of an evaluated point."""
+    x, bound, radius = arms.units[k], math.inf, level.radius
+    if found.steep > 0.0:
+        bound = cut_value(x, at.gradient, found.steep, found.offset, radius)
+    elif found.offset < 0.0:  # a half-space without a normal that holds nothing
+        bound = -math.inf
+    if bound < arms.upper[k]:
+        arms.upper[k] = bound
+        copy_vector(at.gradient, arms.normal[k])
+        arms.offset[k] = found.offset
+        alpha = weight_of_cut(x, at.gradient, found.offset, radius)
+        rounding = found.error + found.loss_error + level.center_error
+        arms.upper_paid[k] = alpha * rounding if alpha > 0.0 else 0.0
+
+
+class Segment(NamedTuple):
+    """From a point of the set to any point of the ball.
+
+    Attributes:
+        start: a point of the set, ``(d,)``.
+        end: any point, ``(d,)``.
+        share: how much of it is certain to be in the set.
+        ideal: the same but for rounding.
+    """
+
+    start: Floats
+    end: Floats
+    share: float
+    ideal: float
+
+
+@kernel
+def segment(
+    start: Floats, start_loss: float, end: Floats, end_loss: float, error: float, level: float
+) -> Segment:
+    """The feasible part of a segment; ``error`` is that of any loss on it."""
+    share = feasible_share(end_loss + error, start_loss + error, level)
+    return Segment(start, end, share, feasible_share(end_loss, start_loss, level))
+
+
+@kernel
+def raise_lower(arms: ArmBounds, k: int, line: Segment, radius: float) -> None:
+    """Raises the lower bound of one arm by the feasible part of a segment."""
+    x, d, base, slope = arms.units[k], line.start.shape[0], 0.0, 0.0
+    for i in range(d):
+        base += x[i] * line.start[i]
+        slope += x[i] * (line.end[i] - line.start[i])
+    value = base + line.share * slope - (2.0 * d + 8.0) * EPS * radius
+    if value > arms.lower[k]:
+        arms.lower[k] = value
+        arms.lower_paid[k] = max(base + line.ideal * slope - value, 0.0)
+        for i in range(d):
+            arms.theta[k, i] = line.start[i] + line.share * (line.end[i] - line.start[i])
+
+
+@kernel
+def is_closed(arms: ArmBounds, k: int, tol: float, stalled: int) -> bool:
+    """Whether ``upper - lower <= tol (1 + |upper|)``; if progress has stalled, up to rounding.
+
+    What both bounds pay for rounding is not theirs to narrow, and what they would be without it is
+    uncertain by as much again.
+    """
+    gap, scale = arms.upper[k] - arms.lower[k], arms.lengths[k]
+    if stalled >= ENOUGH:
+        gap -= 2.0 * (arms.upper_paid[k] + arms.lower_paid[k])
+    return scale * gap <= tol * (1.0 + scale * abs(arms.upper[k]))
+
+
+@kernel
+def learn(arms: ArmBounds, k: int, at: PointExpansion, found: Evaluated, level: LevelSet) -> None:
+    """What an evaluated point says of an arm."""
+    tighten_upper(arms, k, at, found, level)
+    error = found.loss_error + level.center_error
+    if level.center_loss + level.center_error <= level.level:
+        line = segment(level.center, level.center_loss, at.theta, found.loss, error, level.level)
+        raise_lower(arms, k, line, level.radius)
+
+
+# ---- the search of one arm ---------------------------------------------------------------------
+
+
+@kernel
+def _aim(level: LevelSet) -> float:
+    """A little below the level: what counts as feasible, but for the error of the point itself."""
+    if not abs(level.level) < math.inf:
+        return level.level
+    margin = 24.0 * EPS * (abs(level.level) + abs(level.center_loss))
+    return level.level - margin - level.center_error
+
+
+@kernel
+def search_arm(
+    arms: ArmBounds,
+    k: int,
+    at_center: PointExpansion,
+    level: LevelSet,
+    tol: float,
+    max_steps: int,
+    memory: SearchMemory,
+) -> None:
+    """Closes the gap of one arm."""
+    at, x = memory.at, arms.units[k]
+    inner, inner_loss, stalled = memory.inner, level.center_loss, 0
+    copy_vector(level.center, inner)
+    if is_closed(arms, k, tol, 0):
+        arms.status[k] = CONVERGED
+        return
+    sqp_step(
+        x,
+        level.center,
+        at_center.gradient,
+        at_center.hessian,
+        _aim(level) - level.center_loss - level.center_error,
+        level.radius,
+        0.0,
+        ROUGH,
+        memory.estimate.factor,
+        memory.work_vectors,
+        memory.next,
+    )
+    for step in range(max_steps + 1):
+        gap, lower = arms.upper[k] - arms.lower[k], arms.lower[k]
+        if not abs(gap) < math.inf:
+            arms.status[k] = NONFINITE
+        elif is_closed(arms, k, tol, stalled):
+            arms.status[k] = CONVERGED
+        elif stalled > PATIENCE:
+            arms.status[k] = INACCURATE
+        elif step == max_steps:
+            arms.status[k] = MAX_STEPS
+        if arms.status[k] != RUNNING:
+            break
+        copy_vector(memory.next, at.theta)
+        found = evaluate(level, memory, step == 0 or gap > CLOSE * level.radius)
+        value = found.loss
+        learn(arms, k, at, found, level)
+        left = arms.upper[k] - arms.lower[k]
+        stalled = 0 if left < 0.9 * gap else stalled + 1
+        if value - level.level > level.level - level.center_loss:
+            come_back(at.theta, at.gradient, value, inner, inner_loss, level.level, memory.next)
+        else:
+            sqp_point(
+                x,
+                at.theta,
+                at.gradient,
+                at.hessian,
+                _aim(level) - value - found.loss_error,
+                level.radius,
+                memory.estimate.factor,
+                memory.work_vectors,
+                memory.next,
+            )
+            stop_at_cut(at.theta, memory.next, arms.normal[k], arms.offset[k])
+        if value + found.loss_error <= level.level and arms.lower[k] > lower:
+            copy_vector(at.theta, inner)
+            inner_loss = value
+
+
+# ---- the dual search ---------------------------------------------------------------------------
+
+
+@kernel
+def search_dual(arms: ArmBounds, k: int, level: LevelSet, tol: float, memory: SearchMemory) -> None:
+    """Closes the gap of one arm by its dual (:mod:`torchglb.ucb.solvers.dual_search`).
+
+    For a multiplier ``lambda > 0`` of the loss ``lambda B + max <x, theta> - lambda F(theta)`` over
+    the ball is at least h(x), with equality at the best one; the maximiser is an estimate with a
+    tilt of ``x/lambda``. The chord between one inside the set and one outside tells the next.
+    """
+    x, loss, here = arms.units[k], level.loss, memory.estimate.here
+    inner, outer, d = memory.inner, memory.outer, arms.units.shape[1]
+    copy_vector(level.center, inner)
+    copy_vector(level.center, outer)
+    copy_vector(level.center, here.theta)
+    inner_loss, outer_loss = level.center_loss, math.inf
+    errors, stalled = level.center_error, 0
+    room = level.level - inner_loss
+    multiplier = (arms.upper[k] - dot(x, inner)) / room if room > 0.0 else 1.0
+    if not 0.0 < multiplier < math.inf:
+        multiplier = 1.0
+    arms.status[k] = MAX_STEPS
+    for _ in range(MAX_MULTIPLIERS):
+        for i in range(d):
+            memory.tilt[i] = loss.tilt[i] + x[i] / multiplier
+        tilted = RowLoss(loss.family, loss.X, loss.w, loss.y, loss.ridge, memory.tilt)
+        minimize(
+            tilted,
+            level.radius,
+            ESTIMATE_TOL,
+            ESTIMATE_STEPS,
+            memory.table,
+            memory.estimate,
+            memory.work,
+        )
+        copy_vector(here.theta, memory.at.theta)
+        gap = arms.upper[k] - arms.lower[k]
+        found = evaluate(level, memory, False)
+        value = found.loss
+        tighten_upper(arms, k, memory.at, found, level)
+        errors = max(errors, found.loss_error)
+        if value + 2.0 * errors <= level.level:
+            copy_vector(here.theta, inner)
+            inner_loss = value
+        else:
+            copy_vector(here.theta, outer)
+            outer_loss = value
+        line = segment(inner, inner_loss, outer, outer_loss, 2.0 * errors, level.level)
+        if inner_loss + 2.0 * errors <= level.level:
+            raise_lower(arms, k, line, level.radius)
+        stalled = 0 if arms.upper[k] - arms.lower[k] < 0.9 * gap else stalled + 1
+        if not abs(arms.upper[k] - arms.lower[k]) < math.inf:
+            arms.status[k] = NONFINITE
+        elif is_closed(arms, k, tol, stalled):
+            arms.status[k] = CONVERGED
+        elif stalled > DUAL_PATIENCE:
+            arms.status[k] = INACCURATE
+        if arms.status[k] != MAX_STEPS:
+            return
+        slope = (dot(x, outer) - dot(x, inner)) / (outer_loss - inner_loss)
+        multiplier = slope if slope > 0.0 else multiplier / FALL
