@@ -8,6 +8,7 @@ loop over problems, so what one problem gets never depends on its companions.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,7 +71,7 @@ def _compiled(function: F, fastmath: set[str], level: int, **more: Any) -> F:
     except RuntimeError:  # no directory that could be written to: compiled anew in every process
         found = numba.njit(**options)(function)
     if hasattr(found, "_cache"):
-        _mend_cache(found._cache)
+        _mend_cache(found._cache, function.__module__)
         _set_level(found, level)
     return found
 
@@ -93,19 +94,40 @@ def _set_level(dispatcher: Any, level: int) -> None:
 _COMPILED = (b"\n@kernel", b"\n@vectorised", b"\n@entry", b"\n@inlined", b"\nclass CompiledFamily")
 
 
+_IMPORT = re.compile(rb"^from (torchglb[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+
+
 @lru_cache(maxsize=1)
-def fingerprint() -> str:
-    """Of every source file with compiled functions: what is compiled contains what it calls."""
-    package, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        source = path.read_bytes()
-        if any(mark in source for mark in _COMPILED):
-            digest.update(source)
+def _sources() -> dict[str, tuple[bytes, set[str]]]:
+    """Of every module of the package: its source, and the names that it may import modules by."""
+    package, found = Path(__file__).parents[1], {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        source, names = path.read_bytes(), set()
+        for module, imported in _IMPORT.findall(source):
+            names |= {module.decode()}
+            names |= {f"{module.decode()}.{name.decode()}" for name in re.findall(rb"\w+", imported)}
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = source, names
+    return found
+
+
+@lru_cache(maxsize=None)
+def fingerprint(module: str) -> str:
+    """Of a module and all it imports that has compiled functions: they contain what they call."""
+    sources, digest = _sources(), hashlib.sha256()
+    known, waiting = {module}, [module]
+    while waiting:
+        new = {name for name in sources[waiting.pop()][1] if name in sources} - known
+        known |= new
+        waiting.extend(new)
+    for name in sorted(known):
+        if any(mark in sources[name][0] for mark in _COMPILED):
+            digest.update(sources[name][0])
     return digest.hexdigest()
 
 
-def _mend_cache(cache: Any) -> None:
-    """Makes Numba's cache of one function look at all files, and survive a full disk.
+def _mend_cache(cache: Any, module: str) -> None:
+    """Makes Numba's cache of one function look at all files it rests on, and survive a full disk.
 
     By itself it looks at the file of the function alone, and would go on with what the functions
     called from there were before they changed.
@@ -119,7 +141,7 @@ def _mend_cache(cache: Any) -> None:
             save(*arguments)
 
     def key_of_all(*arguments: Any) -> tuple[Any, ...]:
-        return (*key(*arguments), fingerprint())
+        return (*key(*arguments), fingerprint(module) if module in _sources() else module)
 
     cache.save_overload, cache._index_key = save_if_possible, key_of_all
     file = getattr(cache, "_cache_file", None)
