@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,7 +97,7 @@ _COMPILED = (b"\n@kernel", b"\n@vectorised", b"\n@entry", b"\n@inlined", b"\ncla
 _IMPORT = re.compile(rb"^from (torchglb[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _sources() -> dict[str, tuple[bytes, set[str]]]:
     """Of every module of the package: its source, and the names that it may import modules by."""
     package, found = Path(__file__).parents[1], {}
@@ -105,13 +105,13 @@ def _sources() -> dict[str, tuple[bytes, set[str]]]:
         parts = path.relative_to(package.parent).with_suffix("").parts
         source, names = path.read_bytes(), set()
         for module, imported in _IMPORT.findall(source):
-            names |= {module.decode()}
-            names |= {f"{module.decode()}.{name.decode()}" for name in re.findall(rb"\w+", imported)}
+            room = module.decode()
+            names |= {room, *(f"{room}.{name.decode()}" for name in re.findall(rb"\w+", imported))}
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = source, names
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def fingerprint(module: str) -> str:
     """Of a module and all it imports that has compiled functions: they contain what they call."""
     sources, digest = _sources(), hashlib.sha256()
