@@ -45,7 +45,7 @@ class Batch(NamedTuple):
 
     Attributes:
         anchors: memory of the carried anchors, ``(N, size)``.
-        notes: what else is known of them, ``(N, (d + 2) A)``.
+        notes: what else is known of them, ``(N, (d + 2) A + 1)``.
         minimum: memory of the carried minimum, ``(N, size)``.
         places: of its search, ``(N, 4, d)``.
         search: its state, ``(N,)``.
@@ -73,7 +73,7 @@ class Batch(NamedTuple):
 
 
 @inlined
-def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats) -> Problem:
+def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> Problem:
     """One problem of a batch."""
     d, c, e = batch.table.dim, batch.constants[b], batch.minimum_constants[b]
     count, least = batch.table.count, batch.minimum_table.count
@@ -87,6 +87,7 @@ def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats) -> Problem:
         Constants(e[0], e[1], e[2]),
         places_in(batch.places[b]),
         Quadratic(ridge, tilt),
+        rows,
     )
 
 
@@ -234,7 +235,7 @@ def play_round(
     for b in range(given.arms.shape[0]):
         start_round(batch, given, b)
         state, search = record(batch.rounds, b), record(batch.search, b)
-        problem = problem_of(batch, b, given.ridge[b], given.tilt[b])
+        problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
         arms, settings = arms_of(given, out, b, ints, numbers), settings_of(given, b)
         work, trace = anchor_work, 0.0
         while True:

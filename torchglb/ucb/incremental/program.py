@@ -64,8 +64,9 @@ from torchglb.ucb.incremental.round_state import (
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.native import native_support
 
-#: anchors for each corner of a cube, but at most ``MOST/d^2``, or MANY
-PER_CORNER, MOST, MANY = 8, 100_000, 128
+#: anchors for each corner of a cube, but no more than MOST, nor than ENTRIES/d or MANY: more would
+#: spare passes, but cost more in every round than those do
+PER_CORNER, MOST, MANY, ENTRIES = 4, 256, 128, 2560
 #: looks with a pass before all arms are solved to tolerance: so many, and so many for each arm
 FIRST_STEPS, STEPS_PER_ARM = 20, 10
 #: derivatives of the highest order of an anchor's polynomial; where it would be of second order an
@@ -125,7 +126,7 @@ class AnchoredProgram:
         family: the GLM family.
         domain: the ball.
         batch_shape: ``*B``.
-        anchors: A; by default it grows with d until A d^2 is 10^5, and is 128 or more then.
+        anchors: A; by default 32 up to d = 3, 256 from d = 6 to 10 and 128 from d = 20 on.
         level_tol: the minimum of the loss is certified to this, and to what rounding allows; 1e-6,
             and 1e-2 in float32.
         aggregate: merge repeated arms in the history.
@@ -184,7 +185,7 @@ class AnchoredProgram:
         if not N:
             raise refuse("batch_shape", "at least one problem", tuple(self.batch_shape))
         if anchors is None:
-            anchors = max(32, min(PER_CORNER * 2 ** min(d, 10), max(MANY, MOST // d**2)))
+            anchors = max(32, min(PER_CORNER * 2 ** min(d, 10), MOST, max(MANY, ENTRIES // d)))
         anchors = check_count("anchors", anchors, least=1)
         self._source = RowSource(family, self.history)
         radii = domain.radius_like(torch.zeros(1, dtype=torch.float64))
@@ -192,7 +193,7 @@ class AnchoredProgram:
         self._minimum = CarriedMinimum(self._source, ball)
         order = choose_order(family, d, domain.max_radius, LARGEST_ANCHOR_ORDER)
         self._anchors = CarriedLoss(family, ball, N, anchors, order if order > 2 else 1)
-        self._notes = np.zeros((N, (d + 2) * anchors))
+        self._notes = np.zeros((N, (d + 2) * anchors + 1))
         self._notes[:, :anchors] = -1.0  # never used
         self._rounds = np.zeros(N, ROUND)
         self._number = 0  # of rounds so far
@@ -633,12 +634,13 @@ class AnchoredProgram:
         table, least = batch.table, batch.minimum_table
         memory = round_memory(d, batch.number, table.count, least.count)
         anchor_work, minimum_work = new_workspace(table), new_workspace(least)
+        used = self._source.arrays().used
         ints, numbers = np.empty(2 * K, np.int64), np.empty(K * (d + 2))
         rounds, searches = batch.rounds.view(np.recarray), batch.search.view(np.recarray)
         for b in range(self._source.problems):
             start_round(batch, asked, b)
             state, search = rounds[b], searches[b]
-            problem = problem_of(batch, b, asked.ridge[b], asked.tilt[b])
+            problem = problem_of(batch, b, asked.ridge[b], asked.tilt[b], used)
             arms, settings = arms_of(asked, out, b, ints, numbers), settings_of(asked, b)
             work, trace = anchor_work, 0.0
             while (
