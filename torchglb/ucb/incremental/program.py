@@ -72,6 +72,8 @@ FIRST_STEPS, STEPS_PER_ARM = 20, 10
 #: derivatives of the highest order of an anchor's polynomial; where it would be of second order an
 #: anchor keeps the trace of its Hessian only
 LARGEST_ANCHOR_ORDER = 7
+#: and of the polynomial at the minimum, which says less about the arms than about the level
+LARGEST_MINIMUM_ORDER = 100
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class AnchoredProgram:
         self._source = RowSource(family, self.history)
         radii = domain.radius_like(torch.zeros(1, dtype=torch.float64))
         ball = Ball(d, radii.expand(self.batch_shape).reshape(-1))
-        self._minimum = CarriedMinimum(self._source, ball)
+        self._minimum = CarriedMinimum(self._source, ball, LARGEST_MINIMUM_ORDER)
         order = choose_order(family, d, domain.max_radius, LARGEST_ANCHOR_ORDER)
         self._anchors = CarriedLoss(family, ball, N, anchors, order if order > 2 else 1)
         self._notes = np.zeros((N, (d + 2) * anchors + 1))
