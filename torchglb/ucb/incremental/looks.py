@@ -287,7 +287,7 @@ def _learn_from_model(
     point: Floats,
     slot: int,
 ) -> None:
-    """Bounds from the polynomial at a point, with all of its errors paid for, on the arms that matter.
+    """Bounds on the arms that matter from the polynomial at a point, with its errors paid for.
 
     The polynomial is that of an anchor, or of the minimum if ``slot`` is negative.
     """
