@@ -310,7 +310,7 @@ def _looks(
         state.looks += 1
         state.arm = arm
         floor = -math.inf if settings.every else arms.lower[leader]
-        if look(state, problem, arms, level, wanted, floor, memory):
+        if look(state, problem, arms, level, settings, wanted, floor, memory):
             state.passes += 1
             return PASS_FOR_ANCHOR
 

@@ -21,7 +21,7 @@ from torchglb.ucb.incremental.cutting_planes import (
     scan,
 )
 from torchglb.ucb.incremental.kkt import expand, maximise_on_model
-from torchglb.ucb.incremental.round_state import Memory, Problem, RoundState
+from torchglb.ucb.incremental.round_state import Memory, Problem, RoundState, Settings
 from torchglb.ucb.kernels import (
     come_back,
     cut_rounding,
@@ -38,6 +38,8 @@ TRUST = 0.1
 #: a look without a pass costs as much as a pass over so many rows: where such looks have cost as
 #: much as a pass since the last one, a pass is made, whose anchor spares later rounds their looks
 ROWS_PER_LOOK = 250.0
+#: values that are wanted more closely than this need a look in every round, whatever the anchors
+COARSE = 1e-3
 #: points this close, relative to their distance from the centre, are the same
 NEARBY = 1e-2
 #: a look without a pass has helped if it leaves at most this share of an arm's gap
@@ -50,6 +52,7 @@ def look(
     problem: Problem,
     arms: Arms,
     level: Level,
+    settings: Settings,
     wanted: float,
     floor: float,
     memory: Memory,
@@ -82,7 +85,7 @@ def look(
         for k in range(d):
             point[k] = problem.minimum.points[k, 0]
     free = problem.notes.free
-    if free[0] * ROWS_PER_LOOK >= problem.rows:
+    if settings.value_tol >= COARSE and free[0] * ROWS_PER_LOOK >= problem.rows:
         return True
     free[0] += 1.0
     _learn_from_model(problem, arms, level, memory, floor, point, known)
