@@ -34,7 +34,7 @@ from torchglb.radii import (
     theorem32,
 )
 from torchglb.recording import without_autocast
-from torchglb.sets import EllipsoidSet, Event, LikelihoodRatioSet
+from torchglb.sets import CentredSet, EllipsoidSet, Event, LikelihoodRatioSet
 from torchglb.sets.likelihood_ratio import enlarged
 
 #: the loss of the estimate may lie this far above the minimum, relative to ``1 + |loss|``
@@ -189,8 +189,11 @@ class ConfidenceSequence:
         center = fit.theta if confined else self._inside(likelihood, fit, found.level)
         # a share of delta for a Lipschitz constant is part of the level in another way
         log_failure = None if found.delta_lipschitz else math.log(1.0 / self.delta)
-        outer = LikelihoodRatioSet(
-            likelihood, self.domain, found.level, center, confined, self.event, log_failure
+        given = (likelihood, self.domain, found.level, center, confined, self.event, log_failure)
+        outer = (
+            LikelihoodRatioSet(*given)
+            if found.refinement is None
+            else CentredSet(*given, found.refinement)
         )
         current = self._as_ellipsoid(outer, fit, found.radius) if self.ellipsoidal else outer
         self._fresh = current, found

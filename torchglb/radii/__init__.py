@@ -7,7 +7,9 @@ and ``beta_t^2 = level_t - L_t(theta_hat)`` is the radius.
 from __future__ import annotations
 
 from torchglb.checks import check_choice
-from torchglb.radii.base import Evaluation, Radius, State, require_weights
+from torchglb.radii.base import Evaluation, Radius, Refinement, State, require_weights
+from torchglb.radii.centred import centred_level
+from torchglb.radii.centred_radius import Centred
 from torchglb.radii.covering import covering
 from torchglb.radii.gaussian_prior import gaussian_prior_level
 from torchglb.radii.lipschitz import (
@@ -43,6 +45,7 @@ NAMED: dict[str, Radius] = {
     "gaussian-prior": GaussianPrior(),
     "mixture": Mixture(),
     "covering": Covering(constant="table1"),
+    "centred": Centred(),
 }
 
 
@@ -58,6 +61,7 @@ def by_name(name: str) -> Radius:
 
 __all__ = [
     "NAMED",
+    "Centred",
     "Covering",
     "Evaluation",
     "GaussianPrior",
@@ -69,9 +73,11 @@ __all__ = [
     "PACBayes",
     "Problem",
     "Radius",
+    "Refinement",
     "RowStatistics",
     "State",
     "by_name",
+    "centred_level",
     "covering",
     "data_lipschitz",
     "empty_statistics",

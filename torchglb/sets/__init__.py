@@ -1,10 +1,12 @@
 """Confidence sets for theta: likelihood-ratio sets, ellipsoids, and their intersections."""
 
 from torchglb.sets.base import ConfidenceSet, Event, IntersectionSet, Interval
+from torchglb.sets.centred import CentredSet
 from torchglb.sets.ellipsoid import EllipsoidSet
 from torchglb.sets.likelihood_ratio import LikelihoodRatioSet
 
 __all__ = [
+    "CentredSet",
     "ConfidenceSet",
     "EllipsoidSet",
     "Event",
