@@ -8,7 +8,7 @@ delta. The state is a flat dictionary of tensors, made by ``init``, advanced by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -25,8 +25,10 @@ State = dict[str, Tensor]
 
 
 class Refinement(NamedTuple):
-    """A smaller set than ``{L <= level}``: that and ``L(theta) + (ridge/2)|theta|^2 - ridge <c,
-    theta> <= level`` in a region, on the same event. Each starts with ``*B``.
+    """What a likelihood-ratio set can be intersected with, on the same event.
+
+    ``L(theta) + (ridge/2)|theta|^2 - ridge <c, theta> <= level``, within a region. All tensors
+    start with ``*B``.
 
     Attributes:
         outer: the level of the uniform prior, ``log(1/delta)`` plus what is free of delta.
@@ -41,6 +43,16 @@ class Refinement(NamedTuple):
     ridge: Tensor
     center: Tensor
     region: ConvexRegion
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, those of the region last."""
+        return self.outer, self.level, self.ridge, self.center, *self.region.tensors()
+
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> Refinement:
+        """From what :meth:`tensors` gives."""
+        outer, level, ridge, center, *region = tensors
+        return cls(outer, level, ridge, center, ConvexRegion(*region))
 
 
 class Evaluation(NamedTuple):

@@ -27,6 +27,8 @@ from torchglb.ucb import ConvexRegion
 PRICES = tuple(4.0 * 2.0 ** (-0.5 * j) for j in range(49))
 #: share of the proven curvature that a scale may take
 USABLE = 0.99
+#: the radius of the uniform prior
+INNER = PACBayes()
 
 
 class _Chosen(NamedTuple):
@@ -71,7 +73,7 @@ class Centred(Radius):
     scales: int = 8
     ratio: float = 4.0
     uniform: float = 0.5
-    inner: PACBayes = PACBayes()
+    inner: PACBayes = INNER
 
     def __post_init__(self) -> None:
         check_count("scales", self.scales, least=1)

@@ -4,6 +4,7 @@ from torchglb.sets.base import ConfidenceSet, Event, IntersectionSet, Interval
 from torchglb.sets.centred import CentredSet
 from torchglb.sets.ellipsoid import EllipsoidSet
 from torchglb.sets.likelihood_ratio import LikelihoodRatioSet
+from torchglb.sets.running import Owner, RunningBounds, RunningSet
 
 __all__ = [
     "CentredSet",
@@ -13,4 +14,7 @@ __all__ = [
     "IntersectionSet",
     "Interval",
     "LikelihoodRatioSet",
+    "Owner",
+    "RunningBounds",
+    "RunningSet",
 ]

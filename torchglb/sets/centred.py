@@ -18,7 +18,7 @@ from torchglb.optim import Status, raise_unless_converged
 from torchglb.radii import Refinement
 from torchglb.recording import is_transformed
 from torchglb.sets.likelihood_ratio import LikelihoodRatioSet, chosen_where
-from torchglb.ucb import ConvexRegion, SublevelProgram, SupportResult, support
+from torchglb.ucb import SublevelProgram, SupportResult, support
 
 #: share of a segment that is given up so that its end is surely feasible
 STEP_BACK = 1e-9
@@ -61,11 +61,8 @@ class CentredSet(LikelihoodRatioSet):
 
     def __getitem__(self, index: int | slice) -> CentredSet:
         """The sets of some elements, by an index of the first batch axis."""
-        *parts, region = self.refinement
-        picked = ConvexRegion(*(t[index] for t in region.tensors()))
-        refinement = Refinement(*(t[index] for t in parts), picked)
-        # the parent copies all fields, then the refinement fits again
-        return dataclasses.replace(super().__getitem__(index), refinement=refinement)  # type: ignore[return-value]
+        picked = Refinement.of(t[index] for t in self.refinement.tensors())
+        return CentredSet(**_fields(super().__getitem__(index)) | {"refinement": picked})
 
     @property
     def scale(self) -> Tensor:
@@ -208,3 +205,8 @@ class CentredSet(LikelihoodRatioSet):
         log_e = torch.where(better, capped, uniform.log_e)
         where = torch.where(better[..., None], centred.theta, uniform.theta)
         return TestResult(log_e, anytime_p(log_e), where)
+
+
+def _fields(values: LikelihoodRatioSet) -> dict[str, Any]:
+    """The fields of a set by name."""
+    return {part.name: getattr(values, part.name) for part in dataclasses.fields(values)}
