@@ -45,7 +45,7 @@ def test_intersection_of_the_sets_at_doubling_times(radius):
         other = glb.ConfidenceSequence(FAMILY, BALL, DELTA, radius)
         other.update(X[:n], r[:n])
         plain.append(other.current())
-    arms = torch.tensor(QUERIES).double()
+    arms = torch.tensor(QUERIES, dtype=torch.float64)
     least = torch.stack([one.upper_bound(arms) for one in plain]).amin(0)
     # the posterior that a sequence holds depends on when it was asked, up to its tolerance
     torch.testing.assert_close(found.upper_bound(arms), least, rtol=0, atol=0.05)
@@ -61,7 +61,7 @@ def test_intersection_of_the_sets_at_doubling_times(radius):
 def test_best_bounds_of_queries_only_narrow():
     X, r = rows(40, 3)
     made = sequence(batch_shape=(3,), queries=QUERIES)
-    queries = torch.tensor(QUERIES).double().expand(3, 2, 2)
+    queries = torch.tensor(QUERIES, dtype=torch.float64).expand(3, 2, 2)
     before = None
     for k in range(8):
         made.update(X[:, 5 * k : 5 * k + 5], r[:, 5 * k : 5 * k + 5])
