@@ -150,7 +150,8 @@ def test_set_holds_the_mixture_itself_in_one_dimension():
             held += 1
             point = torch.tensor([t])
             bent = float(loss.value(point) + 0.5 * ridge * t * t - ridge * center[0] * t)
-            assert bent <= float(level) and float(loss.value(point)) <= float(found.level)
+            assert bent <= float(level)
+            assert float(loss.value(point)) <= float(found.level)
             assert float(region.excess(point[None])) <= 0
     assert held > 5
 
@@ -203,7 +204,8 @@ def test_curvature_is_a_lower_bound_all_over_the_region(name):
     # every point of the outer set is in the region
     ball = S * v * torch.rand(200, 1, generator=generator).double()
     inner = ball[loss.value(ball) <= at.loss + height]
-    assert len(inner) > 0 and bool((region.excess(inner) <= 0).all())
+    assert len(inner) > 0
+    assert bool((region.excess(inner) <= 0).all())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -265,7 +267,8 @@ def test_level_bounds_the_loss_over_the_set():
     value = loss.value(points)
     bent = value + 0.5 * ridge * points.square().sum(-1) - ridge * (points @ center)
     inside = (bent <= level) & (region.excess(points) <= 0) & (value <= outer)
-    assert bool(inside.any()) and bool((value[inside] <= found.level).all())
+    assert bool(inside.any())
+    assert bool((value[inside] <= found.level).all())
 
 
 # ---- the object -------------------------------------------------------------------------------------
@@ -284,7 +287,8 @@ def test_scales_of_a_batch_are_chosen_element_by_element():
     loss = glb.NegativeLogLikelihood(family, Xs, rs, w)
     fit = glb.mle.minimize_likelihood(loss, glb.Ball(2, S))
     together = radius.evaluate(problem, state, loss, fit.theta)
-    assert float(together.refinement.ridge[0]) < 0 and float(together.refinement.ridge[2]) == 0
+    assert float(together.refinement.ridge[0]) < 0
+    assert float(together.refinement.ridge[2]) == 0
     for b in range(3):
         alone = radii.Problem(family, glb.Ball(2, float(S[b])), DELTA)
         part = radius.update(alone, radius.init(alone), X, r, w[b])
@@ -297,7 +301,8 @@ def test_scales_of_a_batch_are_chosen_element_by_element():
 
 
 def test_weights_and_prices():
-    assert PRICES[0] == 4.0 and PRICES[-1] < 1e-6
+    assert PRICES[0] == 4.0
+    assert PRICES[-1] < 1e-6
     wide = radii.Centred(scales=3, ratio=10.0, uniform=0.9)
     found, loss, theta = evaluated(glb.Gaussian(0.5), 500, 2, radius=wide)
     lam = -float(found.refinement.ridge)

@@ -70,7 +70,11 @@ def slsqp(found: CentredSet, x: np.ndarray) -> float:
         return float(level) - of(t)[0] + lam * (0.5 * t @ t - c @ t)
 
     constraints = [
-        {"type": "ineq", "fun": lambda t: float(found.level) - of(t)[0], "jac": lambda t: -of(t)[1]},
+        {
+            "type": "ineq",
+            "fun": lambda t: float(found.level) - of(t)[0],
+            "jac": lambda t: -of(t)[1],
+        },
         {"type": "ineq", "fun": bent, "jac": lambda t: -of(t)[1] + lam * (t - c)},
         {"type": "ineq", "fun": lambda t: S * S - t @ t, "jac": lambda t: -2 * t},
     ]
@@ -153,7 +157,8 @@ def test_both_constraints_active_give_the_smaller_bound():
     assert unsure, "one set holds the other's maximiser"
     for k in unsure[:4] + [0, 60]:
         value = slsqp(both, arms[k].numpy())  # accurate to some 1e-6
-        assert float(result.lower[k]) <= value + 1e-5 and value <= float(result.upper[k]) + 1e-8
+        assert float(result.lower[k]) <= value + 1e-5
+        assert value <= float(result.upper[k]) + 1e-8
     assert bool(both.contains(result.theta).all())
     torch.testing.assert_close((result.theta * arms).sum(-1), result.lower, rtol=0, atol=1e-6)
 
@@ -223,7 +228,8 @@ def test_batched_equals_loop_with_different_scales():
     found = together.current()
     arms = torch.eye(2).double()
     bounds = found.interval(arms.expand(3, 2, 2))
-    assert float(found.scale[0]) > float(found.scale[1]) and float(found.scale[2]) == 0.0
+    assert float(found.scale[0]) > float(found.scale[1])
+    assert float(found.scale[2]) == 0.0
     for b in range(3):
         alone = sequence(family, 2)
         alone.update(X[b], r[b], w[b])
@@ -306,7 +312,8 @@ def test_e_values():
     # a hypothesis that the set excludes is rejected at delta, one that it holds is not
     upper = float(found.interval([1.0, 0.0]).upper)
     beyond = found.test([1.0, 0.0], upper + 1e-3, ">=")
-    assert float(beyond.log_e) >= math.log(1 / DELTA) - 1e-9 and float(beyond.p) <= DELTA + 1e-12
+    assert float(beyond.log_e) >= math.log(1 / DELTA) - 1e-9
+    assert float(beyond.p) <= DELTA + 1e-12
     within = found.test([1.0, 0.0], upper - 1e-3, ">=")
     assert float(within.log_e) < math.log(1 / DELTA)
     # the centred prior has more to say than the uniform one alone

@@ -37,7 +37,8 @@ def test_intersection_of_the_sets_at_doubling_times(radius):
     X, r = rows(21)
     made = fed(sequence(radius), X, r)
     found = made.current()
-    assert isinstance(found, RunningSet) and found is made.current()
+    assert isinstance(found, RunningSet)
+    assert found is made.current()
     assert len(found.members) == 6  # at 1, 2, 4, 8, 16 and now
     assert found.delta == DELTA  # one event
     plain = []
@@ -67,13 +68,15 @@ def test_best_bounds_of_queries_only_narrow():
         made.update(X[:, 5 * k : 5 * k + 5], r[:, 5 * k : 5 * k + 5])
         now = made.look()
         alone = made.current().latest.interval(queries)
-        assert bool((now.upper <= alone.upper).all()) and bool((now.lower >= alone.lower).all())
+        assert bool((now.upper <= alone.upper).all())
+        assert bool((now.lower >= alone.lower).all())
         if before is not None:
             assert bool((now.upper <= before.upper).all() and (now.lower >= before.lower).all())
         before = now
     assert now.upper.shape == (3, 2)
     again = made.look()
-    assert torch.equal(again.upper, now.upper) and torch.equal(again.lower, now.lower)
+    assert torch.equal(again.upper, now.upper)
+    assert torch.equal(again.lower, now.lower)
 
 
 @pytest.mark.parametrize("aggregate", [False, True])
@@ -96,7 +99,8 @@ def test_state_and_copies_continue_bit_by_bit(aggregate, options):
         bounds = one.current().interval([0.0, 1.0])
         found.append(torch.stack([*one.look(), bounds.lower.expand(2), bounds.upper.expand(2)]))
         assert len(one.current().members) == 6
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 def test_states_of_others_are_refused_and_change_nothing():
@@ -113,12 +117,14 @@ def test_states_of_others_are_refused_and_change_nothing():
     broken = state | {"running": state["running"] | {"sets": state["running"]["sets"][:1]}}
     with pytest.raises(InputError, match="sets"):
         sequence(queries=QUERIES).load_state_dict(broken)
-    assert len(other) == 3 and torch.equal(other.look().upper, before.upper)
+    assert len(other) == 3
+    assert torch.equal(other.look().upper, before.upper)
     # a state that was saved without kept sets starts with none
     plain.update(X, r)
     fresh = sequence(queries=QUERIES)
     fresh.load_state_dict(plain.state_dict())
-    assert len(fresh) == 6 and len(fresh.current().members) == 1
+    assert len(fresh) == 6
+    assert len(fresh.current().members) == 1
 
 
 def test_a_refused_row_leaves_everything_as_it_was():
@@ -127,7 +133,8 @@ def test_a_refused_row_leaves_everything_as_it_was():
     before = made.look()
     with pytest.raises(InputError):
         made.update([3.0, 0.0], 1.0)
-    assert len(made) == 5 and torch.equal(made.look().upper, before.upper)
+    assert len(made) == 5
+    assert torch.equal(made.look().upper, before.upper)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ For a parameter theta and a scale lambda let ``M_t(theta) = E exp(L_t(theta) - L
 may depend on the theta that is tested, because only theta* has to be held. So is any average
 ``sum_j w_j M_j`` over scales and over the uniform prior, with weights and scales fixed beforehand,
 and by Ville's inequality ``{theta : sum_j w_j M_j(theta) < 1/delta}`` holds theta* at all times
-with probability 1 - delta. That set has no simple shape. But by Donsker and Varadhan, for any posterior
-``P = N(c, W^-1)``,
+with probability 1 - delta. That set has no simple shape. But by Donsker and Varadhan, for any
+posterior ``P = N(c, W^-1)``,
 
     ``log M(theta) >= L(theta) - E_P L - KL(P || N(theta, I/lambda))
                     = L(theta) - (lambda/2)|theta - c|^2 - A,``
