@@ -430,16 +430,29 @@ def count_misses(
     adversarial: bool = False,
     seed: int = 0,
     looks: int = 12,
+    kind: str = "plain",
 ) -> int:
-    """In how many replicates theta* is outside of the set at one look or another."""
+    """In how many replicates theta* is outside of the set at one look or another.
+
+    Or the e-value of the true theta* reaches 1/delta, which is to happen no more often.
+    """
     generator = torch.Generator().manual_seed(seed)
     theta = torch.randn(replicates, d, generator=generator, dtype=torch.float64)
     theta = size * S * torch.nn.functional.normalize(theta, dim=-1)
     arms = torch.randn(replicates, 12, d, generator=generator, dtype=torch.float64)
     arms = torch.nn.functional.normalize(arms, dim=-1)
     made = glb.ConfidenceSequence(
-        family, glb.Ball(d, S), delta, "centred", batch_shape=(replicates,), aggregate=True
+        family,
+        glb.Ball(d, S),
+        delta,
+        "centred",
+        batch_shape=(replicates,),
+        aggregate=kind == "plain",
+        dtype=torch.float32 if kind == "float32" else torch.float64,
     )
+    if kind == "float32":
+        arms, theta = (0.999 * arms).float(), (0.999 * theta).float()
+    whole = torch.eye(d, dtype=arms.dtype)
     missed = torch.zeros(replicates, dtype=torch.bool)
     refined = 0.0
     done = 0
@@ -455,9 +468,15 @@ def count_misses(
         else:
             index = torch.randint(12, (replicates, steps), generator=generator)
         x = arms.gather(1, index[..., None].expand(-1, -1, d))
-        made.update(x, family.sample((x * theta[:, None]).sum(-1), generator))
+        z = (x * theta[:, None]).sum(-1)
+        r, w = family.sample(z, generator), None
+        if kind == "fractions":  # in [0, 1], with the right mean
+            r = 0.7 * r + 0.3 * family.mean(z)
+        if kind == "weights":
+            w = torch.rand(r.shape, generator=generator, dtype=r.dtype)
+        made.update(x, r, w)
         found = made.current()
-        missed |= ~found.contains(theta)
+        missed |= ~found.contains(theta) | (found.test(whole, theta).log_e >= -math.log(delta))
         refined += float((found.scale > 0).double().mean())
     assert refined > 0 or adversarial, "the centred sets were never used"
     return int(missed.sum())
@@ -493,6 +512,18 @@ def test_coverage_thoroughly(family, S, d, adversarial, size, delta):
         family, S, delta, 200, 3000, size=size, d=d, adversarial=adversarial, looks=25, seed=1
     )
     check(misses, 200, delta)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delta", [0.5, 0.05])
+@pytest.mark.parametrize(
+    ("kind", "S", "d"),
+    [("fractions", 4.0, 2), ("weights", 4.0, 2), ("float32", 4.0, 2), ("plain", 30.0, 2)]
+    + [("plain", 4.0, 20)],
+)
+def test_coverage_of_other_data(kind, S, d, delta):
+    misses = count_misses(glb.Bernoulli(), S, delta, 100, 1000, d=d, kind=kind, looks=15, seed=2)
+    check(misses, 100, delta)
 
 
 def test_a_set_that_is_too_small_is_found_out():

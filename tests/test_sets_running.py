@@ -99,6 +99,7 @@ def test_state_and_copies_continue_bit_by_bit(aggregate, options):
         bounds = one.current().interval([0.0, 1.0])
         found.append(torch.stack([*one.look(), bounds.lower.expand(2), bounds.upper.expand(2)]))
         assert len(one.current().members) == 6
+        assert one.current().delta == DELTA  # copies and loaded sets share one event too
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 

@@ -19,9 +19,10 @@ from torch import Tensor
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.linalg import least_eigenvalue
 from torchglb.radii.theorem32 import regularization_for, theorem32_fixed_point
+from torchglb.rounding import round_up
 from torchglb.ucb import ConvexRegion
 
-#: relative roundings of norms and sums that the ellipsoid and the curvature pay for
+#: relative roundings of norms and sums in float64 that the ellipsoid and the curvature pay for
 SLACK = 1e-9
 
 
@@ -51,7 +52,7 @@ def curved_region(
         dtype: in which the ellipsoid will be kept.
 
     Returns:
-        In float64; the shape is exact in the dtype.
+        In float64; shape and size are exact in the dtype.
     """
     X, w, family = likelihood.X, likelihood.w, likelihood.family
     eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
@@ -72,14 +73,16 @@ def curved_region(
     exact = at.hessian + lam[..., None, None] * eye
     shape = exact.to(dtype).double()
     change = torch.linalg.matrix_norm(shape - exact)  # of the rounding to the dtype
-    gamma = (gamma + (change * (S + norm).square())) * (1.0 + SLACK)
+    gamma = round_up((gamma + change * (S + norm).square()) * (1.0 + SLACK), dtype).double()
     factor, failed = torch.linalg.cholesky_ex(shape)
     square = torch.linalg.solve_triangular(factor, X.mT, upper=False).square().sum(-2)
     reach = torch.linalg.vector_norm(X, dim=-1) * (S + norm)[..., None]
     tiny = torch.finfo(X.dtype).tiny
     local = (gamma[..., None] * square).clamp_min(tiny).sqrt()
     local = torch.where((failed == 0)[..., None], local, reach)
-    D = torch.minimum(local, reach) * (1.0 + SLACK)
+    # points drawn to the edge of the ellipsoid or of the ball may be some roundings outside
+    outside = max(SLACK, 64.0 * X.shape[-1] * torch.finfo(dtype).eps)
+    D = torch.minimum(local, reach) * (1.0 + outside)
     z = (X @ point[..., None])[..., 0]
     least = torch.minimum(family.curvature(z - D), family.curvature(z + D))
     least = least if w is None else least * w

@@ -98,7 +98,7 @@ class CentredSet(LikelihoodRatioSet):
         bent = bent - (points @ tilt[..., None])[..., 0]
         # slack is level - L, so L is known already
         centred = (level - self.level)[..., None] + slack - bent
-        inside = ~(region.excess(points) > 0) | (ridge == 0)[..., None]
+        inside = region.contains(points) | (ridge == 0)[..., None]
         return torch.where(inside, torch.minimum(slack, centred), -torch.inf)
 
     def support(
@@ -199,7 +199,7 @@ class CentredSet(LikelihoodRatioSet):
             self.centred_likelihood, self.domain, level - self.log_failure, *given, theta_hat=theta
         )
         # a minimum that was found outside of the region proves nothing
-        inside = region.excess(centred.theta[..., None, :])[..., 0] <= 0
+        inside = region.contains(centred.theta[..., None, :])[..., 0]
         capped = centred.log_e.clamp_max(self.log_failure)
         better = inside & (self.scale > 0) & (capped > uniform.log_e)
         log_e = torch.where(better, capped, uniform.log_e)

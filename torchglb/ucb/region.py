@@ -49,6 +49,11 @@ class ConvexRegion:
         away = points - self.center[..., None, :]
         return ((away @ self.shape) * away).sum(-1) - self.size[..., None]
 
+    def contains(self, points: Tensor) -> Tensor:
+        """Whether ``(*B, K, d)`` points are in the region, or some roundings outside of it."""
+        rounding = 32.0 * points.shape[-1] * torch.finfo(points.dtype).eps
+        return ~(self.excess(points) > rounding * self.size[..., None])
+
     def pull_in(self, points: Tensor) -> Tensor:
         """Points ``(*B, K, d)`` that are outside, moved towards the centre up to the edge."""
         away = points - self.center[..., None, :]
