@@ -56,6 +56,6 @@ def support(
         >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), X, r)
         >>> program = glb.SublevelProgram(loss, glb.Ball(2, 3.0), torch.tensor(2.0).double())
         >>> glb.support(program, X).upper
-        tensor([3.0000, 1.5170], dtype=torch.float64)
+        tensor([3.0000, 1.7565], dtype=torch.float64)
     """
     return solver_of(solver, options).support(program, arms)
