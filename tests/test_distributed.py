@@ -20,6 +20,7 @@ from torchglb import policies
 from torchglb.distributed import WHOLE, LostRankError, ProcessShards, sharded
 from torchglb.errors import InputError
 from torchglb.radii import (
+    Centred,
     GaussianPrior,
     Mixture,
     PACBayes,
@@ -146,6 +147,7 @@ CASES = {
     "pac-bayes": lambda: intervals(BY_ROWS),
     "mixture": lambda: intervals(Mixture(BY_ROWS)),
     "gaussian-prior": lambda: intervals(GaussianPrior(increments="rows")),
+    "centred": lambda: intervals(Centred(inner=BY_ROWS)),
     "mean-loss": lambda: intervals("mean-loss"),
     "lipschitz": lambda: intervals("lipschitz"),
     "ellipsoid": lambda: intervals(BY_ROWS, ellipsoidal=True),

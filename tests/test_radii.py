@@ -501,6 +501,7 @@ def test_names():
         "gaussian-prior",
         "mixture",
         "covering",
+        "centred",
     }
     with pytest.raises(InputError, match="radius: expected one of"):
         radii.by_name("pacbayes")

@@ -196,7 +196,7 @@ class RowSums:
         of_gradient = of_gradient + product * norm * bend
         outer = 0.0 * norm  # the steepness of ridge and tilt
         if self.is_ridged:
-            outer = outer + self._ridge(theta, 0) * norm
+            outer = outer + abs(self._ridge(theta, 0)) * norm
         if self.tilt is not None:
             tilt = torch.linalg.vector_norm(self.tilt, dim=-1)
             outer = outer + (tilt if self._single(theta) else tilt[..., None])
@@ -285,6 +285,8 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         r: rewards ``(*B, n)``.
         w: row weights ``(*B, n)``; 1 if left out.
         regularization: lambda >= 0 of the ridge term ``(lambda/2)|theta|^2``; a number or ``(*B)``.
+            A tensor may be negative where a :class:`torchglb.ucb.ConvexRegion` says where the loss
+            is convex nonetheless; everybody else refuses it.
         tilt: a vector ``(*B, d)`` subtracted as ``<tilt, theta>`` (perturbed losses), or None.
         shards: completes the sums over these rows where others are on other ranks.
 
@@ -402,14 +404,25 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         self.require_convex(checks, weights=rows)
         checks.settle()
 
-    def require_convex(self, checks: ValueChecks, *, weights: bool = True) -> None:
-        """Adds to ``checks`` that no weight and no regularisation is negative or not finite."""
+    def require_convex(
+        self, checks: ValueChecks, *, weights: bool = True, least_ridge: float | Tensor = 0.0
+    ) -> None:
+        """Adds to ``checks`` that no weight and no regularisation is negative or not finite.
+
+        Args:
+            checks: what is checked.
+            weights: look at the weights too.
+            least_ridge: a negative ridge down to this is convex (:class:`ConvexRegion` proves it).
+        """
         if weights and self.w is not None:
             checks.finite("w", self.w)
             checks.within("w", self.w, 0.0, math.inf, lambda: "non-negative weights")
         if isinstance(ridge := self.regularization, Tensor):
             checks.finite("regularization", ridge)
-            checks.require("regularization", ridge >= 0, "non-negative numbers", ridge)
+            expected = "non-negative numbers"
+            if isinstance(least_ridge, Tensor):
+                expected = "numbers that are no lower than minus the proven curvature"
+            checks.require("regularization", ridge >= least_ridge, expected, ridge)
 
     def on_arrays(self) -> RowSums | None:
         """The same sums on NumPy arrays, of ``(*B, d)`` points; None where that is not possible."""

@@ -19,6 +19,7 @@ from torchglb.checks import (
     refuse,
 )
 from torchglb.domain import Ball
+from torchglb.errors import SolverError
 from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
@@ -28,13 +29,23 @@ from torchglb.radii import (
     Evaluation,
     Problem,
     Radius,
+    automatic,
     by_name,
     regularization_for,
     require_weights,
     theorem32,
 )
 from torchglb.recording import without_autocast
-from torchglb.sets import EllipsoidSet, Event, LikelihoodRatioSet
+from torchglb.sets import (
+    CentredSet,
+    EllipsoidSet,
+    Event,
+    Interval,
+    LikelihoodRatioSet,
+    Owner,
+    RunningBounds,
+    RunningSet,
+)
 from torchglb.sets.likelihood_ratio import enlarged
 
 #: the loss of the estimate may lie this far above the minimum, relative to ``1 + |loss|``
@@ -61,12 +72,19 @@ class ConfidenceSequence:
         domain: the ball that contains theta*.
         delta: the failure probability.
         radius: ``"pac-bayes"`` (the default: tight, any d), ``"mixture"`` (tightest, d <= 3),
-            ``"mean-loss"``, ``"lipschitz"`` (Theorem 3.1 with Table 1), ``"gaussian-prior"`` (needs
-            no bound on |theta*|), ``"covering"``, or a :class:`torchglb.radii.Radius`.
+            ``"centred"`` (narrower than both from some hundred rows on, up to 7% wider before),
+            ``"auto"`` (a centred radius that is at most some 4% wider), ``"mean-loss"``,
+            ``"lipschitz"`` (Theorem 3.1 with Table 1), ``"gaussian-prior"`` (needs no bound on
+            |theta*|), ``"covering"``, or a :class:`torchglb.radii.Radius`.
         ellipsoidal: give ellipsoids (Theorem 3.2) instead of likelihood-ratio sets.
         batch_shape: ``*B``, sequences that advance together.
         ellipsoid: ``"fixed_point"`` (sharper) or ``"theorem"`` (as printed).
         aggregate: merge repeated feature vectors.
+        running: intersect the set now with those at the times 1, 2, 4, ..., which costs no delta
+            (one event holds all of them) and O(log n) times the work of a bound. Sets are kept at
+            the first update after each of these times.
+        queries: with ``running``, directions ``(K, d)`` or ``(*B, K, d)`` (arms, or differences of
+            arms) whose best bounds so far :meth:`look` returns.
         validate: look at the values of what comes in.
         dtype: float64 or float32.
         device: where everything lives.
@@ -90,11 +108,16 @@ class ConfidenceSequence:
         *,
         ellipsoid: str = "fixed_point",
         aggregate: bool = False,
+        running: bool = False,
+        queries: Any = None,
         validate: bool = True,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        self.radius = by_name(radius) if isinstance(radius, str) else radius
+        if radius == "auto":
+            self.radius: Radius = automatic(family)
+        else:
+            self.radius = by_name(radius) if isinstance(radius, str) else radius
         if not isinstance(self.radius, Radius):
             raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
         self.problem = Problem(family, domain, delta, batch_shape, dtype, device)
@@ -118,6 +141,9 @@ class ConfidenceSequence:
         self._state = self.radius.init(self.problem)
         self._start: Tensor | None = None  # the last estimate, where the next fit begins
         self._fresh: tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation] | None = None
+        self._running = RunningBounds(self.history, queries) if running else None
+        if queries is not None and not running:
+            raise refuse("queries", "None without running=True", type(queries).__name__)
 
     def __len__(self) -> int:
         """The number of observations so far."""
@@ -136,6 +162,8 @@ class ConfidenceSequence:
             InputError: on any argument that does not fit; nothing is then changed.
         """
         history = self.history
+        if self._running is not None and self._running.snapshots.is_due(len(self)):
+            self._keep_snapshot(self._running)
         x = as_tensor("x", x, dtype=history.dtype, device=history.device)
         r = as_tensor("r", r, dtype=history.dtype, device=history.device)
         if weight is not None:
@@ -154,9 +182,27 @@ class ConfidenceSequence:
         self._state = self.radius.update(self.problem, self._state, x, r, weight)
         self._fresh = None
 
-    def current(self) -> LikelihoodRatioSet | EllipsoidSet:
+    def current(self) -> LikelihoodRatioSet | EllipsoidSet | RunningSet:
         """The set now: an immutable snapshot. Costs a fit, and the passes of the radius."""
-        return self._current()[0]
+        now = self._current()[0]
+        return now if self._running is None else self._running.intersect(now)
+
+    def look(self) -> Interval:
+        """The best bounds so far on ``<x, theta*>`` for the declared ``queries``, ``(*B, K)``.
+
+        Over all calls of this method, and the times at which sets were kept. Lower above upper
+        proves that theta* was missed, which has probability at most delta.
+        """
+        if self._running is None:
+            raise refuse("look", "a sequence with running=True and queries", "running=False")
+        return self._running.look(self.current())
+
+    def _keep_snapshot(self, running: RunningBounds) -> None:
+        """Keeps the set of the rows so far; one that cannot be had is not needed either."""
+        try:
+            running.keep(len(self), self._current()[0])
+        except SolverError:
+            running.snapshots.skip(len(self))
 
     def evaluation(self) -> Evaluation:
         """The level and radius now, with the shares of delta that were spent."""
@@ -189,8 +235,11 @@ class ConfidenceSequence:
         center = fit.theta if confined else self._inside(likelihood, fit, found.level)
         # a share of delta for a Lipschitz constant is part of the level in another way
         log_failure = None if found.delta_lipschitz else math.log(1.0 / self.delta)
-        outer = LikelihoodRatioSet(
-            likelihood, self.domain, found.level, center, confined, self.event, log_failure
+        given = (likelihood, self.domain, found.level, center, confined, self.event, log_failure)
+        outer = (
+            LikelihoodRatioSet(*given)
+            if found.refinement is None
+            else CentredSet(*given, found.refinement)
         )
         current = self._as_ellipsoid(outer, fit, found.radius) if self.ellipsoidal else outer
         self._fresh = current, found
@@ -233,6 +282,7 @@ class ConfidenceSequence:
             "radius": {name: t.detach().clone() for name, t in self._state.items()},
             "start": None if self._start is None else self._start.clone(),
             "settings": self._settings(),
+            "running": None if self._running is None else self._running.state_dict(self.history),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -257,9 +307,26 @@ class ConfidenceSequence:
             as_tensor("state['start']", start, dtype=history.dtype, device=history.device)
             check_shape("state['start']", start, (*history.batch_shape, self.domain.dim))
             start = start.clone()
+        running = state.get("running")
+        if running is not None and self._running is None:
+            raise refuse("state['running']", "None without running=True", "kept sets")
+        mark = self.history.mark()
         self.history.load_state_dict(state["history"])
+        if self._running is not None:
+            try:
+                self._load_running(self._running, running)
+            except BaseException:
+                self.history.reset(mark)
+                raise
         self._state = {name: t.clone() for name, t in state["radius"].items()}
         self._start, self._fresh = start, None
+
+    def _load_running(self, bounds: RunningBounds, state: Mapping[str, Any] | None) -> None:
+        """The kept sets of a state; none, if it was saved without."""
+        if state is None:
+            state = RunningBounds(self.history, bounds.queries).state_dict(self.history)
+        owner = Owner(self.family, self.domain, self.event, self.radius.confined)
+        bounds.load_state_dict(state, self.history, owner)
 
     def _settings(self) -> dict[str, Any]:
         """What the carried sums depend on; another would make them wrong."""

@@ -1,7 +1,13 @@
 """Pictures: the figures of an experiment, and those of the radii. Needs matplotlib."""
 
 from torchglb.plotting.experiment import figures, save_figures
-from torchglb.plotting.radii import Curve, coverage_plot, intervals_plot, radii_plot
+from torchglb.plotting.radii import (
+    Curve,
+    coverage_plot,
+    intervals_plot,
+    radii_plot,
+    widths_plot,
+)
 from torchglb.plotting.style import POLICY_STYLE, Style, styles
 
 __all__ = [
@@ -14,4 +20,5 @@ __all__ = [
     "radii_plot",
     "save_figures",
     "styles",
+    "widths_plot",
 ]

@@ -21,6 +21,9 @@ RADIUS_STYLE: dict[str, dict[str, object]] = {
     "gaussian-prior": {"color": "#e09f3e", "linestyle": "-"},
     "pac-bayes": {"color": "#c1121f", "linestyle": "-", "linewidth": 2.2},
     "mixture": {"color": "black", "linestyle": ":", "linewidth": 2.2},
+    "centred": {"color": "#6a1b9a", "linestyle": "-", "linewidth": 2.2},
+    "chi2-joint": {"color": "#78909c", "linestyle": "--"},
+    "chi2": {"color": "#78909c", "linestyle": "-"},
 }
 
 
@@ -61,6 +64,43 @@ def radii_plot(panels: Mapping[tuple[int, float], Mapping[str, Curve]]) -> Figur
         row[0].yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if str(f"{x:g}")[0] in "25" else "")
         for axis in row:
             axis.tick_params(which="both", labelsize=8)
+    figure.legend(list(shown.values()), list(shown), loc="outside right upper", frameon=False)
+    return figure
+
+
+def widths_plot(panels: Mapping[int, Mapping[str, Curve]]) -> Figure:
+    """Widths of intervals against the number of observations, in units of the chi^2 interval's.
+
+    Args:
+        panels: for each dimension the curves ``(times, widths)`` by name; one of them, ``"chi2"``,
+            is the unit.
+
+    Example:
+        >>> lines = {"chi2": ([10, 100], [2.0, 0.6]), "centred": ([10, 100], [4.0, 1.3])}
+        >>> len(widths_plot({2: lines}).axes)
+        1
+    """
+    if not panels or not all("chi2" in curves for curves in panels.values()):
+        raise refuse("panels", "at least one panel, each with the curve 'chi2'", panels)
+    figure = Figure(figsize=(1.6 + 3.2 * len(panels), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    shown: dict[str, Line2D] = {}
+    for axis, (d, curves) in zip(axes, panels.items(), strict=True):
+        unit = dict(zip(*curves["chi2"], strict=True))
+        for name in [*RADIUS_STYLE, *(set(curves) - set(RADIUS_STYLE))]:
+            if name in curves:
+                times, widths = curves[name]
+                ratio = [width / unit[n] for n, width in zip(times, widths, strict=True)]
+                (line,) = axis.plot(times, ratio, label=name, **RADIUS_STYLE.get(name, {}))
+                shown.setdefault(name, line)
+        axis.set_xscale("log")
+        axis.set_title(f"d = {d}", fontsize=10)
+        axis.set_xlabel("observations")
+        axis.grid(color="0.92", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    axes[0].set_ylabel("width / width of a fixed-sample interval")
+    axes[0].set_ylim(bottom=0.0)
     figure.legend(list(shown.values()), list(shown), loc="outside right upper", frameon=False)
     return figure
 

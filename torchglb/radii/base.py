@@ -8,7 +8,7 @@ delta. The state is a flat dictionary of tensors, made by ``init``, advanced by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -19,8 +19,40 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, carried_statistics, empty_statistics
 from torchglb.rounding import round_up
+from torchglb.ucb.region import ConvexRegion
 
 State = dict[str, Tensor]
+
+
+class Refinement(NamedTuple):
+    """What a likelihood-ratio set can be intersected with, on the same event.
+
+    ``L(theta) + (ridge/2)|theta|^2 - ridge <c, theta> <= level``, within a region. All tensors
+    start with ``*B``.
+
+    Attributes:
+        outer: the level of the uniform prior, ``log(1/delta)`` plus what is free of delta.
+        level: of the loss with ridge and tilt; in the same way free of delta but for that.
+        ridge: not positive; 0 where there is no smaller set.
+        center: c, ``(*B, d)``; the tilt is ``ridge c``.
+        region: where the loss with ridge and tilt is convex; it contains the set.
+    """
+
+    outer: Tensor
+    level: Tensor
+    ridge: Tensor
+    center: Tensor
+    region: ConvexRegion
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, those of the region last."""
+        return self.outer, self.level, self.ridge, self.center, *self.region.tensors()
+
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> Refinement:
+        """From what :meth:`tensors` gives."""
+        outer, level, ridge, center, *region = tensors
+        return cls(outer, level, ridge, center, ConvexRegion(*region))
 
 
 class Evaluation(NamedTuple):
@@ -36,6 +68,7 @@ class Evaluation(NamedTuple):
         passes: over the history, on average over the problems of the batch; a pass is made only
             over the rows of the problems that need it.
         state: to be carried on.
+        refinement: a part of that set that holds theta* too, if the radius has one.
     """
 
     level: Tensor
@@ -44,6 +77,7 @@ class Evaluation(NamedTuple):
     delta_lipschitz: float
     passes: float
     state: State
+    refinement: Refinement | None = None
 
 
 class Radius(ABC):

@@ -19,9 +19,14 @@ from torchglb.radii.laws import NormalLaw
 LINEAR_ALGEBRA = 1e-10  # above the rounding errors of log det W and tr(W^-1)
 
 
+def holds_on_line(family: GLMFamily) -> bool:
+    """Whether the constants of a family, and so its increments, hold on the whole line."""
+    return isinstance(family, Gaussian | Binomial | Poisson | QuasiBounded)
+
+
 def check_whole_line(family: GLMFamily) -> None:
     """Refuses a family whose increments are bounded on the ball only: the prior has no edge."""
-    if not isinstance(family, Gaussian | Binomial | Poisson | QuasiBounded):
+    if not holds_on_line(family):
         raise InputError(
             "family: expected Gaussian, Bernoulli, Binomial, Poisson or QuasiBounded, whose "
             f"constants hold on the whole line, got {type(family).__name__}"

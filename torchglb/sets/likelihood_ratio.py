@@ -146,7 +146,7 @@ class LikelihoodRatioSet(ConfidenceSet):
             limit = factor * scale
             program = SublevelProgram(self.likelihood, self.domain.resized(limit), self.level)
             found = support(program, arms, solver, throw=False, **options)
-            result = found if result is None else _where(at_limit, found, result)
+            result = found if result is None else chosen_where(at_limit, found, result)
             at_limit = torch.linalg.vector_norm(result.theta, dim=-1) >= 0.99 * limit[..., None]
             if settled(~at_limit):
                 break
@@ -276,7 +276,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         return low if self.confined else torch.where(whole, torch.inf, low)
 
 
-def _where(condition: Tensor, one: SupportResult, other: SupportResult) -> SupportResult:
+def chosen_where(condition: Tensor, one: SupportResult, other: SupportResult) -> SupportResult:
     """The fields of one result where the condition ``(*B, K)`` holds, else of the other."""
     chosen = {}
     for part in fields(SupportResult):

@@ -14,6 +14,7 @@ from torchglb.ucb.ball_arms import BallChoice, argmax_ball
 from torchglb.ucb.incremental import AnchoredProgram, Choice, Minimum
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.refit import RefitProgram
+from torchglb.ucb.region import ConvexRegion
 from torchglb.ucb.solvers import Conic, Layer, Native, Solver, solver_of
 from torchglb.ucb.solvers.native import native_support
 
@@ -22,6 +23,7 @@ __all__ = [
     "BallChoice",
     "Choice",
     "Conic",
+    "ConvexRegion",
     "Layer",
     "Minimum",
     "Native",
@@ -54,6 +56,6 @@ def support(
         >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), X, r)
         >>> program = glb.SublevelProgram(loss, glb.Ball(2, 3.0), torch.tensor(2.0).double())
         >>> glb.support(program, X).upper
-        tensor([3.0000, 1.5170], dtype=torch.float64)
+        tensor([3.0000, 1.7565], dtype=torch.float64)
     """
     return solver_of(solver, options).support(program, arms)

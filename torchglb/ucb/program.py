@@ -3,6 +3,7 @@
 ``h(x) = max <x, theta>  subject to  |theta| <= S  and  L(theta) <= B``
 
 ``L`` may be weighted (EMK) or regularised (OFULog-r); ``B`` is the level of a likelihood-ratio set.
+A negative ridge (the centred radius) needs a region in which the loss is convex by proof.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from torchglb.checks import ValueChecks, check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.ucb.region import ConvexRegion
 
 
 @dataclass(frozen=True)
@@ -45,27 +47,40 @@ class SublevelProgram:
         likelihood: the loss L, over rows of batch shape ``*B``.
         domain: the ball of radius S.
         level: B, of shape ``*B``.
+        region: for a loss with a negative ridge, where it is convex; then the set is the part of
+            the sublevel set in that region, and bounds are bounds over that part.
     """
 
     likelihood: NegativeLogLikelihood
     domain: Ball
     level: Tensor
+    region: ConvexRegion | None = None
 
     def __post_init__(self) -> None:
         if self.domain.dim != self.likelihood.dim:
             raise refuse("domain", f"dim {self.likelihood.dim}", f"dim {self.domain.dim}")
         check_same("level", self.level, "likelihood.X", self.likelihood.X)
         check_shape("level", self.level, self.likelihood.batch_shape)
+        if self.region is not None:
+            check_same("region", self.region.center, "likelihood.X", self.likelihood.X)
+            shape = (*self.likelihood.batch_shape, self.likelihood.dim)
+            check_shape("region", self.region.center, shape)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor that defines the program, with the full batch shape."""
         radius = self.domain.radius_like(self.level).expand(self.level.shape)
-        return (*self.likelihood.tensors(), radius, self.level)
+        region = () if self.region is None else self.region.tensors()
+        return (*self.likelihood.tensors(), *region, radius, self.level)
 
     def rebuild(self, tensors: tuple[Tensor, ...]) -> SublevelProgram:
         """The same program over other tensors, in the order of :meth:`tensors`."""
         *data, radius, level = tensors
-        return SublevelProgram(self.likelihood.rebuild(data), self.domain.resized(radius), level)
+        region = None
+        if self.region is not None:
+            count = len(self.region.tensors())
+            data, region = data[:-count], ConvexRegion(*data[-count:])
+        loss = self.likelihood.rebuild(data)
+        return SublevelProgram(loss, self.domain.resized(radius), level, region)
 
     def check_arms(self, arms: Tensor, *, values: bool = True) -> None:
         """Refuses arms that are not finite and of shape ``(*B, K, d)``, and a loss that is none."""
@@ -74,5 +89,12 @@ class SublevelProgram:
         if values:
             checks = ValueChecks()
             checks.finite("arms", arms)
-            self.likelihood.require_convex(checks)
+            least = 0.0 if self.region is None else -self.region.curvature
+            self.likelihood.require_convex(checks, least_ridge=least)
             checks.settle()
+
+    def refuse_region(self, solver: str) -> None:
+        """Refuses a program that is convex in a region only, for solvers that know no regions."""
+        if self.region is not None:
+            expected = f"a program without a region for the solver {solver!r} (use 'native')"
+            raise refuse("program", expected, "one that is convex in a region only")

@@ -36,6 +36,7 @@ from torchglb.ucb.solvers.search_kernels import (
     SearchMemory,
     evaluated,
     learn,
+    rounded_trace,
     search_arm,
     search_dual,
     search_memory,
@@ -87,12 +88,14 @@ def compiled_support(
     radius[:] = per_problem(program.domain.radius, tuple(shape[:-2]))
     values, theta = np.empty((3, count, K)), np.empty((count, K, d))
     found = Support(values, theta, np.empty((count, K), np.int64))
+    region = _region_of(program, count, d)
     for block in blocks(loss, family, program.domain.radius, center):
         here = block.where
         block.settings[:, 1] = radius[here]  # of a number all digits, whatever the rows' dtype
         part = Support(values[:, here], theta[here], found.status[here])
         known, x = center is not None, xs[here] if scale is None else xs[here] / scale[here]
-        support_all(family, block.rows, block.settings, known, level[here], x, tol, max_steps, part)
+        given = (family, block.rows, block.settings, region[here], known, level[here], x)
+        support_all(*given, tol, max_steps, part)
     if scale is not None:
         values *= scale[..., 0]
     upper, lower, multiplier = torch.from_numpy(values.reshape(3, *shape[:-1]))
@@ -109,6 +112,15 @@ def narrowed(found: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...
     return upper, lower, theta.to(dtype), multiplier.to(dtype), upper - lower, status
 
 
+def _region_of(program: SublevelProgram, count: int, d: int) -> Floats:
+    """Of every problem c, W and gamma, ``(B, d + d^2 + 1)``; ``(B, 0)`` without a region."""
+    if program.region is None:
+        return np.empty((count, 0))
+    parts = (program.region.center, program.region.shape, program.region.size)
+    columns = [array(t).astype(np.float64).reshape(count, -1) for t in parts]
+    return np.concatenate(columns, axis=1)
+
+
 def _power_of_two(arms: Floats) -> Floats | None:
     """For arms ``(B, K, d)`` whose squares would underflow, ``(B, K, 1)``; None without such."""
     largest = np.abs(arms).max(-1, keepdims=True, initial=0.0)
@@ -121,6 +133,7 @@ def support_all(
     family: CompiledFamily,
     rows: Floats,
     settings: Floats,
+    region: Floats,
     known: bool,
     level: Floats,
     arms: Floats,
@@ -134,6 +147,7 @@ def support_all(
         family: the family.
         rows: features, weights, weighted rewards, ``(B, d + 2, n)``.
         settings: lambda, S, tilt and centre, ``(B, 2 + 2 d)``.
+        region: c, W and gamma, ``(B, d + d^2 + 1)``, or ``(B, 0)``.
         known: whether centres were given.
         level: ``(B,)``.
         arms: ``(B, K, d)``.
@@ -162,16 +176,19 @@ def support_all(
         value = center_of(loss, radius, center, known, memory)
         copy_point(memory.estimate.here, at_center)
         size = size_of_rows(loss, memory.work.scratch)
-        trace = trace_of(at_center.hessian)
+        trace = rounded_trace(trace_of(at_center.hessian), ridge, d)
         there = evaluated(value, trace, at_center, rows.shape[2], level[b], radius, size)
-        problem = LevelSet(loss, level[b], radius, size, at_center.theta, value, there.loss_error)
+        problem = LevelSet(
+            loss, level[b], radius, size, at_center.theta, value, there.loss_error, region[b]
+        )
         begin(bounds, arms[b], at_center.theta, radius)
         if math.isfinite(value) and not math.isnan(level[b]):
             feasible = value + there.loss_error <= level[b]
             for k in range(K):
                 learn(bounds, k, at_center, there, problem)
                 search_arm(bounds, k, at_center, problem, tol, max_steps, memory)
-                if feasible and bounds.status[k] == INACCURATE:
+                # the minimisations of the dual search would leave a region
+                if feasible and bounds.status[k] == INACCURATE and region.shape[1] == 0:
                     search_dual(bounds, k, problem, tol, memory)
         least = value - frank_wolfe_gap(at_center.theta, at_center.gradient, radius)
         least -= 2.0 * there.error + 16.0 * EPS * (abs(least) + abs(value))

@@ -70,7 +70,8 @@ def native_support(
     Args:
         program: the batch of programs.
         arms: ``(*B, K, d)``.
-        center: a feasible point ``(*B, d)``; by default the minimiser of the loss is computed.
+        center: a feasible point ``(*B, d)``; by default the minimiser of the loss is computed (of
+            a program with a region, its centre is taken).
         tol: stop when ``upper - lower <= tol (1 + |upper|)``; 3e-8 in float64; in float32
             1e-6 on a CPU, which solves in float64, and 1e-3 elsewhere.
         max_steps: limit on passes over the history.
@@ -95,6 +96,8 @@ def native_support(
             # NaN stands for a centre that is not known
             checks.require("center", ~(norm > limit), "points of the ball, |center| <= S", norm)
             checks.settle()
+    if center is None and program.region is not None:
+        center = program.region.center.detach()
     given = (*program.tensors(), arms) if center is None else (*program.tensors(), arms, center)
     if is_transformed(*given) or wants_gradient(*given):
         center = _unknown(program) if center is None else center
@@ -227,6 +230,9 @@ def search_support(
     aim = level - 24 * eps * torch.where(torch.isinf(level), 0.0, level.abs() + floor.abs())
     sound = torch.isfinite(floor) & ~torch.isnan(level)
 
+    def allowed(points: Tensor) -> Tensor:
+        return points if program.region is None else program.region.pull_in(points)
+
     def sqp_point(theta: Tensor, at: Expansion, most: Tensor, guess: Tensor) -> Tensor:
         # some hundred operations on small arrays
         given = (arms, theta, at.gradient, at.hessian, aim - most, radius, guess)
@@ -259,7 +265,7 @@ def search_support(
         back = come_back(trial, at, search.inner, search.inner_loss, level)
         far = value - level > level - floor
         new = Search(
-            trial=torch.where(far[..., None], back, forth),
+            trial=allowed(torch.where(far[..., None], back, forth)),
             inner=torch.where(further[..., None], trial, search.inner),
             inner_loss=torch.where(further, value, search.inner_loss),
             **known._asdict(),
@@ -269,7 +275,7 @@ def search_support(
     copies = Expansion(*(_per_arm(t, level) for t in at_center))
     zero = torch.zeros_like(level)
     start = Search(
-        trial=sqp_point(hub, copies, floor + hub_error, zero),
+        trial=allowed(sqp_point(hub, copies, floor + hub_error, zero)),
         upper=radius * length(arms) * (1.0 + (8 + arms.shape[-1]) * eps),
         lower=value_at_least(arms, hub, radius),
         best=hub,
@@ -282,6 +288,8 @@ def search_support(
         stalled=zero,
     )
     search, status, num_steps = iterate(step, start, report(start), max_steps)
+    if program.region is not None:  # its minimisations would leave the region
+        return search, status, num_steps
     feasible = floor + hub_error <= level
     stuck = which(((status == Status.INACCURATE) & feasible).flatten())
     if stuck.shape[0]:

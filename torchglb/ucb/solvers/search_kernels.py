@@ -74,6 +74,7 @@ class LevelSet(NamedTuple):
         center: a point of the set, if there is one, ``(d,)``.
         center_loss: F there, as computed.
         center_error: what rounding may have done to it.
+        region: of :class:`torchglb.ucb.ConvexRegion`, c, W and gamma; empty for none.
     """
 
     loss: RowLoss
@@ -83,6 +84,7 @@ class LevelSet(NamedTuple):
     center: Floats
     center_loss: float
     center_error: float
+    region: Floats
 
 
 class ArmBounds(NamedTuple):
@@ -189,6 +191,30 @@ def trace_of(hessian: Floats) -> float:
 
 
 @kernel
+def rounded_trace(trace: float, ridge: float, dim: int) -> float:
+    """The trace of a Hessian for rounding errors: a negative ridge counts by its size."""
+    return trace - 2.0 * dim * ridge if ridge < 0.0 else trace
+
+
+@kernel
+def pull_in(region: Floats, theta: Floats) -> None:
+    """Moves a point that is outside of a region towards its centre, up to the edge."""
+    d = theta.shape[0]
+    if region.shape[0] == 0 or not region[d + d * d] < math.inf:
+        return
+    square, limit = 0.0, region[d + d * d]
+    for i in range(d):
+        row = 0.0
+        for j in range(d):
+            row += region[d + d * i + j] * (theta[j] - region[j])
+        square += row * (theta[i] - region[i])
+    if square > limit:
+        share = math.sqrt(limit / square)
+        for i in range(d):
+            theta[i] = region[i] + share * (theta[i] - region[i])
+
+
+@kernel
 def evaluate(level: LevelSet, memory: SearchMemory, with_hessian: bool) -> Evaluated:
     """One pass at ``memory.at``, and what it proves; without a Hessian the old one stays."""
     at, loss = memory.at, level.loss
@@ -203,6 +229,7 @@ def evaluate(level: LevelSet, memory: SearchMemory, with_hessian: bool) -> Evalu
         trace += d * loss.ridge
         for i in range(d):
             at.gradient[i] = sums[1 + i] + loss.ridge * at.theta[i] - loss.tilt[i]
+    trace = rounded_trace(trace, loss.ridge, at.theta.shape[0])
     return evaluated(value, trace, at, loss.X.shape[1], level.level, level.radius, level.size)
 
 
@@ -387,6 +414,7 @@ def search_arm(
         if arms.status[k] != RUNNING:
             break
         copy_vector(memory.next, at.theta)
+        pull_in(level.region, at.theta)
         found = evaluate(level, memory, step == 0 or gap > CLOSE * level.radius)
         value = found.loss
         learn(arms, k, at, found, level)

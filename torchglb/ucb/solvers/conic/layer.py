@@ -132,6 +132,7 @@ class UCBLayer(nn.Module):
         self, program: SublevelProgram, arms: Tensor, *, throw: bool = True
     ) -> SupportResult:
         """:meth:`forward` for a program that is already built (possibly tilted)."""
+        program.refuse_region("layer")
         program.check_arms(arms, values=throw)
         batch, n = program.likelihood.batch_shape, program.likelihood.X.shape[-2]
         K, d = arms.shape[-2:]
