@@ -87,6 +87,11 @@ class TestOFULogR(PolicyContract):
     uncovered = NOT_LOGISTIC
 
 
+class TestOFULogRPublic(PolicyContract):
+    name = "ofulog-r"
+    options: ClassVar[dict[str, Any]] = {"constants": "public"}
+
+
 EXACT = ("ofuglb", "ofuglb-pb", "emk", "ofulog+", "ofulog-r")
 
 
@@ -415,7 +420,7 @@ def test_emk_options():
 def test_ofulog_r_compares_with_the_unconstrained_minimum():
     """In a small ball the regularised minimiser lies outside; the level is counted from it."""
     S, n = 1.0, 300
-    policy = make("ofulog-r", 1, S=S)
+    policy = make("ofulog-r", 1, S=S, constants="public")
     angle = np.arange(n)
     X = np.stack([0.5 + 0.3 * np.cos(angle), 0.4 * np.sin(angle)], axis=-1)
     r = (np.arange(n) % 10 > 0).astype(float)
