@@ -613,9 +613,7 @@ def test_noise_bound_holds_for_the_mixture_itself(dim, observations, information
         top = exponent.max()
         return top + math.log(weight @ np.exp(exponent - top) / prior)
 
-    bound = float(
-        noise_bound(torch.tensor(np.log(bends / rho).sum()), dim, DELTA, lam)
-    )
+    bound = float(noise_bound(torch.tensor(np.log(bends / rho).sum()), dim, DELTA, lam))
     for direction in np.eye(dim):
         size = scipy.optimize.brentq(
             lambda s, d=direction: log_mixture(s * d) - math.log(1 / DELTA), 0.0, 1e5

@@ -43,7 +43,7 @@ def ridge_of(dim: int, observations: int) -> float:
 
 
 def noise_bound(growth: Tensor, dim: int, delta: float, ridge: float) -> Tensor:
-    """The least ``b + c(b)/b`` of ``b = sqrt(lambda)/2`` and, where lambda > 1, ``b = 1``; ``(*B)``.
+    """The lesser ``b + c(b)/b``, ``(*B)``, of ``b = sqrt(lambda)/2`` and, if lambda > 1, b = 1.
 
     Args:
         growth: ``log det(I + H/rho)`` or more, ``(*B)``.
