@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import torchglb as glb
 from torchglb import cli, policies
@@ -74,6 +75,16 @@ def test_flags_override_keys(preset):
     assert (config["S"], config["horizon"], config["replicates"]) == ([2.5, 4.0], 9, 3)
     assert (config["seed"], config["delta"], config["theta"]) == (5, 0.1, "random")
     assert (config["arms"], config["name"]) == (7, "small")
+
+
+def test_arms_for_each_replicate(preset):
+    """By default all replicates see the same arms; with the flag each has its own."""
+    for words, shared in (([], True), (["--arms-per-replicate"], False)):
+        given = cli._parser().parse_args(["run", preset, "--replicates", "3", *words])
+        config = Configuration.load(cli.configuration_table(given))
+        world = config.make_environment(range(config.elements))
+        first, second = world.arms(0)[0], world.arms(0)[1]  # two replicates of one S
+        assert torch.equal(first, second) == shared
 
 
 @pytest.mark.parametrize(

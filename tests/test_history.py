@@ -1,5 +1,7 @@
+import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -129,8 +131,8 @@ def test_snapshots_do_not_change(generator):
         copies = [t.clone() if t is not None else None for t in rows]
         for _ in range(100):  # over the edge of several buffers
             history.append(x, 1.0 - r, 2.0 * torch.ones_like(r))
-        for row, copy in zip(rows, copies, strict=True):
-            assert (row is None and copy is None) or torch.equal(row, copy)
+        for row, kept in zip(rows, copies, strict=True):
+            assert (row is None and kept is None) or torch.equal(row, kept)
 
 
 def test_snapshots_survive_backward_after_appends(generator):
@@ -407,3 +409,60 @@ def test_unchecked_history_looks_at_no_values():
 def test_bad_settings_are_named(name, arguments):
     with pytest.raises(glb.InputError, match=rf"^{name}: expected .+, got .+"):
         glb.History(**arguments)
+
+
+# ---- weighted rows in float32 -------------------------------------------------------------------
+
+
+def test_weighted_rows_of_float32_keep_all_digits():
+    """A product of two float32 has 48 digits: what compiled code reads is w r itself, not rounded."""
+    generator = torch.Generator().manual_seed(5)
+    history = glb.History(3, (2,), dtype=torch.float32)
+    X, r = torch.rand(2, 90, 3, generator=generator) / 2, torch.rand(2, 90, generator=generator)
+    w = 3 * torch.rand(2, 90, generator=generator)
+    history.append(X[:, :10], r[:, :10])  # of weight 1, before anybody knows of weights
+    w[:, :10] = 1.0
+    assert history.arrays()[2].dtype == np.float32
+    for t in range(10, 90):
+        history.append(X[:, t], r[:, t], None if t % 7 == 0 else w[:, t])
+        w[:, t] = 1.0 if t % 7 == 0 else w[:, t]
+        if t % 5 == 0:  # read now and then, beyond the first buffer of 64 rows too
+            _, weights, products, used = history.arrays()
+            assert used == t + 1
+            exact = w.double() * r.double()
+            np.testing.assert_array_equal(products[:, :used], exact[:, :used])
+            np.testing.assert_array_equal(weights[:, :used], w[:, :used])
+    rows = history.rows()
+    assert rows.r.dtype == torch.float32
+    np.testing.assert_array_equal(rows.r, r)
+    np.testing.assert_array_equal(history.arrays()[0][..., :90], X.mT)
+
+
+def test_weighted_rows_of_float32_are_saved_copied_and_undone():
+    history = glb.History(1, dtype=torch.float32)
+    history.append([0.5], 0.1, 0.3)
+    mark = history.mark()
+    history.append([0.25], 0.7, 0.9)
+    history.arrays()
+    history.reset(mark)
+    history.append([0.125], 0.2, 0.6)  # takes the place of the row that was forgotten
+    exact = [
+        np.float64(np.float32(a)) * np.float64(np.float32(b)) for a, b in ((0.1, 0.3), (0.2, 0.6))
+    ]
+    other = glb.History(1, dtype=torch.float32)
+    other.load_state_dict(history.state_dict())
+    for found in (history, copy.deepcopy(history), other):
+        np.testing.assert_array_equal(found.arrays()[2][0, :2], exact)
+        np.testing.assert_array_equal(found.r, np.float32([0.1, 0.2]))
+    state = history.state_dict()
+    state["y"] = state["y"].float()
+    with pytest.raises(glb.InputError, match=r"state\['y'\]: expected dtype torch.float64"):
+        other.load_state_dict(state)
+
+
+def test_weighted_rows_of_float32_are_not_written_by_others():
+    history = glb.History(1, dtype=torch.float32)
+    history.append([0.5], 0.1, 0.3)
+    assert history.keeps_graph
+    with pytest.raises(glb.InputError, match="plain rows"):
+        history.reserve(1)

@@ -2,15 +2,16 @@ import itertools
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 from problems import random_problem, reference_families, uncompiled
 from torch.autograd import forward_ad
 
 import torchglb as glb
-from torchglb.likelihood import RowSums
+from torchglb.likelihood import NegativeLogLikelihood, RowSums
 from torchglb.mle import minimize_likelihood
-from torchglb.optim import Status, frank_wolfe_gap
+from torchglb.optim import Status, frank_wolfe_gap, newton
 
 BATCHES = [(), (1,), (3,), (2, 3)]
 DTYPES = [torch.float32, torch.float64]
@@ -846,3 +847,50 @@ def test_forward_mode_is_reverse_mode(rows_and_direction, kept, S):
     torch.testing.assert_close(
         torch.vmap(fitted)(stacked), torch.stack([fitted(X), fitted(0.5 * X)])
     )
+
+
+# ---- wherever it starts -------------------------------------------------------------------------
+
+
+def test_no_start_is_led_astray_by_a_long_first_step():
+    """Five successes in six: from -1.48 the first step is so long that looking back leads up."""
+    starts = torch.linspace(-6.0, 6.0, 4001, dtype=torch.float64)[:, None]
+    X = torch.ones(len(starts), 6, 1, dtype=torch.float64)
+    r = torch.ones(len(starts), 6, dtype=torch.float64)
+    r[:, 0] = 0.0
+    loss = NegativeLogLikelihood(glb.Bernoulli(), X, r)
+    radius = torch.full((len(starts),), 6.0, dtype=torch.float64)
+    compiled = minimize_likelihood(loss, glb.Ball(1, 6.0), start=starts, throw=False)
+    arrays, _ = newton(loss.expand, starts, radius, tol=1e-9)
+    for status, theta in ((compiled.status, compiled.theta), (arrays.status, arrays.point)):
+        assert bool((status == Status.CONVERGED).all())
+        np.testing.assert_allclose(theta, math.log(5.0), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "S"),
+    [(glb.Bernoulli(), 4.0), (glb.QuasiBounded("probit"), 50.0), (glb.Binomial(8), 50.0)],
+    ids=["bernoulli", "probit", "binomial"],
+)
+@pytest.mark.parametrize("d", [2, 4])
+def test_warm_starts_end_where_cold_ones_do(family, S, d):
+    """From the estimates of fewer rows, from their opposites, from anywhere on the sphere."""
+    generator = torch.Generator().manual_seed(d)
+    N, n, ball = 1500, 31, glb.Ball(d, S)
+
+    def directions(*shape):
+        x = torch.randn(*shape, d, generator=generator, dtype=torch.float64)
+        return torch.nn.functional.normalize(x, dim=-1)
+
+    X = directions(N, n) * 10.0 ** (
+        -3 * torch.rand(N, n, 1, generator=generator, dtype=torch.float64)
+    )
+    z = (X * (1.2 * S * directions(N))[:, None]).sum(-1)
+    r = family.sample(z.clamp(-30, 30), generator)
+    loss = NegativeLogLikelihood(family, X, r)
+    cold = minimize_likelihood(loss, ball)
+    few = NegativeLogLikelihood(family, X[:, :27].contiguous(), r[:, :27].contiguous())
+    for start in (minimize_likelihood(few, ball).theta, -cold.theta, S * directions(N)):
+        warm = minimize_likelihood(loss, ball, start=start, throw=False)
+        assert bool((warm.status == Status.CONVERGED).all())
+        assert bool(((warm.loss - cold.loss).abs() <= 2e-9 * (1 + cold.loss)).all())

@@ -99,6 +99,12 @@ class TestGLMUCB(PolicyContract):
     uncovered = UNBOUNDED
 
 
+class TestGLMUCBPublic(PolicyContract):
+    name = "glm-ucb"
+    options = {"constants": "public"}
+    ball_arms = False
+
+
 class TestGLOC(PolicyContract):
     name = "gloc"
     families = ALL
@@ -114,6 +120,12 @@ class TestLogUCB1(PolicyContract):
     name = "log-ucb-1"
     ball_arms = False
     uncovered = UNBOUNDED
+
+
+class TestLogUCB1Public(PolicyContract):
+    name = "log-ucb-1"
+    options = {"constants": "public"}
+    ball_arms = False
 
 
 class TestOL2M(PolicyContract):

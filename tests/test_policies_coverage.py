@@ -1,4 +1,4 @@
-"""theta* in the ellipsoids of the policies that keep no history: misses counted, at every round.
+"""theta* in the sets of all policies that have one: misses counted, while they play.
 
 Data are adaptive (the policy's own choices), theta* is inside the ball or on its boundary, and a
 miss at any round counts. Misses must not be significantly more frequent than delta.
@@ -33,7 +33,13 @@ CASES = [
     *((name, world) for name in ("ada-ofu-ecolog", "ol2m") for world in BOUNDED),
     ("oful", "gaussian"),
     ("oful", "gaussian, precise"),
+    *(("glm-ucb", world) for world in (*BOUNDED, "probit", "binomial")),
+    *(("log-ucb-1", world) for world in BOUNDED),
+    ("ofuglb-e", "bernoulli"),
 ]
+#: likelihood-ratio sets; policies do not give them an event yet
+EXACT = ("ofuglb", "ofuglb-pb", "emk", "ofulog+", "ofulog-r")
+UNNAMED = (*EXACT, "ofuglb-e", "ol2m")
 
 
 def unit(*shape, generator):
@@ -42,7 +48,17 @@ def unit(*shape, generator):
 
 
 def count_misses(
-    name, family, S, *, dim=2, delta=0.05, size=1.0, shrink=1.0, rewards=None, dtype=torch.float64
+    name,
+    family,
+    S,
+    *,
+    dim=2,
+    delta=0.05,
+    size=1.0,
+    shrink=1.0,
+    rewards=None,
+    dtype=torch.float64,
+    horizon=HORIZON,
 ):
     """Replicates in which theta*, of norm ``size * S``, is outside at one round or another."""
     generator = torch.Generator().manual_seed(3)
@@ -54,11 +70,14 @@ def count_misses(
     )  # fmt: skip
     every, missed = torch.arange(REPLICATES), torch.zeros(REPLICATES, dtype=torch.bool)
     arms, theta = arms.to(dtype), theta.to(dtype)
-    for _ in range(HORIZON):
-        region = policy.confidence_set()
-        assert region.delta == (delta if name != "ol2m" else None)  # not proven, but measured
-        slack = shrink * region.gamma - (region.gamma - region.slack(theta))
-        missed |= slack < 0
+    for t in range(horizon):
+        if name not in EXACT:
+            region = policy.confidence_set()
+            assert region.delta == (None if name in UNNAMED else delta)
+            slack = shrink * region.gamma - (region.gamma - region.slack(theta))
+            missed |= slack < 0
+        elif t % 10 == 9:
+            missed |= ~policy.confidence_set().contains(theta * (1 - torch.finfo(dtype).eps))
         x = arms[every, policy.select(arms)]
         z = (x * theta).sum(-1)
         r = family.sample(z, generator) if rewards is None else rewards(family.mean(z), generator)
@@ -86,6 +105,21 @@ def test_coverage_in_other_dimensions(name, world, dim, delta):
     check(count_misses(name, family, S, dim=dim, delta=delta, size=0.7), delta)
 
 
+@pytest.mark.parametrize("name", EXACT)
+def test_coverage_of_likelihood_ratio_sets(name):
+    check(count_misses(name, glb.Bernoulli(), 3.0, delta=0.5, horizon=60), 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delta", [0.05, 0.5])
+@pytest.mark.parametrize("dim", [1, 8])
+@pytest.mark.parametrize("world", BOUNDED)
+@pytest.mark.parametrize("name", EXACT)
+def test_coverage_of_likelihood_ratio_sets_in_other_dimensions(name, world, dim, delta):
+    family, S = BOUNDED[world]
+    check(count_misses(name, family, S, dim=dim, delta=delta), delta)
+
+
 def part_of_one(mean, generator):
     """Rewards in [0, 1] of the given mean that are not binary: uniform about it."""
     width = torch.minimum(mean, 1 - mean)
@@ -93,12 +127,14 @@ def part_of_one(mean, generator):
     return mean + width * (2 * u - 1)
 
 
-@pytest.mark.parametrize("name", [*ONE_PASS, "gloc", "ada-ofu-ecolog", "ol2m"])
+@pytest.mark.parametrize(
+    "name", [*ONE_PASS, "gloc", "ada-ofu-ecolog", "ol2m", "glm-ucb", "log-ucb-1"]
+)
 def test_coverage_of_rewards_that_are_not_binary(name):
     check(count_misses(name, glb.Bernoulli(), 3.0, rewards=part_of_one, delta=0.5), 0.5)
 
 
-@pytest.mark.parametrize("name", [*ONE_PASS, "ada-ofu-ecolog"])
+@pytest.mark.parametrize("name", [*ONE_PASS, "ada-ofu-ecolog", "glm-ucb", "log-ucb-1"])
 def test_coverage_in_float32(name):
     check(count_misses(name, glb.Bernoulli(), 4.0, dtype=torch.float32, delta=0.5), 0.5)
 
@@ -110,9 +146,10 @@ def test_a_wrong_radius_is_found_out(name):
         check(misses, 0.05)
 
 
-def test_constants_do_not_mix():
+@pytest.mark.parametrize("name", ["gloc", "glm-ucb", "log-ucb-1", "ofulog-r"])
+def test_constants_do_not_mix(name):
     proven, public = (
-        policies.make("gloc", family=glb.Bernoulli(), domain=glb.Ball(2, 2.0), constants=constants)
+        policies.make(name, family=glb.Bernoulli(), domain=glb.Ball(2, 2.0), constants=constants)
         for constants in ("proven", "public")
     )
     with pytest.raises(glb.InputError, match=r"state\['constants'\]: expected 'public'"):

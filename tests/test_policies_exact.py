@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any, ClassVar
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.stats
@@ -85,6 +86,11 @@ class TestOFULogPlus(PolicyContract):
 class TestOFULogR(PolicyContract):
     name = "ofulog-r"
     uncovered = NOT_LOGISTIC
+
+
+class TestOFULogRPublic(PolicyContract):
+    name = "ofulog-r"
+    options: ClassVar[dict[str, Any]] = {"constants": "public"}
 
 
 EXACT = ("ofuglb", "ofuglb-pb", "emk", "ofulog+", "ofulog-r")
@@ -403,6 +409,43 @@ def test_emk_with_two_imagined_losses_by_hand():
     assert level == pytest.approx(weight * math.log(2.0) + math.log(20.0), abs=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["bernoulli", "gaussian", "poisson"])
+def test_level_of_emk_is_never_below_the_exact_sum(dtype, name, monkeypatch):
+    """With the estimates and weights that it used, summed in fifty digits."""
+    family, m = {
+        "bernoulli": (Bernoulli(), lambda z: mpmath.log1p(mpmath.exp(z))),
+        "gaussian": (Gaussian(0.3), lambda z: z * z / 2),
+        "poisson": (Poisson(), mpmath.exp),
+    }[name]
+    policy = make("emk", 1, family=family, S=2.0, dtype=dtype)
+    thetas, generator = [], torch.Generator().manual_seed(1)
+    kind = type(policy._estimator)
+    predict = kind.predict
+
+    def listen(self, *arguments):
+        found = predict(self, *arguments)
+        thetas.append(found[0].tolist())
+        return found
+
+    monkeypatch.setattr(kind, "predict", listen)
+    exact, eps = mpmath.mpf(0), torch.finfo(dtype).eps
+    with mpmath.workdps(50):
+        for t in range(60):
+            x = (torch.rand(1, 2, generator=generator, dtype=F64) * 1.4 - 0.7).to(dtype)
+            r = family.sample((2.0 * x.double()).sum(-1), generator).to(dtype)
+            policy.update(x, r)
+            z = mpmath.fsum(
+                mpmath.mpf(a) * b for a, b in zip(x[0].tolist(), thetas[t], strict=True)
+            )
+            w = float(policy._program.history.w[0, -1])
+            exact += w * (m(z) - mpmath.mpf(r.item()) * z) / mpmath.mpf(family.dispersion)
+            level = mpmath.mpf(policy._height().level.item())
+            above = level - exact - mpmath.log(20)
+            assert above >= 0, (t, above)
+            assert above <= 1e-11 * (1 + abs(exact)) + 2 * eps * abs(level), (t, above)
+
+
 def test_emk_options():
     for options in ({"regularizer": "lasso"}, {"regularization": 0.0}):
         with pytest.raises(InputError, match=next(iter(options))):
@@ -415,7 +458,7 @@ def test_emk_options():
 def test_ofulog_r_compares_with_the_unconstrained_minimum():
     """In a small ball the regularised minimiser lies outside; the level is counted from it."""
     S, n = 1.0, 300
-    policy = make("ofulog-r", 1, S=S)
+    policy = make("ofulog-r", 1, S=S, constants="public")
     angle = np.arange(n)
     X = np.stack([0.5 + 0.3 * np.cos(angle), 0.4 * np.sin(angle)], axis=-1)
     r = (np.arange(n) % 10 > 0).astype(float)

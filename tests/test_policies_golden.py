@@ -281,7 +281,7 @@ def test_ofulog_r():
         level = loss(theta) + (g + g * g / lam) ** 2
         return level, support(loss, level, theta)
 
-    for n, policy, scores in trace("ofulog-r"):
+    for n, policy, scores in trace("ofulog-r", constants="public"):
         level, values = expected(n)
         assert float(policy.confidence_set().level) == pytest.approx(level, abs=1e-4)
         np.testing.assert_allclose(scores, values, rtol=0, atol=TOLERANCE)

@@ -12,7 +12,8 @@ import torch
 
 from torchglb import policies
 from torchglb.domain import Ball
-from torchglb.families import Bernoulli, Gaussian, Poisson
+from torchglb.families import Bernoulli, Binomial, Gaussian, Poisson, QuasiBounded
+from torchglb.policies.bernstein import noise_bound, ridge_of
 
 Array = np.ndarray
 ROUNDS, ARMS, DIM, DELTA, HORIZON = 50, 6, 3, 0.05, 1000
@@ -454,26 +455,111 @@ def test_mirror_descent(name, family, radius):
 # ---- the rest of the table -----------------------------------------------------------------------
 
 
-def test_glm_ucb():
-    radius = 2.0
+def small_ball_estimate(X: Array, r: Array, lam: float, radius: float) -> Array:
+    """The minimiser of a logistic loss with a ridge over the ball, whose multiplier is a ridge."""
+    free = ridge_estimate(X, r, lam)
+    if np.linalg.norm(free) <= radius:
+        return free
+
+    def excess(nu: float) -> float:
+        return float(np.linalg.norm(ridge_estimate(X, r, lam + nu))) - radius
+
+    return ridge_estimate(X, r, lam + scipy.optimize.brentq(excess, 0.0, 1e4, xtol=1e-14))
+
+
+@pytest.mark.parametrize("radius", [0.3, 2.0])
+@pytest.mark.parametrize("constants", ["proven", "public"])
+def test_glm_ucb(radius, constants):
     trace = Trace(radius)
-    policy = build("glm-ucb", radius)
+    if radius < 1:
+        trace.r[:] = 1.0  # pulls the estimate out of the ball
+    policy = build("glm-ucb", radius, constants=constants)
     kappa = 2 + math.exp(radius) + math.exp(-radius)
+    active = 0
     for n, arms in trace.run(policy):
         X, r = trace.X[:n], trace.r[:n]
         V = DIM * np.eye(DIM) + X.T @ X
-        theta = ridge_estimate(X, r, DIM)
-        assert np.linalg.norm(theta) < radius
+        theta = small_ball_estimate(X, r, DIM, radius)
+        active += np.linalg.norm(theta) > radius * (1 - 1e-9)
         growth = 2 * math.log(1 / DELTA) + np.linalg.slogdet(V)[1] - DIM * math.log(DIM)
-        bonus = 0.25 * kappa * math.sqrt(growth) + math.sqrt(DIM) * radius
+        if constants == "proven":
+            around = kappa * (0.5 * math.sqrt(growth) + math.sqrt(DIM) * radius)
+            bonus = 0.25 * around
+            region = policy.confidence_set()
+            assert float(region.gamma) == pytest.approx(around**2, rel=1e-7)
+            np.testing.assert_allclose(region.shape.numpy(), V, rtol=1e-12, atol=1e-12)
+        else:
+            bonus = 0.25 * kappa * math.sqrt(growth) + math.sqrt(DIM) * radius
+            assert policy.confidence_set() is None
         expected = [sigmoid(x @ theta) + bonus * norm(x, V) for x in arms]
         np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=0)
+    assert active > 20 if radius < 1 else active == 0
 
 
-def test_log_ucb_1():
+def test_glm_ucb_with_a_dispersion_and_a_steep_mean():
+    """Probit rewards have a dispersion, and eight trials a mean so steep that kappa is 1."""
+    x = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64)
+    for family, S in ((QuasiBounded("probit"), 1.0), (Binomial(8), 0.2)):
+        policy = build("glm-ucb", S, family)
+        policy.update(x, 1.0)
+        width = 1.0 if S == 1.0 else 8.0
+        least = scipy.stats.norm.pdf(1.0) if S == 1.0 else 8 * sigmoid(S) * sigmoid(-S)
+        g = family.dispersion
+        growth = 2 * math.log(1 / DELTA) + math.log(1 + 1 / DIM)  # one row of length 1
+        inside = width / 2 / g * math.sqrt(growth) + math.sqrt(DIM) * S
+        expected = max(1.0, g / least) * inside
+        assert float(policy.radius()) == pytest.approx(expected, rel=1e-6)
+        assert (S == 0.2) == (g / least < 1.0)
+
+
+def bernstein(X: Array, lam: float) -> float:
+    """The bound on the noise: plain, with the design's determinant from its eigenvalues."""
+    dim, rho = X.shape[1], X.shape[1] * math.log(2.0)
+    eigenvalues = np.linalg.eigvalsh(X.T @ X)
+    found = []
+    for b in (math.sqrt(lam) / 2, 1.0):
+        if b >= math.sqrt(lam):
+            continue
+        cdf = scipy.stats.chi2(dim).cdf
+        c = math.log(1 / DELTA) + 0.5 * np.log1p(eigenvalues / (4 * rho)).sum()
+        c += math.log(cdf(2 * rho)) - math.log(cdf(2 * rho * (1 - b / math.sqrt(lam)) ** 2))
+        found.append(b + c / b)
+    return min(found)
+
+
+@pytest.mark.parametrize("radius", [0.3, 2.0])
+def test_log_ucb_1(radius):
+    trace = Trace(radius)
+    if radius < 1:
+        trace.r[:] = 1.0  # pulls the estimate out of the ball
+    policy = build("log-ucb-1", radius)
+    kappa = 2 + math.exp(radius) + math.exp(-radius)
+    active = 0
+    for n, arms in trace.run(policy):
+        X, r = trace.X[:n], trace.r[:n]
+        lam = DIM * math.log(2 + n)
+        theta = small_ball_estimate(X, r, lam, radius)
+        active += np.linalg.norm(theta) > radius * (1 - 1e-9)
+        w = bernstein(X, lam)
+        # y <= w sqrt(1 + min(2S, (y + sqrt(lam) S)/sqrt(lam))), solved by iteration from above
+        y = 1e6
+        for _ in range(200):
+            y = w * math.sqrt(1 + min(2 * radius, y / math.sqrt(lam) + radius))
+        around = math.sqrt(kappa) * (y + math.sqrt(lam) * radius)
+        V = DIM * np.eye(DIM) + X.T @ X
+        region = policy.confidence_set()
+        assert float(region.gamma) == pytest.approx(around**2, rel=1e-7)
+        np.testing.assert_allclose(region.shape.numpy(), V, rtol=1e-12, atol=1e-12)
+        expected = [sigmoid(x @ theta) + 0.25 * around * norm(x, V) for x in arms]
+        np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=0)
+    assert active > 20 if radius < 1 else active == 0
+
+
+def test_log_ucb_1_with_public_constants():
     radius = 2.0
     trace = Trace(radius)
-    policy = build("log-ucb-1", radius)
+    policy = build("log-ucb-1", radius, constants="public")
+    assert policy.confidence_set() is None
     kappa = 2 + math.exp(radius) + math.exp(-radius)
     for n, arms in trace.run(policy):
         X, r = trace.X[:n], trace.r[:n]
@@ -489,6 +575,52 @@ def test_log_ucb_1():
         V = DIM * np.eye(DIM) + X.T @ X
         expected = [sigmoid(x @ theta) + bonus * norm(x, V) for x in arms]
         np.testing.assert_allclose(scores_of(policy, arms), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("radius", [0.5, 3.0])
+def test_level_of_ofulog_r(radius):
+    trace = Trace(radius)
+    policy = build("ofulog-r", radius)
+    for n, _ in trace.run(policy):
+        X, r = trace.X[:n], trace.r[:n]
+        lam = DIM * math.log(2 + n)
+        theta = ridge_estimate(X, r, lam)
+        least = loss(X @ theta, r).sum() + 0.5 * lam * theta @ theta
+        g = math.sqrt(lam) * radius + bernstein(X, lam)
+        level = float(policy.confidence_set().level)
+        assert level == pytest.approx(least + (g + g * g / math.sqrt(lam)) ** 2, rel=1e-8)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("observations", [0, 3, 10_000])
+@pytest.mark.parametrize("information", [0.0, 2.0, 3000.0])
+def test_noise_bound_holds_for_the_mixture_itself(dim, observations, information):
+    """The largest noise that the mixture allows, by quadrature, is below the bound, not far."""
+    rho, lam = ridge_of(dim, 0), ridge_of(dim, observations)
+    bends = np.array([information, 0.3 * information])[:dim] + rho  # of H + rho I
+    if dim == 1:
+        xi = np.linspace(-1, 1, 200_001)[:, None]
+        weight = np.full(len(xi), xi[1, 0] - xi[0, 0])
+    else:
+        radius, angle = np.linspace(0, 1, 4001)[1:], np.linspace(0, 2 * np.pi, 401)[:-1]
+        xi = np.stack([np.outer(radius, np.cos(angle)), np.outer(radius, np.sin(angle))], -1)
+        weight = np.repeat(radius * (radius[1] - radius[0]) * (angle[1] - angle[0]), 400)
+        xi = xi.reshape(-1, 2)
+    prior = weight @ np.exp(-rho * (xi**2).sum(-1))
+
+    def log_mixture(noise: Array) -> float:
+        exponent = xi @ noise - (xi**2) @ bends
+        top = exponent.max()
+        return top + math.log(weight @ np.exp(exponent - top) / prior)
+
+    bound = float(noise_bound(torch.tensor(np.log(bends / rho).sum()), dim, DELTA, lam))
+    for direction in np.eye(dim):
+        size = scipy.optimize.brentq(
+            lambda s, d=direction: log_mixture(s * d) - math.log(1 / DELTA), 0.0, 1e5
+        )
+        allowed = size / math.sqrt(direction @ (bends - rho + lam))
+        assert allowed <= bound
+    assert bound <= 4.0 * allowed
 
 
 @pytest.mark.parametrize("family", ["bernoulli", "gaussian", "poisson"])

@@ -29,12 +29,18 @@ def test_the_experiments_of_the_paper_and_more_are_there():
                 arms=20,
                 horizon=10_000,
                 theta="paper",
-                policies=[*PAPER],
+                policies=[*PAPER, "glb-omd-rows"],
             ),
         ),
         (
             "figure1-random",
-            dict(environment="time-varying", arms=20, horizon=10_000, theta="random"),
+            dict(
+                environment="time-varying",
+                arms=20,
+                horizon=10_000,
+                theta="random",
+                policies=[*PAPER, "glb-omd-rows"],
+            ),
         ),
         (
             "figure2",

@@ -17,6 +17,7 @@ from torchglb.report import (
     binomial_interval,
     compare,
     estimate,
+    holm,
     paired,
     summarise,
     table,
@@ -46,6 +47,35 @@ def test_paired_agrees_with_scipy(rng):
         assert found.sign_test == pytest.approx(stats.binomtest(wins, count).pvalue, rel=1e-12)
         assert found.difference.mean == pytest.approx((a - b).mean())
         assert found.difference.error == pytest.approx(stats.sem(a - b))
+
+
+def test_holm_is_the_closed_test_of_all_intersections(rng):
+    """By definition: p of a hypothesis is the largest Bonferroni p of all sets that hold it."""
+    for count in (1, 2, 3, 7):
+        p = rng.random(count) ** 3
+        p[count // 2] = p[0]  # a tie
+        subsets = [[j for j in range(count) if mask >> j & 1] for mask in range(1, 1 << count)]
+        closed = [
+            max(min(1.0, len(s) * min(p[j] for j in s)) for s in subsets if k in s)
+            for k in range(count)
+        ]
+        np.testing.assert_allclose(holm(list(p)), closed, rtol=1e-14)
+
+
+def test_holm_leaves_out_what_is_no_test():
+    assert holm([]) == []
+    found = holm([0.02, math.nan, 0.01])
+    assert found[0] == found[2] == 0.02
+    assert math.isnan(found[1])
+
+
+def test_holm_keeps_its_promise(rng):
+    """Ten true hypotheses: one rejection or more in at most 5% of the tables."""
+    tables = rng.random((4000, 10))
+    rejected = sum(min(holm(list(row))) <= 0.05 for row in tables)
+    assert stats.binomtest(rejected, len(tables), 0.05, alternative="greater").pvalue > 0.05
+    plain = sum(row.min() <= 0.05 for row in tables)
+    assert plain > 5 * rejected
 
 
 def test_paired_at_the_edges():
@@ -260,7 +290,7 @@ def test_compare_pairs_where_the_random_numbers_agree(tmp_path):
     second = two.arrays("emk")["regret"][0, :, 59]
     expected = p_value(stats.ttest_rel(first[:4], second).pvalue)
     (line,) = [line for line in text.splitlines() if re.match(r"emk +4 ", line)]
-    assert line.endswith(expected)
+    assert line.split()[-2] == expected
     assert "paired t-test" in text
     assert "only in the first: ofuglb" in text
     assert "only in the second: evill" in text
@@ -288,3 +318,54 @@ def test_compare_with_nothing_in_common(tmp_path):
 def test_a_number_that_is_none_is_shown_as_such():
     assert number(Estimate(float("nan"), 0.1)) == "nan"
     assert number(Estimate(float("inf"), float("nan"))) == "inf"
+
+
+# ---- arms that replicates share, and many comparisons -------------------------------------------
+
+
+def test_the_report_says_whether_replicates_share_arms(tmp_path):
+    told = "All replicates see one sequence of arms"
+    for name, settings, shared in (
+        ("a", {}, True),
+        ("b", {"shared_arms": False}, False),
+        ("c", {"environment": "ball"}, False),
+        ("d", {"environment": "fixed", "shared_arms": True}, True),
+    ):
+        record = Record.open(fake_record(tmp_path / name, ("ofuglb", "emk"), **settings))
+        assert summarise(record).shared_arms == shared
+        page = write_report(record, tmp_path / f"{name}.html").read_text(encoding="utf-8")
+        assert (told in page) == shared
+        assert ("replicates, which share their arms" in table(record)) == shared
+
+
+def test_the_report_corrects_its_paired_tests(tmp_path):
+    record = Record.open(
+        fake_record(tmp_path / "run", ("ofuglb", "ofuglb-pb", "emk"), replicates=3)
+    )
+    page = write_report(record, tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Holm's method for the 4 comparisons" in page.replace("&#39;", "'")
+    regret = {k: record.arrays(k)["regret"][..., -1] for k in record.labels}
+    tests = [
+        stats.ttest_rel(regret[label][s], regret["ofuglb"][s]).pvalue
+        for label in ("ofuglb-pb", "emk")
+        for s in range(2)
+    ]
+    rows = re.findall(r"<tr>(.*?)</tr>", page, flags=re.DOTALL)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, flags=re.DOTALL) for row in rows]
+    found = [c for c in cells if len(c) == 8]
+    assert len(found) == 4
+    order = np.argsort(tests)
+    corrected = np.empty(4)
+    corrected[order] = np.minimum(1, np.maximum.accumulate(np.sort(tests) * [4, 3, 2, 1]))
+    for row, plain, expected in zip(found, tests, corrected, strict=True):
+        assert row[4].strip() == p_value(plain)
+        assert row[5].strip() == p_value(expected)
+
+
+def test_runs_with_and_without_shared_arms_are_no_pairs(tmp_path):
+    first = Record.open(fake_record(tmp_path / "a", ("ofuglb",)))
+    same = Record.open(fake_record(tmp_path / "b", ("ofuglb",), shared_arms=True))
+    other = Record.open(fake_record(tmp_path / "c", ("ofuglb",), shared_arms=False))
+    assert "paired t-test" in compare(first, same)
+    assert "corrected (Holm)" in compare(first, same)
+    assert "Welch" in compare(first, other)

@@ -13,6 +13,7 @@ from torchglb import environments, policies, theory
 from torchglb.simulate import Configuration, Record, runner, simulate
 from torchglb.simulate.config import recorded_rounds
 from torchglb.simulate.executors import Watch
+from torchglb.simulate.observer import TIE, largest_bound
 from torchglb.simulate.runner import Play
 
 SMALL = dict(policies=["ofuglb", "evill", "random"], horizon=25, replicates=2, S=[3.0, 5.0], arms=6)
@@ -165,6 +166,70 @@ def test_certificate_bounds_the_regret_and_is_nearly_exact():
         assert bool((recorded >= exact - 1e-6).all())
         assert bool((recorded <= 1.03 * exact).all())
         assert bool((play.observer.regret <= recorded).all())
+
+
+def test_tolerance_of_ties_is_that_of_the_exact_policies():
+    for dtype, tolerance in TIE.items():
+        assert glb.AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 1.0), dtype=dtype).tie_tol <= (
+            tolerance
+        )
+
+
+def test_certificate_counts_ties_in_float32():
+    """Of two arms within the tolerance the worse may be chosen; the certificate pays for it."""
+    play = Play(config(policies=["ofuglb"], dtype="float32", horizon=5), "ofuglb", 0)
+    chosen = torch.tensor([0.5, -0.25, 0.0, 3.0])
+    best = largest_bound(play.policy, play.world.arms(0), chosen)
+    expected = chosen.double() + 1e-4 * (1 + chosen.double().abs())
+    np.testing.assert_allclose(best.numpy(), expected.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["glm-ucb", "log-ucb-1", "glb-omd-rows", "ofuglb-e"])
+def test_certificate_of_an_ellipsoid_is_about_the_best_arm(name):
+    """Whatever was chosen: regret is measured against the arm of the largest bound."""
+    play = Play(config(policies=[name], horizon=30), name, 0)
+    for _ in range(10):
+        play.step()
+    arms, region = play.world.arms(play.t), play.policy.confidence_set()
+    upper = region.upper_bound(arms)
+    x = arms[torch.arange(4), upper.argmin(-1)]  # the worst of them
+    before = play.observer.certificate.clone()
+    play.observer.before_learning(play.t, arms, x)
+    lower = -region.upper_bound(-x)
+    cap = torch.sigmoid(play.world.S) - torch.sigmoid(-play.world.S)
+    width = torch.sigmoid(upper.amax(-1)) - torch.sigmoid(lower)
+    gained = play.observer.certificate - before
+    np.testing.assert_allclose(gained, torch.minimum(width, cap), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "dim"), [("ofuglb", 3), ("ofuglb", 2), ("glb-omd-rows", 3)])
+def test_certificate_on_the_ball_is_about_its_best_arm(name, dim):
+    """In three dimensions the arm that is played may be a local maximum only."""
+    changed = table(policies=[name], environment="ball", dim=dim, horizon=9)
+    del changed["arms"]
+    play = Play(Configuration.load(changed), name, 0)
+    for _ in range(6):
+        play.step()
+    region = play.policy.confidence_set()
+    exact = isinstance(region, glb.LikelihoodRatioSet)
+    x = play.policy.select_ball()
+    best = largest_bound(play.policy, None, region.upper_bound(x))
+    if exact:
+        x = -x  # a bad choice
+        best = largest_bound(play.policy, None, region.upper_bound(x))
+        assert bool((best >= glb.argmax_ball(region.program, throw=False).lower).all())
+    generator = torch.Generator().manual_seed(0)
+    arms = torch.randn(4, 60, dim, generator=generator, dtype=torch.float64)
+    arms = torch.nn.functional.normalize(arms, dim=-1)
+    limit = torch.minimum(region.upper_bound(arms).amax(-1), play.world.S)
+    assert bool((best >= limit - 1e-9).all())
+    assert bool((best <= play.world.S).all())
+    before = play.observer.certificate.clone()
+    play.observer.before_learning(play.t, None, x)
+    lower = play.policy.bounds(x).lower
+    cap = torch.sigmoid(play.world.S) - torch.sigmoid(-play.world.S)
+    least = torch.minimum(torch.sigmoid(best) - torch.sigmoid(lower), cap)
+    assert bool((play.observer.certificate - before >= least - 0.02).all())
 
 
 def test_nobody_plays_differently_because_someone_looks():

@@ -124,6 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     for key, text in KEYS.items():
         run.add_argument(f"--{key}", help=text)
     run.add_argument(
+        "--arms-per-replicate",
+        action="store_true",
+        help="draw arms for each replicate (shared_arms = false); else all see the same",
+    )
+    run.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the preset"
     )
     run.add_argument(
@@ -203,6 +208,8 @@ def configuration_table(given: argparse.Namespace) -> dict[str, Any]:
         text = getattr(given, key)
         if text is not None:
             table[key] = _flag(key, text)
+    if given.arms_per_replicate:
+        table["shared_arms"] = False
     for setting in given.set:
         key, equals, text = setting.partition("=")
         if not key or not equals:

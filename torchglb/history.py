@@ -40,7 +40,9 @@ class _Held(NamedTuple):
 
     X: Tensor  # (*B, capacity, d)
     w: Tensor  # (*B, capacity)
-    y: Tensor  # weight times reward: sums of it merge, means do not
+    # weight times reward: sums of it merge, means do not; of weighted rows in float32 that are not
+    # merged it is in float64, which has all its digits
+    y: Tensor
     w_rest: Tensor | None  # with aggregation, what the sums w and y were rounded by
     y_rest: Tensor | None
     distinct: Tensor  # (*B), rows in use with aggregation
@@ -48,6 +50,16 @@ class _Held(NamedTuple):
     observations: int
     unit_weights: bool  # every weight so far is 1
     recorded: bool  # whether a row carries derivatives
+
+
+class _Arrays(NamedTuple):
+    """The rows for compiled code."""
+
+    key: Tensor  # the y they are of
+    copied: int | None  # rows in use that were copied; None for views, which show all rows
+    X: Any  # (N, d, capacity)
+    w: Any  # (N, capacity)
+    y: Any
 
 
 class History:
@@ -118,7 +130,7 @@ class History:
         self._held = _Held(X, w, y, w_rest, y_rest, distinct, 0, 0, not self.aggregate, False)
         self.epoch = 0  # how often its rows were replaced by others
         self._shards = current()
-        self._arrays: tuple[Tensor, tuple[Any, Any, Any]] | None = None  # a cache of arrays()
+        self._arrays: _Arrays | None = None  # a cache of arrays()
 
     def __copy__(self) -> History:
         """A copy of its own: two histories that shared buffers would write over each other."""
@@ -204,26 +216,33 @@ class History:
     def arrays(self) -> tuple[Any, Any, Any, int]:
         """X ``(N, d, capacity)``, w and w r ``(N, capacity)`` and the number of rows in use.
 
-        For compiled code: NumPy's views of the memory of a CPU, to be read only. With aggregation,
-        where sums are kept in two numbers, they are copies in float64.
+        For compiled code: NumPy's views of the memory of a CPU, to be read only. Where w r has more
+        digits than X (sums of merged rows, weighted rows in float32), they are copies in float64.
         """
-        held = self._held
-        if self._arrays is None or self._arrays[0] is not held.X or self.aggregate:
-            N, capacity = self.batch_shape.numel(), held.X.shape[-2]
-            X = held.X.detach().mT.reshape(N, self.dim, capacity)
-            w, y = (t.detach().reshape(N, capacity) for t in (held.w, held.y))
-            if held.w_rest is not None and held.y_rest is not None:
-                w_rest, y_rest = (t.reshape(N, capacity) for t in (held.w_rest, held.y_rest))
-                X, w, y = X.double(), w.double() + w_rest.double(), y.double() + y_rest.double()
-            self._arrays = held.X, (X.contiguous().numpy(), w.numpy(), y.numpy())
-        return *self._arrays[1], held.used
+        held, known = self._held, self._arrays
+        if known is None or known.key is not held.y or self.aggregate:
+            known = self._arrays = self._views(held) if self._is_narrow(held) else _copies(held)
+        elif known.copied is not None and known.copied < held.used:
+            known = self._arrays = _copied_on(known, held)
+        return known.X, known.w, known.y, held.used
+
+    def _is_narrow(self, held: _Held) -> bool:
+        """Whether all there is to a row is in X, w and y, in the dtype of the history."""
+        return not self.aggregate and held.y.dtype == held.X.dtype
+
+    def _views(self, held: _Held) -> _Arrays:
+        N, capacity = self.batch_shape.numel(), held.X.shape[-2]
+        X = held.X.detach().mT.reshape(N, self.dim, capacity)
+        w, y = (t.detach().reshape(N, capacity).numpy() for t in (held.w, held.y))
+        return _Arrays(held.y, None, X.contiguous().numpy(), w, y)
 
     # ---- writing by compiled code: reserve, write behind the rows in use, commit -----------
 
     @property
     def keeps_graph(self) -> bool:
-        """Whether the rows carry derivatives: then they are only to be appended to."""
-        return self._held.recorded
+        """Whether rows are only to be appended: they carry derivatives, or w r in more digits."""
+        held = self._held
+        return held.recorded or held.y.dtype != held.X.dtype
 
     @property
     def longest_row(self) -> float:
@@ -234,7 +253,7 @@ class History:
 
     def reserve(self, rows: int) -> tuple[Any, Any, Any, int]:
         """:meth:`arrays` with room for so many plain rows more, which :meth:`commit` adds."""
-        if self.aggregate or not self._shards.is_whole:
+        if not self._is_narrow(self._held) or not self._shards.is_whole:
             raise refuse("history", "one of plain rows", "another kind")
         self._held = _reserved(self._held, self._held.used + rows)  # the same rows
         return self.arrays()
@@ -251,6 +270,7 @@ class History:
         else:
             ones = torch.ones_like(w)
             r = torch.where(w > 0, y / torch.where(w > 0, w, ones), torch.zeros_like(y))
+            r = r.to(X.dtype)  # exact where y has all digits
         # appending writes behind these rows only, so a view is a snapshot; .data gives it a
         # version counter of its own, or autograd would take every append for a modification
         X, r, w = (t if is_recorded(t) else t.data for t in (X, r, w))
@@ -324,6 +344,9 @@ class History:
             x, r, w = x[..., mine, :], r[..., mine], w[..., mine]
         if self.aggregate:
             held = self._merged(held, x, r, w)
+        elif held.y.dtype != self.dtype or (weight is not None and self.dtype == torch.float32):
+            held = held._replace(y=held.y.double())
+            held = _extended(held, x, w, w.double() * r.double(), copy=keeps_graph)
         else:
             held = _extended(held, x, w, r if weight is None else w * r, copy=keeps_graph)
         unit = held.unit_weights and weight is None
@@ -352,6 +375,7 @@ class History:
 
     def reset(self, mark: _Held) -> None:
         """Forgets all rows that came after a mark: what undoes a step that failed half-way."""
+        self._arrays = None  # others may take the place of those that were copied
         self._held = mark
 
     # ---- aggregation ---------------------------------------------------------------------
@@ -417,8 +441,10 @@ class History:
             check_float(label, value)
             tail = ("n", self.dim) if name == "X" else (X.shape[-2],)
             check_shape(label, value, (*batch, *tail))
-            if value.dtype != self.dtype:
-                raise refuse(label, f"dtype {self.dtype}", value.dtype)
+            wide = name == "y" and not self.aggregate and not state["unit_weights"]
+            dtype = torch.float64 if wide else self.dtype
+            if value.dtype != dtype:
+                raise refuse(label, f"dtype {dtype}", value.dtype)
             checks.finite(label, value)
         checks.require("state['w']", w >= 0, "non-negative weights", w)
         check_shape("state['distinct']", distinct, batch)
@@ -444,6 +470,28 @@ class History:
 def _cloned(tensor: Tensor) -> Tensor:
     """A copy with the same memory layout: sums are rounded in its order."""
     return tensor.mT.clone().mT if tensor.ndim > 1 and tensor.mT.is_contiguous() else tensor.clone()
+
+
+def _copies(held: _Held) -> _Arrays:
+    """The rows in float64, with all digits of w and y."""
+    N, (capacity, d) = held.distinct.numel(), held.X.shape[-2:]
+    w, y = held.w.detach().double(), held.y.detach().double()
+    if held.w_rest is not None and held.y_rest is not None:
+        w, y = w + held.w_rest.double(), y + held.y_rest.double()
+    X = held.X.detach().mT.double().reshape(N, d, capacity).contiguous().numpy()
+    flat = (t.reshape(N, capacity).clone().numpy() for t in (w, y))
+    return _Arrays(held.y, None if held.w_rest is not None else held.used, X, *flat)
+
+
+def _copied_on(known: _Arrays, held: _Held) -> _Arrays:
+    """With the rows that came since; rows are not merged."""
+    N, (capacity, d) = held.distinct.numel(), held.X.shape[-2:]
+    new = slice(known.copied, held.used)
+    X = held.X.detach().mT.reshape(N, d, capacity)
+    known.X[..., new] = X[..., new].numpy()
+    for copy_, value in ((known.w, held.w), (known.y, held.y)):
+        copy_[:, new] = value.detach().reshape(N, capacity)[:, new].numpy()
+    return known._replace(copied=held.used)
 
 
 def _extended(held: _Held, x: Tensor, w: Tensor, y: Tensor, *, copy: bool) -> _Held:

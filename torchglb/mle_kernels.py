@@ -42,6 +42,8 @@ PATIENCE = 3
 PIVOT = 256.0 * EPS
 #: curvature that a singular Hessian is given, next to its trace: steps stay short where it is flat
 PROXIMAL = 1e-12
+#: an estimate that stalls with a larger gap, relative to 1 + |loss|, is sought again from zero
+COLD = 1e-6
 
 
 # ---- the loss of one problem -------------------------------------------------------------------
@@ -287,9 +289,12 @@ def model_minimum(here: PointExpansion, radius: float, memory: NewtonMemory) -> 
         for i in range(b.shape[0]):
             b[i] = back * memory.change[i] - here.gradient[i]
         solve_factored(memory.factor, b, u)
+        slope = 0.0
         for i in range(b.shape[0]):
             target[i] = here.theta[i] + u[i] - back * memory.step[i]
-        if length(target) <= radius:
+            slope += here.gradient[i] * (target[i] - here.theta[i])
+        # what a long last step has shown may lead upwards: then Newton's own step is taken
+        if length(target) <= radius and (back == 0.0 or slope < 0.0):
             return
     minimize_on_ball(model, here.gradient, here.theta, radius, memory.factor, b, u, target)
 
@@ -419,6 +424,14 @@ def minimize_all(
         loss = RowLoss(family, rows[b, :d], rows[b, d], rows[b, d + 1], ridge, tilt)
         copy_vector(settings[b, 2 + d :], memory.here.theta)
         found = minimize(loss, radius, tol, max_steps, table, memory, work)
+        if found.status == INACCURATE and found.gap > COLD * (1.0 + abs(found.loss)):
+            # a start far out, in a direction that rows do not span, may end short of the minimum;
+            # zero is in their span
+            memory.here.theta[:] = 0.0
+            again = minimize(loss, radius, tol, max_steps, table, memory, work)
+            found = Outcome(
+                again.loss, again.gap, again.status, found.num_steps + 1 + again.num_steps
+            )
         copy_point(memory.here, PointExpansion(theta[b], gradient[b], hessian[b]))
         value[b], gap[b] = found.loss, found.gap
         status[b], num_steps[b] = found.status, found.num_steps

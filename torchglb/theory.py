@@ -144,9 +144,10 @@ def realised_certificate(
 ) -> Tensor:
     """What a run certifies about its own regret: ``sum_{s<=t} min(D, upper_s - lower_s)``.
 
-    ``upper`` and ``lower`` are the ends of the interval of the mean reward of the arm that was
-    played, the arm of the largest upper end. On the event of the confidence sequence (probability
-    1 - delta) the regret up to every t is at most this: nothing unknown enters.
+    ``lower`` is the lower end of the interval of the mean reward of the arm that was played,
+    ``upper`` the largest upper end of all arms of the round: that of the same arm, if it is certain
+    that this was the optimistic choice. On the event of the confidence sequence (probability 1 -
+    delta) the regret up to every t is at most this: nothing unknown enters.
 
     Args:
         upper: ``(*B, T)``, on the scale of the mean.

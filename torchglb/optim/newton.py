@@ -4,7 +4,8 @@ Inside the ball a step also looks back. With the last step s and the change y of
 it, ``s - H^-1 y`` shows how much the curvature has changed on the way. A Newton step that goes on
 by about t s will meet ``t^2`` of that change, so it becomes ``-H^-1 g - t^2 (s - H^-1 y)``:
 Chebyshev's third-order step, with the third derivative from a difference. It costs next to nothing
-and usually saves one evaluation.
+and usually saves one evaluation. After a long step the change may be so large that this leads
+upwards; then the step is Newton's own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torchglb.optim.ball import (
     minimize_model,
     regular_factor,
 )
-from torchglb.optim.numbers import column, norm, numbers, pick, surely
+from torchglb.optim.numbers import column, dot, norm, numbers, pick, surely
 from torchglb.optim.result import SolveResult
 
 
@@ -58,10 +59,13 @@ def newton(
         theta, gradient, hessian, s, y, *_ = point
         # most steps end inside the ball, where a Cholesky factor is all that is needed
         factor, regular = regular_factor(hessian)
-        share = column(look_back(gradient, hessian, s), theta)
+        known = look_back(gradient, hessian, s)
+        share = column(known, theta)
         p = torch.cholesky_solve((gradient - share * y)[..., None], factor)[..., 0]
         free = theta - p - share * s
         inside = regular & (norm(free) <= S)
+        # what a long last step has shown may lead upwards: then Newton's own step is taken
+        inside = inside & ((known == 0.0) | (dot(gradient, free - theta) < 0.0))
         if surely(inside):
             return free
         # a NaN would make eigh raise for the whole batch; its element is stopped by its status

@@ -14,6 +14,9 @@ ratios a martingale, and the set valid:
 Weights ``w_s = 1/(1 + L b_s)``, ``b_s = 2 lambda S^2 |x_s|^2 in V_s^-1``, ``V_s = lambda I + a
 sum_{i<s} x_i x_i'``, with L and a the largest and the least curvature of a loss, ``m''/g``.
 
+The set is the paper's, and proven there: weights of at most 1 that are known before the reward keep
+the product of the likelihood ratios a supermartingale.
+
 Public code fits theta_s with r_s already in the data. That is not the published method, and its
 sets are not valid. It also scores an arm by (sum of x)(sum of theta), which is <x, theta> only by
 accident.
@@ -36,6 +39,7 @@ from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.radii import Problem
+from torchglb.rounding import EVALUATION, round_up
 
 REGULARIZERS = ("vaw", "ftrl")
 
@@ -73,7 +77,8 @@ class EMK(ExactPolicy):
         self._gram = RankOneInverse.scaled_identity(
             self.regularization, batch, d, self._radius
         )  # V
-        self._paid = torch.zeros_like(self._radius)  # sum_s w_s l_s(theta_s)
+        # sum_s w_s l_s(theta_s), or a little more: in float64, whatever the rows are
+        self._paid = torch.zeros_like(self._radius, dtype=torch.float64)
         # the loss of the estimates has no weights, so their rows are kept apart
         self._rows = History(
             d,
@@ -88,7 +93,7 @@ class EMK(ExactPolicy):
         )
 
     def _height(self) -> Height:
-        return Height(level=self._paid - math.log(self.delta))
+        return Height(level=round_up(self._paid - math.log(self.delta), self.dtype))
 
     def _update(self, x: Tensor, r: Tensor) -> None:
         def learn() -> tuple[RankOneInverse, Tensor, BallEstimator]:
@@ -100,8 +105,7 @@ class EMK(ExactPolicy):
                     row, reward = x[..., s : s + 1, :], r[..., s : s + 1]
                     weights.append(self._weigh(gram, row[..., 0, :]))
                     theta = estimator.predict(self._lam, self._imagined(row))
-                    loss = self.family.nll((row[..., 0, :] * theta).sum(-1), reward[..., 0])
-                    paid = paid + weights[-1] * loss
+                    paid = self._pay(paid, weights[-1], row[..., 0, :], reward[..., 0], theta)
                     estimator.append(row, reward)
                 if weights:
                     self._append(x, r, torch.stack(weights, dim=-1))
@@ -116,6 +120,17 @@ class EMK(ExactPolicy):
         bias = 2.0 * self._lam * self._radius.square() * length
         gram.add(x, self._flattest)
         return 1.0 / (1.0 + self._steepest * bias)
+
+    def _pay(self, paid: Tensor, w: Tensor, x: Tensor, r: Tensor, theta: Tensor) -> Tensor:
+        """``paid + w l(theta)`` of one row, and what its arithmetic may have lost."""
+        w, x, r, theta = (t.double() for t in (w, x, r, theta))
+        family, z = self.family, (x * theta).sum(-1)
+        loss = family.nll(z, r)
+        # an error of z counts by the slope of the loss, the terms of the loss by their size
+        size = (family.mean(z).abs() + r.abs()) * self._radius.double() * self.domain.dim
+        size = loss.abs() + (2.0 * (r * z).abs() + size) / family.dispersion
+        eps = torch.finfo(torch.float64).eps
+        return paid + w * (loss + 2.0 * EVALUATION * eps * size) + eps * paid.abs()
 
     def _imagined(self, x: Tensor) -> Rows | None:
         """What theta_s of the rows ``x (*B, 1, d)`` takes into account beside the past."""

@@ -29,6 +29,7 @@ from torchglb.optim import Status, raise_unless_converged
 from torchglb.policies.base import BoundTracker, Policy, towards
 from torchglb.policies.parts import learn_or_forget
 from torchglb.radii import Lipschitz, Problem, Radius, by_name
+from torchglb.rounding import round_up
 from torchglb.sets import Interval, LikelihoodRatioSet
 from torchglb.ucb import (
     AnchoredProgram,
@@ -132,7 +133,7 @@ class ExactPolicy(Policy):
         radius, level = self._known_height()
         if level is None:
             assert radius is not None
-            level = minimum.loss + radius
+            level = round_up(minimum.loss.double() + radius, self.dtype)
         return torch.maximum(level, self._least(minimum))
 
     def _least(self, minimum: Minimum) -> Tensor:

@@ -36,9 +36,9 @@ class FittedPolicy(Policy):
     """
 
     #: whether the minimiser is sought over the S-ball or over the whole space
-    constrained: ClassVar[bool] = False
+    constrained: bool = False
     #: whether more is used than theta
-    need_hessian: ClassVar[bool] = True
+    need_hessian: bool = True
     #: whether ``select`` asks for no more of an estimate than decides
     rough: ClassVar[bool] = False
     #: points at which the loss is carried

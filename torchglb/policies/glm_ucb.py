@@ -1,29 +1,44 @@
 """GLM-UCB (Filippi, Cappe, Garivier and Szepesvari 2010), in its regularised form.
 
-``V = d I + sum x x'``, theta_hat the minimiser of ``L + (d/2)|theta|^2`` over the S-ball, and the
-index, on the scale of the mean,
+``V = d I + sum x x'``, theta_hat the minimiser of ``L + (d/2)|theta|^2`` over the S-ball, g the
+dispersion (1 for the logistic model), R the sub-Gaussian constant of the rewards, (b - a)/2 on
+[a, b], and ``kappa = max(1, g / min m'')``. Then theta* is in the ellipsoid
 
-    ``mu(<x, theta_hat>) + bonus |x|`` in V^-1,
-    ``bonus = l kappa sqrt(2 log(1/delta) + log det V - d log d) + sqrt(d) S``,
+    ``|theta - theta_hat|`` in V ``<= radius``,
+    ``radius = kappa [(R/g) sqrt(2 log(1/delta) + log det V - d log d) + sqrt(d) S]``,
 
-with l = max m'' (1/4 for the logistic model) times the width of the range of the rewards (1 there)
-and kappa = max 1/m''. The paper projects an unconstrained estimate onto the ball by a non-convex
-program; the constrained minimiser takes its place and lies in the ball as well.
+and the index, on the scale of the mean, is ``mu(<x, theta_hat>) + (max m'') radius |x|`` in V^-1.
+
+**Proven**, with the constants of the paper, but for its factor 2: it projects an unconstrained
+estimate onto the ball by a non-convex program, and pays for that; we take the constrained
+minimiser. Let ``D = theta* - theta_hat``, G the mean Hessian between the two, which is at least
+V/kappa in the ball, and ``N = sum (r - mu(<x, theta*>)) x``. As theta_hat is optimal in the ball,
+``|D|^2 in G <= <d theta* - N/g, D> <= (|N/g| in V^-1 + sqrt(d) S) |D| in V``, and the
+self-normalised bound for sub-Gaussian noise (Abbasi-Yadkori and others 2011) has the rest.
+
+``constants="public"`` keeps the bonus of public code, for comparison, without guarantee and without
+a set: ``(max m'')/(min m'') (b - a) sqrt(...) + sqrt(d) S``. Its noise is twice as large as need
+be, and its bias lacks both factors.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Requirements
+from torchglb.policies.estimator_base import FINE
 from torchglb.policies.fitted import FittedPolicy
+from torchglb.policies.parts import CONSTANTS, check_constants
 from torchglb.policies.registry import register
+from torchglb.sets import EllipsoidSet, Event
 
 
 @register
@@ -33,6 +48,7 @@ class GLMUCB(FittedPolicy):
     Args:
         family: a GLM of bounded rewards with m'' > 0 on the ball.
         domain: the ball that contains theta*.
+        constants: ``"proven"`` or ``"public"``, those of public code.
         args: further settings of :class:`Policy`, by position.
         settings: those of :class:`Policy` and ``aggregate``, by name.
     """
@@ -42,23 +58,64 @@ class GLMUCB(FittedPolicy):
     constrained = True
     need_hessian = False
 
-    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        *args: Any,
+        constants: str = "proven",
+        **settings: Any,
+    ) -> None:
         super().__init__(family, domain, *args, **settings)
+        self.constants = check_choice("constants", constants, CONSTANTS)
+        self._event = Event(self.delta)
+        self._least = self._smallest_variance()
+        self._steepest = self._constant(family.max_variance)
         low, high = family.reward_range
-        steepest = self._constant(family.max_variance) * (high - low)
-        self._slope = steepest / self._smallest_variance()
+        self._width = high - low
+        self._kappa = (family.dispersion / self._least).clamp_min(1.0)
         self._track_design(float(domain.dim))
 
     def ridge(self) -> Tensor:  # noqa: D102
-        return torch.full_like(self._slope, float(self.domain.dim))
+        return torch.full_like(self._kappa, float(self.domain.dim))
+
+    def _noise(self) -> Tensor:
+        """``sqrt(2 log(1/delta) + log det V - d log d)``, ``(*B)``."""
+        d = self.domain.dim
+        growth = (self._design.logdet - d * math.log(d)).clamp_min(0.0)
+        return (2 * math.log(1 / self.delta) + growth).sqrt()
+
+    def radius(self) -> Tensor:
+        """The radius of the ellipsoid around theta_hat, in V, ``(*B)``; of proven constants."""
+        noise = 0.5 * self._width / self.family.dispersion * self._noise()
+        bias = math.sqrt(self.domain.dim) * self.domain.radius_like(noise)
+        inexact = FINE.local + self.fit().distance
+        return self._kappa * (noise + bias) + self._kappa.sqrt() * inexact
 
     def bonus(self) -> Tensor:
         """The factor of the norm, ``(*B)``."""
-        d = self.domain.dim
-        growth = 2 * math.log(1 / self.delta) + self._design.logdet - d * math.log(d)
-        return self._slope * growth.sqrt() + math.sqrt(d) * self.domain.radius_like(growth)
+        if self.constants == "proven":
+            return self._steepest * self.radius()
+        noise = self._steepest / self._least * self._width * self._noise()
+        return noise + math.sqrt(self.domain.dim) * self.domain.radius_like(noise)
+
+    def confidence_set(self) -> EllipsoidSet | None:
+        """The ellipsoid around theta_hat; None with public constants, which have none."""
+        if self.constants == "public":
+            return None
+        matrix, gamma = self._design.matrix.clone(), self.radius().square()
+        return EllipsoidSet(
+            self.family, self.domain, self.fit().theta, matrix, gamma, event=self._event
+        )
 
     def _scores(self, arms: Tensor) -> Tensor:
         theta = self.fit().theta
         mean = self.family.mean((arms @ theta[..., None])[..., 0])
         return mean + self.bonus()[..., None] * self._design.norms(arms)
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"constants": self.constants}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        check_constants(state, self.constants)
+        super()._load(state)

@@ -1,30 +1,49 @@
 """Logistic-UCB-1 (Faury, Abeille, Calauzenes and Fercoq 2020).
 
-``lambda = d log(2 + n)``, theta_hat the minimiser of ``L + (lambda/2)|theta|^2`` over R^d, H the
-Hessian there, lambda I included, F_d the cdf of chi^2 with d degrees of freedom:
+``lambda = d log(2 + n)``, theta_hat the minimiser of ``F = L + (lambda/2)|theta|^2`` over the
+S-ball, ``V = d I + sum x x'``, ``kappa = max 1/m''``. With w a bound on the noise
+(:mod:`torchglb.policies.bernstein`, with ``log det(I + sum x x'/(4 rho))``) theta* is in the
+ellipsoid
+
+    ``|theta - theta_hat|`` in V ``<= radius = sqrt(kappa) (y + sqrt(lambda) S)``,
+    ``y = min( sqrt(1 + 2S) w,  (q + sqrt(q^2 + 4 (1 + S) w^2))/2 )``,  ``q = w^2/sqrt(lambda)``,
+
+and the index, on the scale of the mean, is ``mu(<x, theta_hat>) + (1/4) radius |x|`` in V^-1.
+
+**Proven**: let ``D = theta* - theta_hat`` and G the mean Hessian of F between the two, at least
+V/kappa in the ball and ``H(theta*)/(1 + |D|)`` by self-concordance. As theta_hat is optimal in the
+ball, ``|D|^2 in G <= <lambda theta* - N, D>``, N the noise: ``|D| in G <= sqrt(1 + |D|) w +
+sqrt(lambda) S``, and ``|D|`` is at most 2S and at most ``|D| in G / sqrt(lambda)``, which is a
+quadratic inequality. The paper projects an unconstrained estimate onto the ball by a non-convex
+program instead, and pays a factor 2 for that.
+
+``constants="public"`` keeps what public code does, for comparison, without guarantee and without a
+set: theta_hat the minimiser over all of R^d, H the Hessian there, F_d the cdf of chi^2,
 
     ``c = log(1/delta) + (1/2) log det H - (d/2) log lambda + log(F_d(2 lambda)/F_d(lambda))``,
     ``g = min(sqrt(lambda)/2 + (2/sqrt(lambda)) c, 1 + c)``,
-    ``bonus = (1/4) sqrt(kappa) min(sqrt(1 + 2S) g, g + g^2/sqrt(lambda)) + sqrt(lambda) S``,
-
-index on the scale of the mean: ``mu(<x, theta_hat>) + bonus |x|`` in (d I + sum x x')^-1.
+    ``bonus = (1/4) sqrt(kappa) min(sqrt(1 + 2S) g, g + g^2/sqrt(lambda)) + sqrt(lambda) S``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.policies.base import Requirements
-from torchglb.policies.estimator_base import HESSIAN_ERROR
+from torchglb.policies.bernstein import noise_bound, ridge_of
+from torchglb.policies.estimator_base import FINE, HESSIAN_ERROR
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.parts import log_chi_square_ratio
+from torchglb.policies.parts import CONSTANTS, check_constants, log_chi_square_ratio
 from torchglb.policies.registry import register
+from torchglb.sets import EllipsoidSet, Event
 
 
 @register
@@ -34,6 +53,7 @@ class LogUCB1(FittedPolicy):
     Args:
         family: Bernoulli.
         domain: the ball that contains theta*.
+        constants: ``"proven"`` or ``"public"``, those of public code.
         args: further settings of :class:`Policy`, by position.
         settings: those of :class:`Policy` and ``aggregate``, by name.
     """
@@ -41,8 +61,19 @@ class LogUCB1(FittedPolicy):
     name = "log-ucb-1"
     requires = Requirements(families=(Bernoulli,))
 
-    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        *args: Any,
+        constants: str = "proven",
+        **settings: Any,
+    ) -> None:
+        self.constants = check_choice("constants", constants, CONSTANTS)
+        self.constrained = self.constants == "proven"
+        self.need_hessian = not self.constrained
         super().__init__(family, domain, *args, **settings)
+        self._event = Event(self.delta)
         self._kappa = 1.0 / self._smallest_variance()
         self._track_design(float(domain.dim))
 
@@ -50,10 +81,27 @@ class LogUCB1(FittedPolicy):
         return torch.full_like(self._kappa, self._lam())
 
     def _lam(self) -> float:
-        return self.domain.dim * math.log(2 + len(self.history))
+        return ridge_of(self.domain.dim, len(self.history))
+
+    def radius(self) -> Tensor:
+        """The radius of the ellipsoid around theta_hat, in V, ``(*B)``; of proven constants."""
+        d, lam = self.domain.dim, self._lam()
+        rho, root = ridge_of(d, 0), math.sqrt(lam)
+        # the design has d I where 4 rho I is needed
+        eye = torch.eye(d, dtype=self.dtype, device=self.device)
+        scaled = self._design.matrix + (4.0 * rho - d) * eye
+        growth = torch.linalg.slogdet(scaled).logabsdet - d * math.log(4.0 * rho)
+        w = noise_bound(growth.clamp_min(0.0), d, self.delta, lam)
+        S = self.domain.radius_like(w)
+        q = w.square() / root
+        small = 0.5 * (q + (q.square() + 4.0 * (1.0 + S) * w.square()).sqrt())
+        y = torch.minimum((1.0 + 2.0 * S).sqrt() * w, small)
+        return self._kappa.sqrt() * (y + root * S + FINE.local + self.fit().distance)
 
     def bonus(self) -> Tensor:
         """The factor of the norm, ``(*B)``."""
+        if self.constants == "proven":
+            return 0.25 * self.radius()
         d, lam = self.domain.dim, self._lam()
         factor = torch.linalg.cholesky(self.fit().hessian)
         logdet = torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
@@ -64,7 +112,23 @@ class LogUCB1(FittedPolicy):
         width = torch.minimum((1 + 2 * S).sqrt() * g, g + g.square() / math.sqrt(lam))
         return 0.25 * self._kappa.sqrt() * width + math.sqrt(lam) * S
 
+    def confidence_set(self) -> EllipsoidSet | None:
+        """The ellipsoid around theta_hat; None with public constants, which have none."""
+        if self.constants == "public":
+            return None
+        matrix, gamma = self._design.matrix.clone(), self.radius().square()
+        return EllipsoidSet(
+            self.family, self.domain, self.fit().theta, matrix, gamma, event=self._event
+        )
+
     def _scores(self, arms: Tensor) -> Tensor:
         theta = self.fit().theta
         mean = self.family.mean((arms @ theta[..., None])[..., 0])
         return mean + self.bonus()[..., None] * self._design.norms(arms)
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"constants": self.constants}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        check_constants(state, self.constants)
+        super()._load(state)

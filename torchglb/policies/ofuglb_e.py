@@ -5,7 +5,8 @@
 theta_hat minimises the loss over ``|theta| <= S``, H is the Hessian there, ``lambda = 1/(8 S^2 (1 +
 S R_s))``, and ``gamma = 2 (1 + S R_s)(4 S^2 lambda + beta^2)`` of Theorem 3.2 with beta^2 of
 Theorem 3.1; or the sharper fixed point of :func:`torchglb.radii.theorem32_fixed_point`, which
-costs a pass over the history.
+costs a pass over the history. The constants are the paper's (``"theorem"``), proven there, or our
+own, proven here (``"fixed_point"``).
 
 The inverse by the cheapest exact route: while n < d by Woodbury, O(n^2 d), with theta_hat sought in
 the span of the rows, where it lies; then by Cholesky, O(d^3); for Gaussian rewards, whose H does

@@ -4,7 +4,8 @@
 
 for Q uniform on the ball and the best of many posteriors P on ellipsoids around a centre near the
 MLE (:class:`torchglb.radii.PACBayes`). P may depend on the data, so the least over all of them is
-as valid as Theorem 3.1, of which it is a sharper reading. Not in the paper.
+as valid as Theorem 3.1, of which it is a sharper reading. Not in the paper; proven in the docstring
+of that radius.
 
 The level is evaluated in every round: it moves its centre, with a pass over the history, only when
 that has fallen behind, and sums over the rows only while that gains something. A level so much

@@ -4,6 +4,9 @@
 minimiser of the logistic loss over the ball, n observations and
 
 ``beta^2 = 10 d log(e + S n / (2 d)) + 2 (e - 2 + S) log(1/delta)``.
+
+The constants are the paper's; we have not proven them again, but for the coverage that the tests
+measure.
 """
 
 from __future__ import annotations

@@ -15,11 +15,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy, towards
-from torchglb.policies.parts import farthest_point, taken
+from torchglb.policies.parts import check_constants, farthest_point, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.sets import EllipsoidSet, Event
 
@@ -115,8 +114,7 @@ class OnlinePolicy(Policy):
         return {"constants": self.constants, "V": self._V.state_dict()} | kept
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        if state["constants"] != self.constants:
-            raise refuse("state['constants']", repr(self.constants), repr(state["constants"]))
+        check_constants(state, self.constants)
         names = ("theta", *self.carried)
         found = {f"_{n}": taken(state, n, getattr(self, f"_{n}")) for n in names}
         self._V.load_state_dict(state["V"])

@@ -32,6 +32,16 @@ def taken(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
     return value.to(like.device).clone()
 
 
+#: whose constants a policy has: proven ones, or public code's
+CONSTANTS = ("proven", "public")
+
+
+def check_constants(state: Mapping[str, Any], constants: str) -> None:
+    """Refuses a saved state of a policy with other constants."""
+    if state["constants"] != constants:
+        raise refuse("state['constants']", repr(constants), repr(state["constants"]))
+
+
 def log_chi_square_ratio(dim: int, level: float) -> float:
     """``log(F_d(2 level)/F_d(level))``, F_d the cdf of chi^2 with d degrees of freedom."""
     whole, half = special.gammainc(0.5 * dim, (level, 0.5 * level))

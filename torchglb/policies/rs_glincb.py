@@ -18,7 +18,7 @@ After the warm-up there are O(log^2 T) switches, and theta_tau is refitted at no
 Public code differs: it eliminates against the smallest lower end instead of the largest, so that no
 arm is ever eliminated; it keeps H_tau as another name of H, so that criterion II never holds after
 the first switch; or it replaces 25 and 150 by tuned constants (here ``scale`` tunes both, and the
-theory's are the default).
+theory's are the default). The constants are the paper's; it has no confidence set that we offer.
 
 What belongs to the warm-up is decided by the arm that was played, when its reward arrives: in
 rounds without delay that is criterion I. theta_o is fitted only when it is used, after the warm-up.

@@ -1,7 +1,7 @@
 """What a record says: tables for a terminal, a self-contained HTML file, comparisons."""
 
 from torchglb.report.html import write_report
-from torchglb.report.statistics import Estimate, Paired, binomial_interval, estimate, paired
+from torchglb.report.statistics import Estimate, Paired, binomial_interval, estimate, holm, paired
 from torchglb.report.summary import Summary, summarise
 from torchglb.report.tables import compare, table
 
@@ -12,6 +12,7 @@ __all__ = [
     "binomial_interval",
     "compare",
     "estimate",
+    "holm",
     "paired",
     "summarise",
     "table",

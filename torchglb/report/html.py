@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from torchglb.report.statistics import holm
 from torchglb.report.summary import Bound, Cell, Share, Summary, summarise
 from torchglb.report.tables import number, p_value, title_of
 from torchglb.simulate import Record
@@ -22,6 +23,12 @@ from torchglb.simulate.files import write_bytes
 
 PROMISE = "With probability 1 - delta the regret is at most this, and nothing unknown enters."
 NO_PROMISE = "These rewards follow no known GLM: it is what the run believed, and no promise."
+
+SHARED_ARMS = (
+    "All replicates see one sequence of arms: standard errors and tests are about other rewards on"
+    " these arms, not about other arms (torchglb run --arms-per-replicate draws them anew)."
+)
+OWN_ARMS = "Each replicate has arms of its own."
 
 CAPTIONS = {
     "regret": "Regret, mean and one standard deviation over the replicates; the leading policies"
@@ -111,8 +118,9 @@ def _setting(record: Record, summary: Summary) -> str:
         f"{config['name']}: {_family(config['family'])} rewards,"
         f" {config['environment']} arms{arms}{dim},"
         f" {summary.rounds} rounds, {summary.replicates} replicates for each S,"
-        f" delta = {config['delta']:g}, seed {config['seed']}. All policies and replicates meet the"
-        " same arms and the same random numbers, so replicates are compared in pairs."
+        f" delta = {config['delta']:g}, seed {config['seed']}. All policies meet the same arms"
+        " and the same random numbers, so replicates are compared in pairs."
+        f" {SHARED_ARMS if summary.shared_arms else OWN_ARMS}"
     )
 
 
@@ -159,22 +167,37 @@ def _regret(summary: Summary) -> Section:
 def _comparison(summary: Summary) -> list[Section]:
     if len(summary.labels) == 1:
         return []
-    rows = []
-    for label in summary.labels:
-        for S in summary.S:
-            versus = summary.cells[label, S].versus
-            if versus is None:
-                continue
-            counts = f"{versus.wins} / {versus.losses}"
-            tests = [p_value(versus.t_test), p_value(versus.sign_test)]
-            rows.append([label, f"{S:g}", number(versus.difference), counts, *tests])
+    found = [
+        (label, S, versus)
+        for label in summary.labels
+        for S in summary.S
+        if (versus := summary.cells[label, S].versus) is not None
+    ]
+    t_tests, sign_tests = (
+        holm([getattr(versus, test) for _, _, versus in found]) for test in ("t_test", "sign_test")
+    )
+    rows = [
+        [
+            label,
+            f"{S:g}",
+            number(versus.difference),
+            f"{versus.wins} / {versus.losses}",
+            p_value(versus.t_test),
+            p_value(t),
+            p_value(versus.sign_test),
+            p_value(sign),
+        ]
+        for (label, S, versus), t, sign in zip(found, t_tests, sign_tests, strict=True)
+    ]
     heads = ["policy", "S", f"regret minus that of {summary.reference}", "smaller / larger"]
+    tests = ["t-test p", "corrected", "sign test p", "corrected"]
     return [
         Section(
             f"Paired comparison with {summary.reference}",
-            Grid([*heads, "t-test p", "sign test p"], rows),
-            "Replicate by replicate, on common random numbers; two-sided p-values, not corrected"
-            " for the number of comparisons.",
+            Grid([*heads, *tests], rows),
+            "Replicate by replicate, on common random numbers; two-sided p-values. Corrected: by"
+            f" Holm's method for the {len(rows)} comparisons of this table."
+            f" {SHARED_ARMS if summary.shared_arms else ''}".rstrip(),
         )
     ]
 
@@ -207,8 +230,8 @@ def _certificates(summary: Summary) -> list[Section]:
     sections = []
     if any(cell.certificate is not None for cell in summary.cells.values()):
         note = (
-            "The sum of the widths of the intervals of the arms that were played."
-            f" {PROMISE if summary.model else NO_PROMISE}"
+            "Summed over the rounds: the largest upper end of all arms minus the lower end of the"
+            f" arm that was played. {PROMISE if summary.model else NO_PROMISE}"
         )
         found = _by_radius(
             summary, lambda k, S: number(summary.cells[k, S].certificate), _has("certificate")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -75,6 +76,25 @@ def _t_test(difference: np.ndarray) -> float:
     if not error > 0.0:
         return 1.0 if mean == 0.0 else 0.0
     return float(2.0 * stats.t.sf(abs(mean) / error, count - 1))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's correction: p-values for m comparisons at once, whatever their dependence.
+
+    With ``p_(1) <= ... <= p_(m)``, the k-th becomes ``max over j <= k of min(1, (m - j + 1)
+    p_(j))``: rejecting those of at most alpha makes one false rejection or more with probability at
+    most alpha. NaN (no test) stays NaN and is not counted.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    known = sorted((value, place) for place, value in enumerate(p) if not math.isnan(value))
+    corrected, largest = [math.nan] * len(p), 0.0
+    for rank, (value, place) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * value))
+        corrected[place] = largest
+    return corrected
 
 
 def welch(first: np.ndarray, second: np.ndarray) -> float:

@@ -92,6 +92,7 @@ class Summary:
         timing: by label.
         bound: of OFUGLB by S, where the family has one and the model is true.
         model: whether the rewards follow a GLM with a known theta*.
+        shared_arms: whether all replicates see the same arms.
     """
 
     labels: list[str]
@@ -104,6 +105,7 @@ class Summary:
     timing: dict[str, Timing]
     bound: dict[float, Bound]
     model: bool
+    shared_arms: bool
 
 
 def summarise(record: Record, reference: str | None = None) -> Summary:
@@ -140,7 +142,13 @@ def summarise(record: Record, reference: str | None = None) -> Summary:
         timing,
         _bounds(record, S, rounds) if model else {},
         model,
+        shares_arms(record.config),
     )
+
+
+def shares_arms(config: Mapping[str, Any]) -> bool:
+    """Whether all replicates see the same arms: by default where these are drawn at random."""
+    return bool(config.get("shared_arms", config["environment"] in ("time-varying", "fixed")))
 
 
 def _cell(arrays: Mapping[str, np.ndarray], row: int, other: np.ndarray | None) -> Cell:

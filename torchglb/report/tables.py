@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from torchglb.checks import refuse
-from torchglb.report.statistics import Estimate, estimate, paired, welch
-from torchglb.report.summary import Summary, settings, summarise
+from torchglb.report.statistics import Estimate, estimate, holm, paired, welch
+from torchglb.report.summary import Summary, settings, shares_arms, summarise
 from torchglb.simulate import Record
 
 #: what must agree for two runs to have seen the same arms and the same random numbers
@@ -37,9 +37,10 @@ def table(record: Record) -> str:
         row = [label, *regret, f"{summary.timing[label].mean:.2f}"]
         rows.append([*row, _missed(summary, label)] if counted else row)
     runs = len(summary.S) * summary.replicates
+    shared = ", which share their arms" if summary.shared_arms else ""
     lines = [
         f"{title_of(record)}: final regret at t = {summary.rounds},"
-        f" mean ± standard error of {summary.replicates} replicates",
+        f" mean ± standard error of {summary.replicates} replicates{shared}",
         "",
         *aligned(rows),
         "",
@@ -65,7 +66,8 @@ def compare(record_a: Record, record_b: Record) -> str:
     """What differs in the configuration, and the final regrets side by side.
 
     Runs on the same arms and random numbers are compared in pairs, replicate by replicate (t-test);
-    others by Welch's test. Where the horizons differ, both are read at the last common round.
+    others by Welch's test; both with Holm's correction for the number of rows. Where the horizons
+    differ, both are read at the last common round.
     """
     a, b = settings(record_a), settings(record_b)
     changed = [key for key in [*a, *(k for k in b if k not in a)] if a.get(key) != b.get(key)]
@@ -79,12 +81,16 @@ def compare(record_a: Record, record_b: Record) -> str:
     if not common:
         return "\n".join([*lines, "", "no policy is in both"])
     pairs = all(record_a.config.get(key) == record_b.config.get(key) for key in SHARED)
+    pairs = pairs and shares_arms(record_a.config) == shares_arms(record_b.config)
     test = "paired t-test" if pairs else "Welch's test"
-    rows = [["policy", "S", "first", "second", "difference", f"p ({test})"]]
-    for label in common:
-        rows += _side_by_side(label, record_a, record_b, pairs)
-    if len(rows) == 1:
+    found = [row for label in common for row in _side_by_side(label, record_a, record_b, pairs)]
+    if not found:
         return "\n".join([*lines, "", "no S is in both"])
+    corrected = holm([p for _, p in found])
+    rows = [["policy", "S", "first", "second", "difference", f"p ({test})", "corrected (Holm)"]]
+    rows += [
+        [*cells, p_value(p), p_value(q)] for (cells, p), q in zip(found, corrected, strict=True)
+    ]
     last = _last_common(record_a.arrays(common[0]), record_b.arrays(common[0]))[2]
     lines += ["", f"regret at t = {last}, mean ± standard error:", *aligned(rows)]
     for name, one, other in (("first", record_a, record_b), ("second", record_b, record_a)):
@@ -94,7 +100,10 @@ def compare(record_a: Record, record_b: Record) -> str:
     return "\n".join(lines)
 
 
-def _side_by_side(label: str, record_a: Record, record_b: Record, pairs: bool) -> list[list[str]]:
+def _side_by_side(
+    label: str, record_a: Record, record_b: Record, pairs: bool
+) -> list[tuple[list[str], float]]:
+    """The cells of a row for every S, and its p-value."""
     a, b = record_a.arrays(label), record_b.arrays(label)
     at_a, at_b, _ = _last_common(a, b)
     rows = []
@@ -109,8 +118,8 @@ def _side_by_side(label: str, record_a: Record, record_b: Record, pairs: bool) -
             one, two = estimate(x), estimate(y)
             difference = Estimate(one.mean - two.mean, math.hypot(one.error, two.error))
             p = welch(x, y)
-        cells = [number(estimate(x)), number(estimate(y)), number(difference), p_value(p)]
-        rows.append([label, f"{S:g}", *cells])
+        cells = [number(estimate(x)), number(estimate(y)), number(difference)]
+        rows.append(([label, f"{S:g}", *cells], p))
     return rows
 
 

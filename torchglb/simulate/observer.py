@@ -16,14 +16,19 @@ from torch import Tensor
 from torchglb.environments import Environment
 from torchglb.errors import InputError
 from torchglb.policies import Policy
-from torchglb.sets import ConfidenceSet
+from torchglb.policies.exact import ExactPolicy
+from torchglb.sets import ConfidenceSet, LikelihoodRatioSet
 from torchglb.theory import realised_certificate
+from torchglb.ucb import argmax_ball
 
 #: points of a boundary, directions in which an area is measured
 OUTLINE, SPOKES = 200, 64
 #: the certificate is made tight on the first hundred rounds and on every fifth; in between it uses
 #: what is known already, which is as valid and a few per cent wider
 REFINE_EVERY = 5
+
+#: to which exact policies tell arms apart, relative to 1 + their bound
+TIE = {torch.float64: 1e-7, torch.float32: 1e-4}
 
 
 class Observer:
@@ -58,13 +63,20 @@ class Observer:
             if needed
         }
 
-    def before_learning(self, t: int, x: Tensor) -> None:
-        """What the set of round t says of the arms ``x (N, d)``, and whether it has theta*."""
+    def before_learning(self, t: int, arms: Tensor | None, x: Tensor) -> None:
+        """What the set of round t says of the arms, and whether it has theta*.
+
+        Args:
+            t: the round.
+            arms: from which the policy chose, ``(N, K, d)``; None for the whole unit ball.
+            x: what it chose, ``(N, d)``.
+        """
         if self._tracker is None:
             return
         bounds = self._tracker.bounds(x, refine=t < 100 or t % REFINE_EVERY == 0)
         assert bounds is not None
-        lower, upper = (self._world.family.mean(end).double()[:, None] for end in bounds)
+        best = largest_bound(self._policy, arms, bounds.upper)
+        lower, upper = (self._world.family.mean(z.double())[:, None] for z in (bounds.lower, best))
         self.certificate += realised_certificate(upper, lower, self._largest_gap[:, None])[:, 0]
         if t + 1 == self._rounds[self._recorded]:
             self._look_for_theta()
@@ -149,6 +161,33 @@ class Observer:
             curve[:done] = state["curves"][name]
         self._seconds[:done] = state["seconds"].cpu().numpy()
         self._recorded, self._spent, self._since = done, state["spent"], state["since"]
+
+
+def largest_bound(policy: Policy, arms: Tensor | None, chosen: Tensor) -> Tensor:
+    """A certified upper bound on ``<x, theta>`` over the policy's set and all arms, ``(N)``.
+
+    The regret of a round is measured against the best arm, and that may be another one than the
+    arm of the largest bound: an exact policy takes arms for equal whose bounds are within a
+    tolerance, in more than two dimensions the best arm of the ball is a local maximum, and the
+    index of a policy need not be the bound of its set.
+
+    Args:
+        policy: one with a set.
+        arms: from which it chose, ``(N, K, d)``; None for the whole unit ball.
+        chosen: the upper bound of the arm that it chose, ``(N)``.
+    """
+    tied = chosen + TIE[chosen.dtype] * (1.0 + chosen.abs())
+    if arms is not None and isinstance(policy, ExactPolicy) and policy.solver == "native":
+        return tied
+    region = policy.confidence_set()
+    assert region is not None
+    if arms is not None:
+        return region.upper_bound(arms).amax(-1)
+    S = policy.domain.radius_like(chosen).expand(chosen.shape)
+    if isinstance(region, LikelihoodRatioSet):
+        found = argmax_ball(region.program, throw=False).upper
+        return torch.where(found <= S, found, S)
+    return torch.minimum(tied, S)  # ellipsoids: the longest theta in closed form
 
 
 def _outlines(

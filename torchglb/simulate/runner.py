@@ -166,7 +166,7 @@ class Play:
         index = None if arms is None else policy.select(arms)
         x = policy.select_ball() if arms is None else arms[self._rows, index]
         seconds = time.perf_counter() - begin
-        self.observer.before_learning(t, x)
+        self.observer.before_learning(t, arms, x)
         r = world.rewards(t, x, index)
         begin = time.perf_counter()
         policy.update(x, r)
