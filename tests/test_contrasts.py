@@ -1,8 +1,10 @@
 """Contrast sequences: what they promise, degenerate cases, saving. Bounds: test_contrasts_bounds."""
 
 import copy
+import importlib
 import pickle
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -335,3 +337,12 @@ def test_undeclared_and_custom_families():
         widths.append(float(b.sum()))
     assert widths[2] <= widths[0] + 1e-9  # general bounds are never sharper
     assert widths[1] == pytest.approx(widths[3], rel=1e-9)  # the same weights
+
+
+def test_the_experiment_runs_in_small(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "experiments")
+    script = importlib.import_module("contrast_widths")
+    assert script.main(["--quick", "--out", str(tmp_path)]) == 0
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {"contrast_widths.png", "contrast_peeking.png"}
