@@ -57,8 +57,17 @@ def test_shapes(batch_shape):
     assert policy.features(world.arms[0][..., 0, :]).shape == (*batch_shape, 2)
 
 
+FIXED_ARMS = {n for n in policies.available(FAMILY) if policies.requirements_of(n).fixed_arms}
+
+
+@pytest.mark.parametrize("inner", sorted(FIXED_ARMS))
+def test_policies_for_fixed_arms_are_refused_by_name(inner):
+    with pytest.raises(glb.InputError, match=f"one whose arms may change, got {inner}"):
+        neural((2,), inner)
+
+
 @pytest.mark.parametrize(
-    "inner", sorted(set(policies.available(FAMILY)) - {"oracle", "evill-theory"})
+    "inner", sorted(set(policies.available(FAMILY)) - {"oracle", "evill-theory"} - FIXED_ARMS)
 )
 def test_every_policy_of_the_registry(inner):
     policy, world = neural((2,), inner), Contexts(10, 2)

@@ -14,7 +14,7 @@ NAMES = sorted(presets())
 def test_the_experiments_of_the_paper_and_more_are_there():
     assert set(NAMES) >= {
         "figure1", "figure1-random", "figure2", "figure2-long", "figure3", "figure4", "poisson",
-        "gaussian", "high-dim", "digits", "breast-cancer", "randhie",
+        "gaussian", "high-dim", "fixed-high-dim", "digits", "breast-cancer", "randhie",
     }  # fmt: skip
     assert all(presets().values()), "a preset has no title"
 

@@ -1,5 +1,6 @@
 """torchglb: generalized linear models under adaptive data, in PyTorch."""
 
+from torchglb.contrasts import ContrastSequence
 from torchglb.domain import Ball
 from torchglb.errors import InputError, SolverError
 from torchglb.families import (
@@ -34,6 +35,7 @@ __all__ = [
     "Bernoulli",
     "Binomial",
     "ConfidenceSequence",
+    "ContrastSequence",
     "CustomFamily",
     "EllipsoidSet",
     "GLMFamily",

@@ -142,6 +142,8 @@ class NeuralPolicy(Policy):
             raise refuse(
                 "policy", "a name, or a function that builds a Policy", type(made).__name__
             )
+        if made.requires.fixed_arms:  # the features of an arm change with every training
+            raise refuse("policy", "one whose arms may change", f"{made.name}, for fixed arms")
         return made
 
     # ---- choosing ------------------------------------------------------------------------

@@ -1,0 +1,187 @@
+"""Optimism by contrasts: oful-contrast and ofuglb-contrast."""
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from policy_contract import PolicyContract
+from scipy import stats
+
+from torchglb import policies
+from torchglb.domain import Ball
+from torchglb.errors import InputError
+from torchglb.families import Bernoulli, Gaussian, Poisson, QuasiBounded
+from torchglb.radii import PACBayes
+from torchglb.simulate import Configuration
+
+
+class TestOFULContrast(PolicyContract):
+    name = "oful-contrast"
+    families = (Gaussian(0.5),)
+    uncovered = (Bernoulli(), Poisson())
+    fixed_arms = True
+    ball_arms = False
+
+
+class TestOFUGLBContrast(PolicyContract):
+    """The joint level as in the contract of ofuglb-pb, whose levels depend on when they are asked."""
+
+    name = "ofuglb-contrast"
+    options: ClassVar[dict[str, Any]] = {"radius": PACBayes(tolerance=1e-10, increments="rows")}
+    families = (Bernoulli(), Gaussian(0.5))
+    uncovered = (QuasiBounded("probit"),)
+    fixed_arms = True
+    ball_arms = False
+
+
+def built(name, family, d, K, R=1, S=2.0, seed=0, **options):
+    generator = torch.Generator().manual_seed(seed)
+    arms = torch.randn((R, K, d), generator=generator, dtype=torch.float64)
+    arms = 0.99 * arms / torch.linalg.vector_norm(arms, dim=-1, keepdim=True)
+    star = torch.randn((R, d), generator=generator, dtype=torch.float64)
+    star = 0.8 * S * star / torch.linalg.vector_norm(star, dim=-1, keepdim=True)
+    policy = policies.make(
+        name, family=family, domain=Ball(d, S), batch_shape=(R,), validate=False, **options
+    )
+    return policy, arms, star, generator
+
+
+def play(policy, arms, star, generator, rounds, look):
+    """Plays, and after each round calls ``look``; the regret on the linear scale, ``(R)``."""
+    lost, R = torch.zeros(len(arms), dtype=torch.float64), torch.arange(len(arms))
+    values = (arms @ star[..., None])[..., 0]
+    for t in range(rounds):
+        index = policy.select(arms)
+        x = arms[R, index]
+        policy.update(x, policy.family.sample((x * star).sum(-1), generator))
+        lost += values.amax(-1) - values[R, index]
+        look(t, x)
+    return lost
+
+
+CASES = [("oful-contrast", Gaussian(0.7)), ("ofuglb-contrast", Bernoulli())]
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_bounds_of_arms_cover_and_are_never_wider_than_the_joint_ones(name, family):
+    """All arms, all rounds, delta = 1/2: an exact binomial test over the replicates."""
+    R, rounds = (40, 150) if name == "oful-contrast" else (10, 60)
+    policy, arms, star, generator = built(name, family, 2, 5, R, delta=0.5)
+    values, missed, narrower = (arms @ star[..., None])[..., 0], torch.zeros(R).bool(), []
+
+    def look(t, x):
+        nonlocal missed
+        own = policy.contrast_bounds()
+        missed |= ((values < own.lower) | (values > own.upper)).any(-1)
+        if t == rounds - 1:
+            joint = policy.confidence_set().interval(x)
+            both = policy.bounds(x)
+            assert bool((both.upper <= joint.upper + 1e-6 + 0.02 * joint.width).all())
+            assert bool((both.lower >= joint.lower - 1e-6 - 0.02 * joint.width).all())
+            narrower.append((own.upper - own.lower).amin(-1) < joint.width)
+            scores = policy.scores(arms)
+            assert bool((scores <= own.upper + 1e-9).all())
+
+    play(policy, arms, star, generator, rounds, look)
+    assert stats.binomtest(int(missed.sum()), R, 0.5, alternative="greater").pvalue > 1e-3
+    if name == "oful-contrast":
+        assert bool(narrower[0].any())  # the contrasts do something
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_arms_that_change_are_refused_by_name(name, family):
+    policy, arms, *_ = built(name, family, 2, 4)
+    policy.select(arms)
+    other = arms.clone()
+    other[..., 0, :] *= 0.5
+    with pytest.raises(InputError, match=f"arms: expected the same arms .* {name}"):
+        policy.select(other[:, :3])
+    policy._declared._validate = policy.validate = True
+    with pytest.raises(InputError, match=f"arms: expected the same arms .* {name}"):
+        policy.select(other)
+    policy.select(arms)
+    table = dict(family="gaussian", environment="time-varying", dim=2, arms=4, S=[2.0], horizon=5)
+    table["family"] = {"name": "gaussian", "sigma": 0.5}
+    configuration = Configuration.load(table | {"policies": [name]})
+    with pytest.raises(InputError, match=f"a fixed arm set for {name}"):
+        configuration.try_out()
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_unvalidated_arms_that_change_get_the_joint_bound(name, family):
+    policy, arms, star, generator = built(name, family, 2, 4, R=2)
+    play(policy, arms, star, generator, 30, lambda t, x: None)
+    moved = arms.clone()
+    moved[:, 1] *= 0.5
+    fresh = policies.make(
+        name, family=family, domain=Ball(2, 2.0), batch_shape=(2,), validate=False
+    )
+    state = policy.state_dict()
+    state["state"] = state["state"] | {"arms": None}
+    if name == "oful-contrast":
+        state["state"]["sums"] = state["state"]["sums"][..., :0, :]
+    fresh.load_state_dict(state)  # the same rows, and no contrasts
+    joint, scores = fresh.scores(moved), policy.scores(moved)
+    torch.testing.assert_close(scores[:, 1], joint[:, 1], rtol=0, atol=1e-9)
+    assert bool((scores <= joint + 1e-9).all())
+
+
+def test_rows_before_the_first_choice_count_for_the_joint_set_only():
+    policy, arms, star, generator = built("oful-contrast", Gaussian(0.5), 2, 4)
+    x = arms[:, 0]
+    policy.update(x, policy.family.sample((x * star).sum(-1), generator))
+    policy.select(arms)
+    assert bool(torch.isinf(policy.contrast_bounds().upper).all())
+    policy.update(x, policy.family.sample((x * star).sum(-1), generator))
+    assert bool(torch.isfinite(policy.contrast_bounds().upper[:, 0]).all())
+
+
+def test_golden_bounds_of_a_linear_bandit():
+    """OFUL's sums and every contrast's from scratch in NumPy."""
+    sigma, S, delta, d, K = 0.5, 2.0, 0.1, 3, 4
+    policy, arms, star, generator = built("oful-contrast", Gaussian(sigma), d, K, delta=delta)
+    rows, rewards = [], []
+    for _ in range(25):
+        index = policy.select(arms)
+        x = arms[0, index[0]]
+        r = policy.family.sample(x @ star[0], generator)
+        policy.update(x[None], r[None])
+        rows.append(x.numpy())
+        rewards.append(float(r))
+    X, r = np.array(rows), np.array(rewards)
+    own = policy.contrast_bounds()
+    V_all = np.eye(d) + X.T @ X
+    theta = np.linalg.solve(V_all, X.T @ r)
+    growth = np.linalg.slogdet(V_all)[1]
+    beta = sigma * math.sqrt(2 * math.log(1 / (0.1 * delta)) + growth) + S
+    weights = np.array([1 / (k + 4) for k in range(14)])
+    weights /= 2 * weights.sum()
+    for k in range(K):
+        arm = arms[0, k].numpy()
+        length = np.linalg.norm(arm)
+        c, V, w, AR, A2 = arm / length, np.eye(d), np.zeros(d), 0.0, 0.0
+        for x, reward in zip(X, r, strict=True):
+            toward = np.linalg.solve(V, c)
+            a = toward @ x / (toward @ c)
+            w, AR, A2 = w + a * x, AR + a * reward, A2 + a * a
+            V = V + np.outer(x, x)
+        toward = np.linalg.solve(V, c)
+        alpha = toward @ w / (toward @ c)
+        e = w - alpha * c
+        u = 2.0 ** (1 - np.arange(14))
+        slab = sigma * ((np.log(K / (weights * 0.9 * delta)) + u * u * A2 / 2) / u).min()
+        half = (slab + beta * math.sqrt(e @ np.linalg.solve(V, e))) / alpha
+        middle = c @ theta + (AR - w @ theta) / alpha
+        assert float(own.upper[0, k]) == pytest.approx(length * (middle + half), rel=1e-5)
+        assert float(own.lower[0, k]) == pytest.approx(length * (middle - half), rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_contrasts_at_least_halve_the_regret_of_oful_in_twenty_dimensions():
+    found = {}
+    for name in ("oful", "oful-contrast"):
+        policy, arms, star, generator = built(name, Gaussian(1.0), 20, 20, 20, S=3.0)
+        found[name] = play(policy, arms, star, generator, 8000, lambda t, x: None)
+    assert float(found["oful-contrast"].mean()) < 0.6 * float(found["oful"].mean())
