@@ -43,6 +43,8 @@ ROOMS = (
     "policies",
     "heads",
     "environments",
+    "decisions",
+    "preferences",
     "theory",
     "simulate",
     "plotting",
@@ -61,6 +63,7 @@ DOORS = {
         {
             "plotting/confidence.py",
             "plotting/experiment.py",
+            "plotting/leaderboard.py",
             "plotting/neural.py",
             "plotting/radii.py",
         }
