@@ -1,0 +1,155 @@
+"""E-values without a ball: the least loss over an affine subspace of R^d, certified.
+
+For a prior that covers all of R^d the null hypothesis ``A theta = b`` is the whole subspace. At a
+point of it with gradient g and Hessian H along the subspace, rows of length at most 1, and
+``|m'''| <= R m''``, a step v along it changes the loss by at least (MATH 3.3)
+
+    ``-|g| |v| + lam_min(H) |v|^2 phi(R |v|)``,   ``phi(D) = (D - 1 + e^-D)/D^2``.
+
+Where that is not negative on a sphere ``|v| = rho``, the least loss lies within it, by convexity, and
+is at least ``L - |g| rho``. Where the Hessian shows no such sphere (separated data), every row is
+given its own best mean, which no parameter beats.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchglb.families import Binomial, Gaussian, Poisson
+from torchglb.inference.tests import TestResult, anytime_p
+from torchglb.likelihood import NegativeLogLikelihood
+
+STEPS = 60
+
+
+def phi(D: float) -> float:
+    """``(D - 1 + e^-D)/D^2``, 1/2 at 0; from below."""
+    if D < 1e-3:
+        return 0.5 - D / 6.0
+    return (D - 1.0 + math.exp(-D)) / D**2
+
+
+def whole_space_test(
+    likelihood: NegativeLogLikelihood,
+    evidence: float,
+    A: np.ndarray,
+    b: np.ndarray,
+    *,
+    theta_hat: Tensor,
+    relation: str = "==",
+) -> TestResult:
+    """Tests ``A theta* = b``, or one inequality, without a bound on theta*.
+
+    Args:
+        likelihood: the loss of one problem (no batch), rows of length at most 1.
+        evidence: the level of an unconfined likelihood-ratio set less ``log(1/delta)``.
+        A: ``(k, d)`` of full rank.
+        b: ``(k,)``.
+        theta_hat: about the minimiser of the loss, ``(d,)``.
+        relation: ``"=="``, or ``"<="`` and ``">="`` for k = 1.
+    """
+    lower, theta = subspace_minimum(likelihood, A, b, theta_hat)
+    if relation != "==":
+        sign = 1.0 if relation == "<=" else -1.0
+        room = sign * (float(b[0]) - float(A[0] @ theta_hat.numpy()))
+        everywhere, _ = subspace_minimum(likelihood, A[:0], b[:0], theta_hat)
+        at_hat = float(likelihood.value(theta_hat))
+        # with theta_hat outside the half-space its minimum is on the boundary
+        outside = room < 0 and lower >= at_hat + 1e-12 * abs(at_hat)
+        lower = lower if outside else everywhere
+    value = lower - evidence - 1e-15 * (abs(evidence) + (abs(lower) if lower > -math.inf else 0.0))
+    log_e = torch.tensor(value, dtype=torch.float64)
+    return TestResult(log_e, anytime_p(log_e), theta)
+
+
+def subspace_minimum(
+    likelihood: NegativeLogLikelihood, A: np.ndarray, b: np.ndarray, start: Tensor
+) -> tuple[float, Tensor]:
+    """A lower bound of the least loss over ``A theta = b``, and about where it is."""
+    d, k = likelihood.dim, len(A)
+    theta, along = _onto(likelihood, A, b, start)
+    loss, gradient, hessian = likelihood.expand(theta)
+    for _ in range(STEPS if k < d else 0):
+        slope = along.mT @ gradient
+        curve = along.mT @ hessian @ along
+        step = -torch.linalg.lstsq(curve, slope[:, None], driver="gelsd").solution[:, 0]
+        gain = float(-(slope @ step))
+        if gain <= 1e-22 * (1.0 + abs(float(loss))):
+            break
+        size, moved = 1.0, theta
+        while size > 1e-6:
+            moved = theta + size * (along @ step)
+            if float(likelihood.value(moved)) < float(loss) - 1e-4 * size * gain:
+                break
+            size *= 0.5
+        else:  # no more to gain than rounding shows
+            break
+        theta = moved
+        loss, gradient, hessian = likelihood.expand(theta)
+    return max(_certified(likelihood, theta, along), saturated(likelihood)), theta
+
+
+def _onto(
+    likelihood: NegativeLogLikelihood, A: np.ndarray, b: np.ndarray, start: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The point of the subspace nearest to a start in the Hessian's metric, and its directions."""
+    d, k = likelihood.dim, len(A)
+    eye = torch.eye(d, dtype=torch.float64)
+    if not k:
+        return start, eye
+    rows, target = torch.from_numpy(np.asarray(A, float)), torch.from_numpy(np.asarray(b, float))
+    _, values, basis = torch.linalg.svd(rows, full_matrices=True)
+    hessian = likelihood.hessian(start)
+    metric = hessian + 1e-10 * (torch.diagonal(hessian).mean() + 1e-300) * eye
+    way = torch.linalg.solve(metric, rows.mT)  # (d, k)
+    theta = start - way @ torch.linalg.solve(rows @ way, rows @ start - target)
+    # once more in the plain metric: the subspace is met to rounding
+    theta = theta - torch.linalg.pinv(rows) @ (rows @ theta - target)
+    return theta, basis[k:].mT
+
+
+def _certified(likelihood: NegativeLogLikelihood, theta: Tensor, along: Tensor) -> float:
+    at, errors = likelihood.expand_with_errors(theta)
+    eps, d = torch.finfo(torch.float64).eps, likelihood.dim
+    size = float(torch.linalg.vector_norm(theta)) + 1.0
+    # some roundings beside the subspace
+    off = 64.0 * d * eps * size * float(torch.linalg.vector_norm(at.gradient))
+    floor = float(at.loss - errors.loss) - off
+    if not along.shape[1]:
+        return floor
+    steepness = float(torch.linalg.vector_norm(along.mT @ at.gradient) + errors.gradient)
+    values = torch.linalg.eigvalsh(along.mT @ at.hessian @ along)
+    lam = float(values[0]) - 1e-12 * float(values[-1])
+    if lam <= 0:
+        return -math.inf
+    rho = 2.0 * steepness / lam
+    for _ in range(60):
+        if rho > 50.0:
+            break
+        R = likelihood.family.self_concordance(size + rho)
+        if lam * rho * phi(R * rho) >= steepness:
+            return floor - steepness * rho
+        rho *= 1.25
+    return -math.inf
+
+
+def saturated(likelihood: NegativeLogLikelihood) -> float:
+    """``sum_s w_s min_z (m(z) - r_s z)/g``, rounded down: no parameter has a smaller loss."""
+    family, r = likelihood.family, likelihood.r
+    if isinstance(family, Gaussian):
+        each = -0.5 * r.square()
+    elif isinstance(family, Poisson):
+        each = r - torch.xlogy(r, r)
+    elif isinstance(family, Binomial):
+        p = r / family.trials
+        each = -family.trials * (torch.xlogy(p, p) + torch.xlogy(1.0 - p, 1.0 - p))
+    else:
+        return -math.inf
+    each = each / family.dispersion
+    each = each if likelihood.w is None else each * likelihood.w
+    total = float(each.sum())
+    return total - 1e-12 * float(each.abs().sum())
