@@ -13,6 +13,7 @@ from torchglb.estimators.design import Design, learn
 from torchglb.estimators.hypotheses import Hypothesis, Names
 from torchglb.estimators.linear_fit import Bounds, Evidence, LinearFit
 from torchglb.estimators.offsets import OffsetFit
+from torchglb.estimators.packages import needed
 from torchglb.estimators.running import Running, run_over
 from torchglb.estimators.scaling import ASK, Scaler
 from torchglb.estimators.summary import Summary
@@ -311,16 +312,24 @@ class GLMFit:
         return run_over(self.core, C, texts or self.names, every, intersect, self._frame)
 
     def plot(self, summary: Summary | None = None) -> Any:
-        """A forest plot of the summary, with the fixed-sample intervals beside: a figure."""
-        from torchglb.plotting.estimates import forest_plot
+        """A forest plot of a summary, by default with the fixed-sample intervals: a figure."""
+        needed("matplotlib", "plot")
+        from torchglb.plotting import forest_plot
 
-        return forest_plot(self.summary(intervals="both") if summary is None else summary)
+        columns = (self.summary(intervals="both") if summary is None else summary).columns
+        ends = [columns.get(key) for key in ("lower", "upper", "profile_lower", "profile_upper")]
+        if ends[0] is None:
+            ends = [*ends[2:], None, None]
+        return forest_plot(columns["name"], columns["estimate"], *ends)
 
     def plot_running(self, running: Running | None = None) -> Any:
         """Intervals over time, with the fixed-sample ones beside them: a figure."""
-        from torchglb.plotting.estimates import running_plot
+        needed("matplotlib", "plot")
+        from torchglb.plotting import running_plot
 
-        return running_plot(self.running() if running is None else running, self.core.delta)
+        found = self.running() if running is None else running
+        ends = (found.lower, found.upper, found.fixed_lower, found.fixed_upper)
+        return running_plot(found.n, found.names, found.estimate, *ends)
 
     # ---- the table -----------------------------------------------------------------------
 
@@ -374,8 +383,8 @@ class GLMFit:
         core, found = self.core, []
         if intervals_missing := core.dependent_columns():
             found.append(
-                "the rows do not determine " + ", ".join(intervals_missing) + ": no estimate of"
-                " these means anything yet"
+                "the rows do not determine " + ", ".join(intervals_missing) + ": the estimates"
+                " are those of the prior and the rows (posterior mode)"
             )
         elif core.estimate.at_boundary and core.S is not None:
             found.append(
@@ -384,9 +393,9 @@ class GLMFit:
             )
         elif core.estimate.at_boundary:
             found.append(
-                "the data are separated: the likelihood has no maximum and the estimate is only a"
-                " direction. The finite ends of the intervals hold all the same; S=... bounds the"
-                " others"
+                "the data are separated: the likelihood has no maximum, and the estimates are"
+                " those of the prior and the rows (posterior mode). The intervals hold all the"
+                " same; an end that is infinite has a bound with S=..."
             )
         return found
 

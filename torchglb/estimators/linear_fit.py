@@ -16,7 +16,7 @@ from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.estimators.evidence import whole_space_test
 from torchglb.estimators.scaling import Scale
-from torchglb.estimators.tables import BLOCK, refused
+from torchglb.estimators.tables import refused
 from torchglb.families import Gaussian, GLMFamily
 from torchglb.inference import profile_interval
 from torchglb.likelihood import NegativeLogLikelihood
@@ -27,8 +27,11 @@ from torchglb.sets import LikelihoodRatioSet
 
 #: the balls in which estimates without S are sought, in standard deviations of the prior
 FAR = (3.0, 100.0, 1e4)
-#: how exactly the ends of intervals are found, relative to 1 + their size
-TOLERANCE = 1e-11
+#: how exactly the ends of intervals are found, relative to 1 + their size: few numbers in all rows
+#: allow more digits than statistics needs
+TOLERANCE, ROUGH_TOLERANCE, FEW = 1e-11, 3e-8, 4_000_000
+#: rows that are handed on at a time: bounds the memory beside them
+CHUNK = 1 << 13
 #: a Gram matrix of unit diagonal with a smaller eigenvalue has columns that depend on each other
 DEPENDENT = 1e-11
 
@@ -60,7 +63,8 @@ class Estimate:
     Attributes:
         phi: ``(d,)``, in the units of the scale.
         hessian: of the loss there, ``(d, d)``.
-        at_boundary: whether the ball, and not the data, has stopped it.
+        at_boundary: whether the data alone do not hold it: with S the ball does; without, where
+            the likelihood has no single maximum, phi is the mode of the posterior instead.
         radius: of that ball, in the units of phi.
     """
 
@@ -146,6 +150,11 @@ class LinearFit:
         return X.numpy() * self.length, r.numpy() * unit + y0, None if w is None else w.numpy()
 
     @property
+    def tolerance(self) -> float:
+        """Of the ends of intervals."""
+        return TOLERANCE if len(self) * self.dim <= FEW else ROUGH_TOLERANCE
+
+    @property
     def _is_gaussian(self) -> bool:
         return isinstance(self.family, Gaussian)
 
@@ -218,7 +227,7 @@ class LinearFit:
         self._check_values(y, weight, places)
         y0, unit = self._response_scale
         r = y if unit == 1.0 and y0 == 0.0 else (y - y0) / unit
-        gram = self._gram + rows.T @ rows
+        gram = self._gram + (rows if weight is None else rows * weight[:, None]).T @ rows
         rows /= length
         sequence = self.sequence if length == self.length else self._moved(length)
         mark = sequence.history.mark()
@@ -277,8 +286,8 @@ class LinearFit:
         sequence: ConfidenceSequence, rows: np.ndarray, r: np.ndarray, w: np.ndarray | None
     ) -> None:
         sequence.history.reserve(len(rows))
-        for first in range(0, len(rows), BLOCK):
-            part = slice(first, first + BLOCK)
+        for first in range(0, len(rows), CHUNK):
+            part = slice(first, first + CHUNK)
             x, reward = (torch.from_numpy(np.ascontiguousarray(a[part])) for a in (rows, r))
             weight = None if w is None else torch.from_numpy(np.ascontiguousarray(w[part]))
             sequence.update(x, reward, weight)
@@ -340,13 +349,28 @@ class LinearFit:
             if not active:
                 break
         radius = S * factor
-        theta, hessian = (start, found.hessian) if active else _polished(loss, start)
+        if self.S is None and (active or self.dependent_columns()):
+            theta, active = self._mode(radius), True
+            hessian = loss.hessian(theta)
+        else:
+            theta, hessian = (start, found.hessian) if active else _polished(loss, start)
         return Estimate(
             theta.numpy() / self.length,
             hessian.numpy() * self.length**2,
             active,
             radius / self.length,
         )
+
+    def _mode(self, radius: float) -> Tensor:
+        """``argmin L + |theta|^2/(2 s^2)``, s the standard deviation of the prior."""
+        loss = NegativeLogLikelihood.of(
+            self._inner,
+            self.sequence.history,
+            regularization=1.0 / (self.prior * self.length) ** 2,
+        )
+        domain = Ball(loss.dim, radius)
+        found = minimize_likelihood(loss, domain, tol=1e-13, throw=False)
+        return _polished(loss, found.theta)[0]
 
     def value(self, C: np.ndarray) -> np.ndarray:
         """The estimates of the contrasts, ``(k,)``."""
@@ -357,7 +381,7 @@ class LinearFit:
     def interval(self, C: np.ndarray) -> Bounds:
         """Intervals of ``C beta``, ``(k, d)``, valid at all times at once and for all C at once."""
         u, size, shift = self._directions(C)
-        found = self.current().interval(u, tol=TOLERANCE)
+        found = self.current().interval(u, tol=self.tolerance)
         return Bounds(self.value(C), *outward(found.lower.numpy(), found.upper.numpy(), size, shift))
 
     def profile(self, C: np.ndarray) -> Bounds:
@@ -372,7 +396,7 @@ class LinearFit:
                 u,
                 domain=Ball(u.shape[1], S * factor),
                 alpha=self.delta,
-                tol=TOLERANCE,
+                tol=self.tolerance,
             )
             if not bool(found.cut.any()):
                 break
@@ -421,6 +445,7 @@ class LinearFit:
                 u.numpy(),
                 target,
                 theta_hat=torch.from_numpy(self.estimate.phi * self.length),
+                hessian_hat=torch.from_numpy(self.estimate.hessian / self.length**2),
                 relation=relation,
             )
         return Evidence(float(found.log_e), float(found.p))

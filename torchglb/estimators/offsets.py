@@ -26,7 +26,6 @@ from torchglb.domain import Ball
 from torchglb.estimators.evidence import subspace_minimum, whole_space_test
 from torchglb.estimators.linear_fit import (
     FAR,
-    TOLERANCE,
     Bounds,
     Estimate,
     Evidence,
@@ -106,7 +105,7 @@ class OffsetFit(LinearFit):
         joint = self.current()
 
         def upper(arms: Tensor) -> tuple[Tensor, Tensor]:
-            found = joint.support(arms, throw=False, tol=TOLERANCE)
+            found = joint.support(arms, throw=False, tol=self.tolerance)
             return found.upper, found.theta
 
         low, high = self._sliced(u, upper)
@@ -121,7 +120,7 @@ class OffsetFit(LinearFit):
         program = SublevelProgram(loss, Ball(loss.dim, S), level)
 
         def upper(arms: Tensor) -> tuple[Tensor, Tensor]:
-            found = support(program, arms, throw=False, tol=TOLERANCE, center=theta)
+            found = support(program, arms, throw=False, tol=self.tolerance, center=theta)
             return torch.where(found.upper >= 0.9 * S, torch.inf, found.upper), found.theta
 
         low, high = self._sliced(u, upper)

@@ -224,7 +224,8 @@ class GLMClassifier(ClassifierMixin, _GLMEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The likelier class, ``(n,)``."""
-        return self.classes_[(self.decision_function(X) > 0).astype(int)]
+        z = self.decision_function(X)
+        return self.classes_[(z > 0).astype(int)]
 
 
 class GLMRegressor(RegressorMixin, _GLMEstimator):
