@@ -6,7 +6,8 @@ by its name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ from torchglb.estimators.tables import Table, numbers, order_of, refused, withou
 
 if TYPE_CHECKING:
     import pandas as pd
+
+#: what may be the name of a column in an expression
+_WORD = re.compile(r"[^\W\d]\w*")
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Design:
     @property
     def features(self) -> tuple[str, ...]:
         """The columns of the table on the right-hand side."""
-        return tuple(sorted(self.spec.formula.required_variables))
+        return tuple(sorted(variables(self.spec.formula, self.columns)))
 
     def matrix(self, frame: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
         """The rows of the model, ``(n, d)``; refuses unknown levels and values that are no numbers."""
@@ -85,7 +89,8 @@ class Design:
 def _materialise(spec: Any, frame: pd.DataFrame) -> np.ndarray:
     errors = needed("formulaic.errors")
     try:
-        found = spec.get_model_matrix(frame, context={}, output="numpy", na_action="ignore")
+        with np.errstate(all="ignore"):  # what is not finite is refused by its row
+            found = spec.get_model_matrix(frame, context={}, output="numpy", na_action="ignore")
     except errors.FormulaicError as error:
         raise InputError(f"formula: expected one that the table can answer, got: {error}") from None
     return np.asarray(found, dtype=np.float64)
@@ -100,15 +105,24 @@ def categorised(
     for name, known in levels.items():
         if name not in frame.columns:
             continue
-        column = pandas.Categorical(frame[name], categories=known)
-        unknown = np.flatnonzero(column.isna())
+        unknown = np.flatnonzero(~frame[name].isin(known))
         if len(unknown):
             value, row = frame[name].iloc[int(unknown[0])], int(rows[unknown[0]])
             line = f"ranges={{{name!r}: {[*known, value]!r}}}"
             expected = f"one of the levels {known} (or Scaler(..., {line}))"
             raise refused(name, expected, repr(value), row)
-        changed[name] = column
+        changed[name] = pandas.Categorical(frame[name], categories=known)
     return frame.assign(**changed)
+
+
+def variables(side: Any, columns: Iterable[str]) -> set[str]:
+    """The columns of a table that one side of a formula needs."""
+    found = set(map(str, side.required_variables))
+    for term in side:
+        for factor in term.factors:
+            words = set(_WORD.findall(str(factor.expr)))
+            found |= {name for name in columns if name in words}
+    return found
 
 
 def parsed(formula: str, table: Table) -> tuple[Any, Any, str]:
@@ -124,7 +138,8 @@ def parsed(formula: str, table: Table) -> tuple[Any, Any, str]:
         raise InputError(f"formula: expected a response before ~, as in 'y ~ x', got {formula!r}")
     if len(found.lhs) != 1:
         raise InputError(f"formula: expected one response before ~, got {len(found.lhs)}")
-    table.require(sorted(found.required_variables), "formula")
+    for side in (found.lhs, found.rhs):
+        table.require(sorted(variables(side, table.columns)), "formula")
     return found.lhs, found.rhs, str(next(iter(found.lhs)))
 
 
@@ -133,16 +148,17 @@ def learn(
 ) -> tuple[Design, Scale]:
     """The design and the scale, from what the scaler may look at and from nothing else."""
     left, right, target = parsed(formula, table)
-    needed_columns = tuple(sorted({*left.required_variables, *right.required_variables}))
+    of_right = variables(right, table.columns)
+    needed_columns = tuple(sorted({*variables(left, table.columns), *of_right}))
     source = _basis_table(table, scaler, needed_columns)
     levels = {
         name: known
-        for name in right.required_variables
+        for name in sorted(of_right)
         if (known := scaler.levels(name) or table.levels(name)) is not None
     }
     _refuse_words(right, table, levels)
     if source is None:
-        frame = _declared(table, scaler, sorted(right.required_variables), levels)
+        frame = _declared(table, scaler, sorted(of_right), levels)
         rows = np.arange(len(frame))
     else:
         order = order_of(source, time if source is table else None)
@@ -180,8 +196,10 @@ def _refuse_words(right: Any, table: Table, levels: dict[str, list[Any]]) -> Non
             plain = name in table.columns and name not in levels
             if plain and table.is_text(name):
                 values = table.values(name)
-                numbers(values, f"{name}", np.arange(len(values)))
-                raise refused(name, f"numbers (or C({name}) for categories)", "words")
+                there = np.flatnonzero(~needed("pandas").isna(values))
+                numbers(values[there], name, there)
+                if any(isinstance(value, str) for value in values[there]):
+                    raise refused(name, f"numbers (or C({name}) for categories)", "words")
 
 
 def _declared(
@@ -206,9 +224,9 @@ def _declared(
 def _learnt_spec(right: Any, frame: pd.DataFrame) -> Any:
     errors = needed("formulaic.errors")
     try:
-        return right.get_model_matrix(
-            frame, context={}, output="numpy", na_action="ignore"
-        ).model_spec
+        with np.errstate(all="ignore"):
+            found = right.get_model_matrix(frame, context={}, output="numpy", na_action="ignore")
+        return found.model_spec
     except errors.FormulaicError as error:
         raise InputError(f"formula: expected one that the table can answer, got: {error}") from None
 

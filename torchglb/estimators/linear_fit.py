@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import linalg, stats
 from torch import Tensor
 
 from torchglb.checks import check_positive, check_probability, refuse
@@ -34,6 +34,8 @@ TOLERANCE, ROUGH_TOLERANCE, FEW = 1e-11, 3e-8, 4_000_000
 CHUNK = 1 << 13
 #: a Gram matrix of unit diagonal with a smaller eigenvalue has columns that depend on each other
 DEPENDENT = 1e-11
+#: a mean variance of the rows in some direction below this is none: the data are separated
+FLAT = 1e-11
 
 
 class Bounds(NamedTuple):
@@ -349,17 +351,24 @@ class LinearFit:
             if not active:
                 break
         radius = S * factor
-        if self.S is None and (active or self.dependent_columns()):
+        theta, hessian = (start, found.hessian) if active else _polished(loss, start)
+        if self.S is None and (active or self.dependent_columns() or self._is_flat(hessian)):
             theta, active = self._mode(radius), True
             hessian = loss.hessian(theta)
-        else:
-            theta, hessian = (start, found.hessian) if active else _polished(loss, start)
         return Estimate(
             theta.numpy() / self.length,
             hessian.numpy() * self.length**2,
             active,
             radius / self.length,
         )
+
+    def _is_flat(self, hessian: Tensor) -> bool:
+        """Whether in some direction nearly no row has curvature left: the maximum is at infinity."""
+        size = np.sqrt(np.diag(self._gram)) / self.length
+        rows = self._gram / self.length**2 / np.outer(size, size)
+        curvature = hessian.numpy() / np.outer(size, size)
+        least = linalg.eigh(curvature, rows, eigvals_only=True)[0]
+        return bool(least < FLAT / self._inner.dispersion)
 
     def _mode(self, radius: float) -> Tensor:
         """``argmin L + |theta|^2/(2 s^2)``, s the standard deviation of the prior."""

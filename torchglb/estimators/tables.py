@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: rows that are turned into numbers at a time: bounds the memory beside the table
-BLOCK = 1 << 16
+BLOCK = 1 << 14
 
 
 class TableError(InputError):
@@ -90,7 +90,7 @@ class Table:
             series = self.frame[name]
             part = series[rows] if isinstance(rows, slice) else series.gather_every(1)[rows]
             taken[name] = np.asarray(part.to_numpy())
-        return pandas.DataFrame(taken)
+        return pandas.DataFrame(taken).infer_objects()
 
     def levels(self, name: str) -> list[Any] | None:
         """The levels that the type of a column declares; None where it declares none."""
