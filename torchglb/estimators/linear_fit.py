@@ -13,12 +13,12 @@ from torch import Tensor
 
 from torchglb.checks import check_positive, check_probability, refuse
 from torchglb.domain import Ball
-from torchglb.errors import InputError
+from torchglb.errors import InputError, SolverError
 from torchglb.estimators.evidence import whole_space_test
 from torchglb.estimators.scaling import Scale
 from torchglb.estimators.tables import refused
 from torchglb.families import Gaussian, GLMFamily
-from torchglb.inference import profile_interval
+from torchglb.inference import FixedSampleInterval, profile_interval
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.radii import GaussianPrior, Radius
@@ -27,6 +27,8 @@ from torchglb.sets import LikelihoodRatioSet
 
 #: the balls in which estimates without S are sought, in standard deviations of the prior
 FAR = (3.0, 100.0, 1e4)
+#: how many times larger balls are in which ends of profile intervals are sought
+LARGER = (30.0, 1000.0)
 #: how exactly the ends of intervals are found, relative to 1 + their size: few numbers in all rows
 #: allow more digits than statistics needs
 TOLERANCE, ROUGH_TOLERANCE, FEW = 1e-11, 3e-8, 4_000_000
@@ -398,22 +400,32 @@ class LinearFit:
         u, size, shift = self._directions(C)
         fitted = self.estimate
         S = self.length * fitted.radius
-        for factor in (1.0,) if self.S is not None else (1.0, 30.0, 1000.0):
-            found = profile_interval(
-                self._inner,
-                self.sequence.history,
-                u,
-                domain=Ball(u.shape[1], S * factor),
-                alpha=self.delta,
-                tol=self.tolerance,
-            )
+        before, found = None, self._profile(u, S)
+        for factor in () if self.S is not None else LARGER:
             if not bool(found.cut.any()):
                 break
+            try:
+                before, found = found, self._profile(u, S * factor)
+            except SolverError:  # so far out that the arithmetic ends
+                break
         lower, upper = found.lower.numpy(), found.upper.numpy()
-        if self.S is None:  # an end that only the search ball has cut is none
-            lower = np.where(lower <= -0.9 * S * factor, -np.inf, lower)
-            upper = np.where(upper >= 0.9 * S * factor, np.inf, upper)
+        if self.S is None and bool(found.cut.any()):
+            # an end that moves with the ball of the search is none
+            cut, far = found.cut.numpy(), np.zeros_like(lower)
+            low, high = (far, far) if before is None else (before.lower.numpy(), before.upper.numpy())
+            lower = np.where(cut & (lower < low - 0.1 * abs(low)), -np.inf, lower)
+            upper = np.where(cut & (upper > high + 0.1 * abs(high)), np.inf, upper)
         return Bounds(self.value(C), size * lower + shift, size * upper + shift)
+
+    def _profile(self, u: Tensor, S: float) -> FixedSampleInterval:
+        return profile_interval(
+            self._inner,
+            self.sequence.history,
+            u,
+            domain=Ball(u.shape[1], S),
+            alpha=self.delta,
+            tol=self.tolerance,
+        )
 
     def marginal(self, C: np.ndarray) -> Bounds:
         """Intervals of ``C beta``, each valid at all times with probability ``1 - delta``."""

@@ -98,7 +98,7 @@ def profile_interval(
     checks.finite("x", arms)
     checks.settle()
     arms = arms[..., None, :] if single else arms
-    fit = constrained_mle(family, history, domain)
+    fit = constrained_mle(family, history, domain, throw=tol is None)
     if tol is not None:
         options = {"start": fit.theta, "tol": tol, "throw": False, "validate": False}
         fit = constrained_mle(family, history, domain, **options)
