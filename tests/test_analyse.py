@@ -47,7 +47,7 @@ def test_it_prints_and_writes_what_it_found(table, tmp_path, capsys):
     assert page.count("data:image/png;base64,") == 2
     assert not re.search(r"(src|href)=\"http", page)  # nothing is fetched
     found = json.loads((out / "analysis.json").read_text())
-    assert [row["name"] for row in found["rows"]][0] == "Intercept"
+    assert found["rows"][0]["name"] == "Intercept"
     assert found["contrasts"][0]["name"] == "C(arm)[B] - C(arm)[A]"
 
 
@@ -158,7 +158,11 @@ def test_a_file_that_grows_is_followed(tmp_path, capsys):
     table.write_text("".join(lines[:50]))  # too few for the burn-in: waited for
 
     def grow():
-        for part in (lines[50:250], [*lines[250:300], lines[300][:5]], [lines[300][5:], *lines[301:]]):
+        for part in (
+            lines[50:250],
+            [*lines[250:300], lines[300][:5]],
+            [lines[300][5:], *lines[301:]],
+        ):
             time.sleep(0.6)
             with table.open("a") as file:
                 file.write("".join(part))
@@ -206,7 +210,9 @@ def test_rows_that_change_or_vanish_are_an_error(edit, tmp_path, capsys):
         table.write_text("".join(lines if edit == "changed" else lines[:-1]))
     code, found, error = follow(table, out, capsys)
     assert code == 2
-    assert {"changed": "have changed", "vanished": "have vanished", "gone": "got none"}[edit] in error
+    assert {"changed": "have changed", "vanished": "have vanished", "gone": "got none"}[
+        edit
+    ] in error
     assert (out / "analysis.json").read_bytes() == before  # nothing is lost
 
 
@@ -255,5 +261,3 @@ def test_figures_keep_their_titles_inside():
                     assert min(box.x0, box.y0) >= 0
                     assert box.x1 <= width
                     assert box.y1 <= height
-
-

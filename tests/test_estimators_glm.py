@@ -127,7 +127,7 @@ def test_coverage_in_original_units_with_burn_in_and_adaptive_arms():
         missed = False
         for start in (200, 330, 460):
             bounds = model.core.interval(np.eye(7))
-            missed |= bool(((TRUTH < bounds.lower) | (TRUTH > bounds.upper)).any())
+            missed |= bool(((bounds.lower > TRUTH) | (bounds.upper < TRUTH)).any())
             if start < 460:
                 model.update(data[start : start + 130])
         misses += missed
@@ -143,8 +143,8 @@ def test_coverage_of_coefficients_at_many_looks():
             data, scaler=glb.Scaler(burn_in=60, ranges={"arm": ARMS}), delta=0.1, rank="allow"
         )
         seen = model.running(every=60)
-        misses += bool(((TRUTH < seen.lower) | (TRUTH > seen.upper)).any())
-        misses_of_wald += bool(((TRUTH < seen.fixed_lower) | (TRUTH > seen.fixed_upper)).any())
+        misses += bool(((seen.lower > TRUTH) | (seen.upper < TRUTH)).any())
+        misses_of_wald += bool(((seen.fixed_lower > TRUTH) | (seen.fixed_upper < TRUTH)).any())
     assert stats.binomtest(misses, runs, 0.1, alternative="greater").pvalue > 0.01
     # what the fixed-sample interval promises does not survive eleven looks
     assert stats.binomtest(misses_of_wald, runs, 0.1, alternative="greater").pvalue < 0.01
@@ -439,9 +439,13 @@ def test_transforms_that_learn_need_rows_to_learn_from():
     model = fitted(data, formula="clicked ~ center(age)")
     assert model.coefficients[0] == pytest.approx(
         smf.glm(
-            "clicked ~ age", data[BURN:].assign(age=data["age"] - data["age"][:BURN].mean()),
+            "clicked ~ age",
+            data[BURN:].assign(age=data["age"] - data["age"][:BURN].mean()),
             family=sm.families.Binomial(),
-        ).fit(tol=1e-12).params["Intercept"], rel=1e-6
+        )
+        .fit(tol=1e-12)
+        .params["Intercept"],
+        rel=1e-6,
     )
 
 

@@ -1,4 +1,4 @@
-"""``torchglb analyse``: a file with a table in, a table of coefficients, a report and figures out."""
+"""``torchglb analyse``: a file in; coefficients, a report and figures out."""
 
 from torchglb.analyse.command import add_command, analyse
 from torchglb.analyse.files import read_table

@@ -53,7 +53,9 @@ class Follower:
             status = os.stat(self.path)
         except FileNotFoundError:
             if self.seen.size:
-                raise InputError(f"{self.path}: expected the file that was watched, got none") from None
+                raise InputError(
+                    f"{self.path}: expected the file that was watched, got none"
+                ) from None
             return None
         stamp = (status.st_size, status.st_mtime_ns)
         if stamp == self._stamp:

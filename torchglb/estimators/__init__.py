@@ -6,9 +6,10 @@ scikit-learn (the extra ``data``). Both are loaded when they are first asked for
 
 from typing import TYPE_CHECKING, Any
 
-from torchglb.estimators.glm import GLMFit, glm
-from torchglb.estimators.linear_fit import Bounds, Evidence, LinearFit
+from torchglb.estimators.glm_fit import GLMFit, glm
+from torchglb.estimators.linear_fit import LinearFit
 from torchglb.estimators.packages import needed
+from torchglb.estimators.results import Bounds, Evidence
 from torchglb.estimators.running import Running
 from torchglb.estimators.scaling import Scale, Scaler
 from torchglb.estimators.summary import Summary

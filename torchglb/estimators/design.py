@@ -60,7 +60,7 @@ class Design:
         return tuple(sorted(variables(self.spec.formula, self.columns)))
 
     def matrix(self, frame: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
-        """The rows of the model, ``(n, d)``; refuses unknown levels and values that are no numbers."""
+        """The rows of the model, ``(n, d)``; refuses unknown levels and what is not finite."""
         frame = categorised(frame, self.levels, rows)
         X = _materialise(self.spec, frame)
         finite = np.isfinite(X)
@@ -263,9 +263,7 @@ def _all_levels(
     return found
 
 
-def scale_of(
-    design: Design, scaler: Scaler, X: np.ndarray | None, y: np.ndarray | None
-) -> Scale:
+def scale_of(design: Design, scaler: Scaler, X: np.ndarray | None, y: np.ndarray | None) -> Scale:
     """The scale of every column: by declared ends, else by the basis rows."""
     names, first = design.names, design.intercept
     base = Scale.identity(names, first)
@@ -316,9 +314,7 @@ def _refuse_constant(names: list[str], half: np.ndarray, scaler: Scaler) -> None
             )
 
 
-def _response_scale(
-    design: Design, scaler: Scaler, y: np.ndarray | None
-) -> tuple[float, float]:
+def _response_scale(design: Design, scaler: Scaler, y: np.ndarray | None) -> tuple[float, float]:
     """Origin and unit of the response, for families that allow them (Gaussian)."""
     ends = scaler.interval(design.target)
     if ends is None and y is not None:

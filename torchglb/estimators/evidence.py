@@ -6,9 +6,9 @@ point of it with gradient g and Hessian H along the subspace, rows of length at 
 
     ``-|g| |v| + lam_min(H) |v|^2 phi(R |v|)``,   ``phi(D) = (D - 1 + e^-D)/D^2``.
 
-Where that is not negative on a sphere ``|v| = rho``, the least loss lies within it, by convexity, and
-is at least ``L - |g| rho``. Where the Hessian shows no such sphere (separated data), every row is
-given its own best mean, which no parameter beats.
+Where that is not negative on a sphere ``|v| = rho``, the least loss lies within it, by convexity,
+and is at least ``L - |g| rho``. Where the Hessian shows no such sphere (separated data), every
+row is given its own best mean, which no parameter beats.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from torch import Tensor
 
 from torchglb.families import Binomial, Gaussian, Poisson
 from torchglb.inference.tests import TestResult, anytime_p
-from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.likelihood import Expansion, NegativeLogLikelihood
 
 STEPS = 60
+#: rows that are summed at a time
+PART = 1 << 15
 #: a minimum is near enough if a quadratic model promises less than this
 ENOUGH = 1e-11
 
@@ -70,6 +72,41 @@ def whole_space_test(
     return TestResult(log_e, anytime_p(log_e), theta)
 
 
+def parts_of(likelihood: NegativeLogLikelihood) -> list[NegativeLogLikelihood]:
+    """The loss as a sum over blocks of rows, whose numbers stay in the cache; itself if few."""
+    X, r, w = likelihood.X, likelihood.r, likelihood.w
+    if len(r) <= PART or likelihood.is_ridged or likelihood.tilt is not None:
+        return [likelihood]
+    return [
+        likelihood.over(
+            X[first : first + PART],
+            r[first : first + PART],
+            None if w is None else w[first : first + PART],
+        )
+        for first in range(0, len(r), PART)
+    ]
+
+
+def expand(likelihood: NegativeLogLikelihood, theta: Tensor) -> Expansion:
+    """Loss, gradient and Hessian of one problem, summed part by part."""
+    found = [part.expand(theta) for part in parts_of(likelihood)]
+    return Expansion(*(torch.stack(terms).sum(0) for terms in zip(*found, strict=True)))
+
+
+def expand_with_errors(
+    likelihood: NegativeLogLikelihood, theta: Tensor
+) -> tuple[Expansion, float, float]:
+    """The same, and bounds on the errors of the loss and of the gradient."""
+    found = [part.expand_with_errors(theta) for part in parts_of(likelihood)]
+    at = Expansion(
+        *(torch.stack(terms).sum(0) for terms in zip(*(f[0] for f in found), strict=True))
+    )
+    eps = len(found) * torch.finfo(torch.float64).eps
+    loss = sum(float(errors.loss + eps * part.loss.abs()) for part, errors in found)
+    slope = sum(float(errors.gradient + eps * part.gradient.norm()) for part, errors in found)
+    return at, loss, slope
+
+
 def subspace_minimum(
     likelihood: NegativeLogLikelihood,
     A: np.ndarray,
@@ -93,7 +130,7 @@ def subspace_minimum(
     theta, along = _onto(likelihood, A, b, start, hessian)
     if not along.shape[1]:
         return _certified(likelihood, theta, along), theta
-    here = likelihood.expand(theta)
+    here = expand(likelihood, theta)
     for _ in range(STEPS):
         slope = along.mT @ here.gradient
         curve = along.mT @ here.hessian @ along
@@ -104,7 +141,7 @@ def subspace_minimum(
         size = 1.0
         while size > 1e-6:
             moved = theta + size * (along @ step)
-            there = likelihood.expand(moved)
+            there = expand(likelihood, moved)
             if float(there.loss) < float(here.loss) - 1e-4 * size * gain:
                 break
             size *= 0.5
@@ -129,7 +166,7 @@ def _onto(
         return start, eye
     rows, target = torch.from_numpy(np.asarray(A, float)), torch.from_numpy(np.asarray(b, float))
     _, _, basis = torch.linalg.svd(rows, full_matrices=True)
-    hessian = likelihood.hessian(start) if hessian is None else hessian
+    hessian = expand(likelihood, start).hessian if hessian is None else hessian
     metric = hessian + 1e-10 * (torch.diagonal(hessian).mean() + 1e-300) * eye
     way = torch.linalg.solve(metric, rows.mT)  # (d, k)
     theta = start - way @ torch.linalg.solve(rows @ way, rows @ start - target)
@@ -139,15 +176,15 @@ def _onto(
 
 
 def _certified(likelihood: NegativeLogLikelihood, theta: Tensor, along: Tensor) -> float:
-    at, errors = likelihood.expand_with_errors(theta)
+    at, lost, lost_slope = expand_with_errors(likelihood, theta)
     eps, d = torch.finfo(torch.float64).eps, likelihood.dim
     size = float(torch.linalg.vector_norm(theta)) + 1.0
     # some roundings beside the subspace
     off = 64.0 * d * eps * size * float(torch.linalg.vector_norm(at.gradient))
-    floor = float(at.loss - errors.loss) - off
+    floor = float(at.loss) - lost - off
     if not along.shape[1]:
         return floor
-    steepness = float(torch.linalg.vector_norm(along.mT @ at.gradient) + errors.gradient)
+    steepness = float(torch.linalg.vector_norm(along.mT @ at.gradient)) + lost_slope
     values = torch.linalg.eigvalsh(along.mT @ at.hessian @ along)
     lam = float(values[0]) - 1e-12 * float(values[-1])
     if lam <= 0:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from scipy import linalg, stats
+from scipy import stats
 from torch import Tensor
 
 from torchglb.checks import check_positive, check_probability, refuse
 from torchglb.domain import Ball
 from torchglb.errors import InputError, SolverError
-from torchglb.estimators.evidence import whole_space_test
+from torchglb.estimators.estimate import is_flat, polished, posterior_mode
+from torchglb.estimators.evidence import expand, whole_space_test
+from torchglb.estimators.results import Bounds, Estimate, Evidence, outward
 from torchglb.estimators.scaling import Scale
 from torchglb.estimators.tables import refused
 from torchglb.families import Gaussian, GLMFamily
@@ -36,46 +37,6 @@ TOLERANCE, ROUGH_TOLERANCE, FEW = 1e-11, 3e-8, 4_000_000
 CHUNK = 1 << 13
 #: a Gram matrix of unit diagonal with a smaller eigenvalue has columns that depend on each other
 DEPENDENT = 1e-11
-#: a mean variance of the rows in some direction below this is none: the data are separated
-FLAT = 1e-11
-
-
-class Bounds(NamedTuple):
-    """Estimates and intervals of k contrasts, each ``(k,)``."""
-
-    estimate: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
-
-
-class Evidence(NamedTuple):
-    """A test: the logarithm of the e-value, and the p-value that is valid at all times."""
-
-    log_e: float
-    p: float
-
-    @property
-    def e(self) -> float:
-        """The e-value; infinite where it overflows."""
-        return math.exp(self.log_e) if self.log_e < 709.0 else math.inf
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The maximum-likelihood estimate.
-
-    Attributes:
-        phi: ``(d,)``, in the units of the scale.
-        hessian: of the loss there, ``(d, d)``.
-        at_boundary: whether the data alone do not hold it: with S the ball does; without, where
-            the likelihood has no single maximum, phi is the mode of the posterior instead.
-        radius: of that ball, in the units of phi.
-    """
-
-    phi: np.ndarray
-    hessian: np.ndarray
-    at_boundary: bool
-    radius: float
 
 
 class LinearFit:
@@ -128,7 +89,9 @@ class LinearFit:
         elif S is None and radius != "gaussian-prior" and getattr(radius, "confined", True):
             raise refuse("radius", "'gaussian-prior' without S (others need S=...)", repr(radius))
         self.radius = radius
-        self._inner = Gaussian(family.sigma / scale.unit) if self._is_gaussian else family
+        self._inner = family
+        if isinstance(family, Gaussian):
+            self._inner = Gaussian(float(family.sigma) / scale.unit)
         self.length = scale.bound if S is not None else 1.0
         self._gram = np.zeros((self.dim + self.extra,) * 2)
         self.sequence = self._new_sequence(self.length)
@@ -246,9 +209,7 @@ class LinearFit:
         self._estimate = None
         return dropped
 
-    def _check_values(
-        self, y: np.ndarray, weight: np.ndarray | None, places: np.ndarray
-    ) -> None:
+    def _check_values(self, y: np.ndarray, weight: np.ndarray | None, places: np.ndarray) -> None:
         """Responses in the support and weights in [0, 1], refused by their row."""
         low, high = self.family.reward_range
         inside = (y >= low) & (y <= high)
@@ -353,35 +314,19 @@ class LinearFit:
             if not active:
                 break
         radius = S * factor
-        theta, hessian = (start, found.hessian) if active else _polished(loss, start)
-        if self.S is None and (active or self.dependent_columns() or self._is_flat(hessian)):
-            theta, active = self._mode(radius), True
-            hessian = loss.hessian(theta)
+        theta, hessian = (start, found.hessian) if active else polished(loss, start)
+        dispersion, gram = loss.family.dispersion, self._gram / self.length**2
+        if self.S is None and (
+            active or self.dependent_columns() or is_flat(gram, hessian, dispersion)
+        ):
+            theta, active = posterior_mode(loss, self.prior * self.length, radius), True
+            hessian = expand(loss, theta).hessian
         return Estimate(
             theta.numpy() / self.length,
             hessian.numpy() * self.length**2,
             active,
             radius / self.length,
         )
-
-    def _is_flat(self, hessian: Tensor) -> bool:
-        """Whether in some direction nearly no row has curvature left: the maximum is at infinity."""
-        size = np.sqrt(np.diag(self._gram)) / self.length
-        rows = self._gram / self.length**2 / np.outer(size, size)
-        curvature = hessian.numpy() / np.outer(size, size)
-        least = linalg.eigh(curvature, rows, eigvals_only=True)[0]
-        return bool(least < FLAT / self._inner.dispersion)
-
-    def _mode(self, radius: float) -> Tensor:
-        """``argmin L + |theta|^2/(2 s^2)``, s the standard deviation of the prior."""
-        loss = NegativeLogLikelihood.of(
-            self._inner,
-            self.sequence.history,
-            regularization=1.0 / (self.prior * self.length) ** 2,
-        )
-        domain = Ball(loss.dim, radius)
-        found = minimize_likelihood(loss, domain, tol=1e-13, throw=False)
-        return _polished(loss, found.theta)[0]
 
     def value(self, C: np.ndarray) -> np.ndarray:
         """The estimates of the contrasts, ``(k,)``."""
@@ -393,7 +338,9 @@ class LinearFit:
         """Intervals of ``C beta``, ``(k, d)``, valid at all times at once and for all C at once."""
         u, size, shift = self._directions(C)
         found = self.current().interval(u, tol=self.tolerance)
-        return Bounds(self.value(C), *outward(found.lower.numpy(), found.upper.numpy(), size, shift))
+        return Bounds(
+            self.value(C), *outward(found.lower.numpy(), found.upper.numpy(), size, shift)
+        )
 
     def profile(self, C: np.ndarray) -> Bounds:
         """Profile-likelihood intervals at ``1 - delta``: for a sample fixed beforehand only."""
@@ -412,7 +359,9 @@ class LinearFit:
         if self.S is None and bool(found.cut.any()):
             # an end that moves with the ball of the search is none
             cut, far = found.cut.numpy(), np.zeros_like(lower)
-            low, high = (far, far) if before is None else (before.lower.numpy(), before.upper.numpy())
+            low, high = (
+                (far, far) if before is None else (before.lower.numpy(), before.upper.numpy())
+            )
             lower = np.where(cut & (lower < low - 0.1 * abs(low)), -np.inf, lower)
             upper = np.where(cut & (upper > high + 0.1 * abs(high)), np.inf, upper)
         return Bounds(self.value(C), size * lower + shift, size * upper + shift)
@@ -447,12 +396,14 @@ class LinearFit:
         A, _ = self.scale.contrasts(np.atleast_2d(np.asarray(C, float)))
         A = A * (unit / self.scale.unit)
         spread = np.linalg.pinv(self.estimate.hessian, hermitian=True)
-        half = stats.norm.ppf(1.0 - self.delta / 2) * np.sqrt(np.einsum("ij,jk,ik->i", A, spread, A))
+        half = stats.norm.ppf(1.0 - self.delta / 2) * np.sqrt(
+            np.einsum("ij,jk,ik->i", A, spread, A)
+        )
         middle = self.value(C)
         return Bounds(middle, middle - half, middle + half)
 
     def test(self, C: np.ndarray, b: Any, relation: str = "==") -> Evidence:
-        """The e-value against ``C beta = b``, or one inequality, and the p-value ``min(1, 1/E)``."""
+        """The e-value against ``C beta = b``, or one inequality, and ``p = min(1, 1/E)``."""
         u, size, shift = self._directions(C)
         target = (np.atleast_1d(np.asarray(b, float)) - shift) / size
         joint = self.current()
@@ -470,28 +421,3 @@ class LinearFit:
                 relation=relation,
             )
         return Evidence(float(found.log_e), float(found.p))
-
-
-def _polished(loss: NegativeLogLikelihood, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Newton steps until the gradient is rounding: the loss alone shows half of the digits."""
-    _, gradient, hessian = loss.expand(theta)
-    for _ in range(4):
-        step = torch.linalg.lstsq(hessian, gradient[:, None], driver="gelsd").solution[:, 0]
-        moved = theta - step
-        _, slope, curve = loss.expand(moved)
-        if not bool(slope.norm() < 0.5 * gradient.norm()):
-            break
-        theta, gradient, hessian = moved, slope, curve
-    return theta, hessian
-
-
-def outward(
-    lower: np.ndarray, upper: np.ndarray, size: np.ndarray, shift: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """``size * end + shift``, rounded away from the middle."""
-    with np.errstate(invalid="ignore"):
-        low, high = size * lower, size * upper
-        slack = 8.0 * np.finfo(float).eps
-        return low + shift - slack * (abs(low) + abs(shift)), high + shift + slack * (
-            abs(high) + abs(shift)
-        )

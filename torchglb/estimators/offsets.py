@@ -23,15 +23,9 @@ from torch import Tensor
 
 from torchglb.checks import refuse
 from torchglb.domain import Ball
-from torchglb.estimators.evidence import subspace_minimum, whole_space_test
-from torchglb.estimators.linear_fit import (
-    FAR,
-    Bounds,
-    Estimate,
-    Evidence,
-    LinearFit,
-    outward,
-)
+from torchglb.estimators.evidence import expand, subspace_minimum, whole_space_test
+from torchglb.estimators.linear_fit import FAR, LinearFit
+from torchglb.estimators.results import Bounds, Estimate, Evidence, outward
 from torchglb.estimators.scaling import Scale
 from torchglb.families import GLMFamily
 from torchglb.radii import Radius
@@ -96,7 +90,7 @@ class OffsetFit(LinearFit):
         _, theta = subspace_minimum(loss, self._last, np.array([self.length]), start)
         radius = FAR[-1] * self.prior * self.length * math.sqrt(self.dim)
         far = 0.01 * radius
-        hessian = loss.hessian(theta).numpy() * self.length**2
+        hessian = expand(loss, theta).hessian.numpy() * self.length**2
         active = float(theta.norm()) > far
         return Estimate(theta.numpy() / self.length, hessian, active, radius / self.length)
 
@@ -147,7 +141,9 @@ class OffsetFit(LinearFit):
             secant = v - slope * (v - old_v) / (slope - old_slope)
             inside = (secant > low) & (secant < high) & torch.isfinite(secant)
             middle = torch.where(
-                torch.isinf(low), high - step, torch.where(torch.isinf(high), low + step, 0.5 * (low + high))
+                torch.isinf(low),
+                high - step,
+                torch.where(torch.isinf(high), low + step, 0.5 * (low + high)),
             )
             old_v, old_slope = v, slope
             v, step = torch.where(inside, secant, middle), 2.0 * step

@@ -1,8 +1,8 @@
 """Scales that are known before the evidence, and the way back to the units of the table.
 
-A scale that is computed from all rows has seen the rows that it is used on: a prior, or a ball, that
-is measured in such units depends on the future. Here it comes from declared ranges, from the first
-rows, which then are no evidence, or from another table.
+A scale that is computed from all rows has seen the rows that it is used on: a prior, or a ball,
+that is measured in such units depends on the future. Here it comes from declared ranges, from the
+first rows, which then are no evidence, or from another table.
 """
 
 from __future__ import annotations

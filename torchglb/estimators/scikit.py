@@ -81,6 +81,9 @@ class _GLMEstimator(BaseEstimator):
     def _columns(self, X: np.ndarray) -> np.ndarray:
         return np.column_stack([np.ones(len(X)), X]) if self.fit_intercept else X.copy()
 
+    coef_: np.ndarray
+    intercept_: Any
+
     def _publish(self) -> None:
         beta = self.fit_.value(np.eye(self.fit_.dim))
         self.intercept_ = float(beta[0]) if self.fit_intercept else 0.0

@@ -132,7 +132,9 @@ def order_of(table: Table, time: str | None, after: Any = None) -> np.ndarray | 
     order = np.argsort(values, kind="stable")
     if after is not None and len(order) and values[order[0]] < after:
         early = int(order[0])
-        raise refused(time, f"times from {after} on (rows are added in order)", values[early], early)
+        raise refused(
+            time, f"times from {after} on (rows are added in order)", values[early], early
+        )
     return None if bool((order[1:] > order[:-1]).all()) else order
 
 

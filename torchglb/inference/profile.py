@@ -100,8 +100,9 @@ def profile_interval(
     arms = arms[..., None, :] if single else arms
     fit = constrained_mle(family, history, domain, throw=tol is None)
     if tol is not None:
-        options = {"start": fit.theta, "tol": tol, "throw": False, "validate": False}
-        fit = constrained_mle(family, history, domain, **options)
+        fit = constrained_mle(
+            family, history, domain, start=fit.theta, tol=tol, throw=False, validate=False
+        )
     quantile = float(stats.chi2.ppf(1.0 - alpha, d if joint else 1))
     program = SublevelProgram(likelihood, domain, fit.loss + 0.5 * quantile)
     both = torch.cat([arms, -arms], dim=-2)

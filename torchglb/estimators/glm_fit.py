@@ -11,9 +11,10 @@ from torchglb.checks import check_choice, refuse
 from torchglb.errors import InputError
 from torchglb.estimators.design import Design, learn
 from torchglb.estimators.hypotheses import Hypothesis, Names
-from torchglb.estimators.linear_fit import Bounds, Evidence, LinearFit
+from torchglb.estimators.linear_fit import LinearFit
 from torchglb.estimators.offsets import OffsetFit
 from torchglb.estimators.packages import needed
+from torchglb.estimators.results import Bounds, Evidence
 from torchglb.estimators.running import Running, run_over
 from torchglb.estimators.scaling import ASK, Scaler
 from torchglb.estimators.summary import Summary
@@ -293,9 +294,7 @@ class GLMFit:
     def _on(self, scale: str, z: np.ndarray) -> np.ndarray:
         return z if scale == "linear" else self.core.mean(z)
 
-    def running(
-        self, *texts: str, every: int | None = None, intersect: bool = False
-    ) -> Running:
+    def running(self, *texts: str, every: int | None = None, intersect: bool = False) -> Running:
         """Intervals after every ``every`` rows (about 40 looks by default); 1 for every row.
 
         Costs a fit and intervals for each look.
@@ -317,9 +316,8 @@ class GLMFit:
         from torchglb.plotting import forest_plot
 
         columns = (self.summary(intervals="both") if summary is None else summary).columns
-        ends = [columns.get(key) for key in ("lower", "upper", "profile_lower", "profile_upper")]
-        if ends[0] is None:
-            ends = [*ends[2:], None, None]
+        keys = ("lower", "upper", "profile_lower", "profile_upper")
+        ends = [columns[key] for key in keys if key in columns]
         return forest_plot(columns["name"], columns["estimate"], *ends)
 
     def plot_running(self, running: Running | None = None) -> Any:
@@ -422,5 +420,3 @@ def references_of(design: Design) -> list[str]:
             if coded and name not in present:
                 found.append(name)
     return found
-
-
