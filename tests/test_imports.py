@@ -39,6 +39,7 @@ ROOMS = (
     "inference",
     "sets",
     "sequence",
+    "contrasts",
     "policies",
     "heads",
     "environments",
