@@ -82,6 +82,7 @@ SHARED_POLICY_MODULES = frozenset(
         "estimators",
         "exact",
         "fitted",
+        "fixed_arms",
         "mirror_descent",
         "online",
         "parts",
