@@ -78,7 +78,7 @@ class OFULContrast(Policy):
         batch_shape: tuple[int, ...] = (),
         *,
         regularization: float = 1.0,
-        joint_share: float = 0.25,
+        joint_share: float = 0.1,
         seed: int = 0,
         replicates: Tensor | None = None,
         validate: bool = True,
