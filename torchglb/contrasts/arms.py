@@ -72,7 +72,7 @@ class ArmContrasts:
         self._dispersion = family.dispersion
         self._lengths = np.linalg.norm(arms, axis=-1)
         self._units = arms / np.maximum(self._lengths, 1e-300)[..., None]
-        self._scales = 2.0 ** (1.0 - np.arange(SCALES)) * math.sqrt(family.dispersion)
+        self._scales: Floats = np.exp2(1.0 - np.arange(SCALES)) * math.sqrt(family.dispersion)
         weights = np.array(scale_weights()[:SCALES])
         self._levels = -family.dispersion * np.log(weights * delta)
         variance = float(family.variance(torch.zeros((), dtype=torch.float64)))

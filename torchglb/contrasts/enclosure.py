@@ -28,7 +28,7 @@ class Enclosure(NamedTuple):
         matrix: M, ``(d, d)``.
         factor: its Cholesky factor.
         reach: ``|<x_s, u>|`` at most, for every row, ``(n)``.
-        lam: the scale of the centred prior that gave it; 0 for the uniform prior.
+        lam: of the budget that gave it: the scale of a centred prior, or of a ridge where negative.
     """
 
     matrix: Tensor
@@ -43,7 +43,7 @@ class Enclosure(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """``L(theta*) - L(theta_hat) <= height + (lam/2)|theta* - theta_hat|^2``."""
+    """``L(theta*) - L(theta_hat) <= height + (lam/2)|theta* - theta_hat|^2``; lam of any sign."""
 
     height: float
     lam: float

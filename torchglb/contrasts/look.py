@@ -105,7 +105,9 @@ def look(joint: Joint, contrasts: Tensor, b: Tensor, wanted: list[float]) -> Loo
     S = torch.tensor(joint.S, dtype=torch.float64)
     gap = float(frank_wolfe_gap(center, at.gradient, S)) * (1.0 + 1e-12)
     gap += float(errors.loss + 2.0 * S * errors.gradient)
-    budgets = [Budget(joint.height, 0.0)]
+    # theta* is in the ball, so |u| <= wide: 1/wide^2 may be added as a ridge that costs 1
+    wide = joint.S + float(torch.linalg.vector_norm(center))
+    budgets = [Budget(joint.height, 0.0), Budget(joint.height + 1.0, -2.0 / wide**2)]
     if joint.centred:
         level = joint.log_level + math.log(2.0)
         budgets += centred_budgets(likelihood, center, at.hessian, joint.S, level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,10 @@ from torchglb.checks import (
     check_shape,
     refuse,
 )
+from torchglb.contrasts.evidence import joint_log_e_values, log_e_values, nearest_points
+from torchglb.contrasts.inputs import lossless
 from torchglb.contrasts.look import Joint, Look, look
+from torchglb.contrasts.parts import ContrastParts, parts_table
 from torchglb.contrasts.weights import Weights, no_weights, with_rows
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -29,25 +32,6 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii import Radius, self_concordance_of
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import Interval, LikelihoodRatioSet
-
-#: steps by which ``log A`` of a test's joint set is raised
-RAISES = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
-
-
-class ContrastParts(NamedTuple):
-    """Of what the half width of the upper end consists, ``(*B, m)`` each; NaN without lines.
-
-    Attributes:
-        slab: what the weighted rewards leave open at one scale.
-        leak: by directions of theta other than c that the weights do not cancel.
-        bend: by the curvature of the mean over the joint set, beyond the leak.
-        joint: the half width of the joint set's ellipsoid.
-    """
-
-    slab: Tensor
-    leak: Tensor
-    bend: Tensor
-    joint: Tensor
 
 
 class ContrastSequence:
@@ -128,7 +112,7 @@ class ContrastSequence:
         self.names: tuple[str, ...] | None = None
         if isinstance(contrasts, Mapping):
             self.names = tuple(str(name) for name in contrasts)
-            contrasts = torch.stack([_lossless(name, c) for name, c in contrasts.items()], dim=-2)
+            contrasts = torch.stack([lossless(name, c) for name, c in contrasts.items()], dim=-2)
         self.contrasts = self._checked(contrasts)
         N, m, d = self.batch_shape.numel(), self.contrasts.shape[-2], domain.dim
         whole = self.contrasts.expand(*self.batch_shape, m, d).reshape(N, m, d)
@@ -142,7 +126,7 @@ class ContrastSequence:
         self._seen: tuple[int, list[Look]] | None = None  # a cache of the last look
 
     def _checked(self, contrasts: Any) -> Tensor:
-        found = _lossless("contrasts", contrasts).clone()
+        found = lossless("contrasts", contrasts).clone()
         batch, d = tuple(self.batch_shape), self.domain.dim
         check_shape("contrasts", found, ((*batch, "m", d) if found.ndim > 2 else ("m", d)))
         if not found.shape[-2]:
@@ -171,13 +155,13 @@ class ContrastSequence:
         Raises:
             InputError: on any argument that does not fit; nothing is then changed.
         """
-        x, r = _lossless("x", x), _lossless("r", r)
+        x, r = lossless("x", x), lossless("r", r)
         batch, d = tuple(self.batch_shape), self.domain.dim
         one = x.ndim == len(batch) + 1
         check_shape("x", x, (*batch, d) if one else (*batch, "k", d))
         check_shape("r", r, batch if one else (*batch, x.shape[-2]))
         if weight is not None:
-            weight = _lossless("weight", weight)
+            weight = lossless("weight", weight)
             weight = weight.expand(r.shape) if weight.ndim == 0 else weight
             check_shape("weight", weight, r.shape)
         held, history = self._weights(), self.joint.history
@@ -250,18 +234,7 @@ class ContrastSequence:
 
     def parts(self) -> ContrastParts:
         """Of what the upper ends consist: for tables and pictures."""
-        level = self._log_level(False)
-        table = torch.full((4, *self._lengths.shape), torch.nan, dtype=torch.float64)
-        for i, seen in enumerate(self._look()):
-            for j, lines in enumerate(seen.lines):
-                table[3, i, j] = seen.joint[j]
-                upper = [line for line in lines if line.alpha < 0]
-                if not upper:
-                    continue
-                line = min(upper, key=lambda k: (level - k.log_weight - k.base) / abs(k.alpha))
-                pieces = (level - line.log_weight - line.score, line.leak, line.bent - line.leak)
-                table[:3, i, j] = torch.tensor(pieces, dtype=torch.float64) / abs(line.alpha)
-        table = table * self._lengths
+        table = parts_table(self._look(), self._log_level(False)) * self._lengths
         return ContrastParts(*table.reshape(4, *self.batch_shape, -1))
 
     def _log_level(self, simultaneous: bool) -> float:
@@ -287,24 +260,19 @@ class ContrastSequence:
         An end needs no optimisation if a point of the set is known whose contrast is beyond it:
         tried are those that are nearest to theta_hat in the metric of the ellipsoid.
         """
-        region = self._region()
+        region, looks = self._region(), self._look()
         N, m = self._lengths.shape
         center = region.center.reshape(N, -1)
-        inside = torch.zeros((N, m, 2), dtype=torch.bool)
-        points = torch.zeros((N, m, 2, center.shape[-1]), dtype=torch.float64)
-        for i, seen in enumerate(self._look()):
+        known = torch.isfinite(ends)
+        points = center[:, None, None, :].expand(N, m, 2, -1).clone()
+        for i, seen in enumerate(looks):
             if seen.enclosure is None:
+                known[i] = False
                 continue
-            toward = torch.cholesky_solve(self._units[i].mT, seen.enclosure.factor).mT  # (m, d)
-            forms = (toward * self._units[i]).sum(-1)
-            steps = (ends[i] - (self._units[i] @ center[i])[:, None]) / forms[:, None]
-            points[i] = center[i] + steps[..., None] * toward[:, None, :]
-        known = torch.isfinite(ends) & torch.tensor(
-            [seen.enclosure is not None for seen in self._look()]
-        ).reshape(N, 1, 1)
-        points = torch.where(known[..., None], points, center[:, None, None, :])
-        shaped = points.reshape(*self.batch_shape, 2 * m, -1)
-        inside = known & region.contains(shaped).reshape(N, m, 2)
+            ahead = nearest_points(seen, self._units[i], center[i], ends[i])
+            points[i] = torch.where(known[i][..., None], ahead, points[i])
+        inside = region.contains(points.reshape(*self.batch_shape, 2 * m, -1))
+        inside = known & inside.reshape(N, m, 2)
         if bool(inside.all()):
             return ends
         units = self._units.reshape(*self.batch_shape, m, -1)
@@ -354,25 +322,20 @@ class ContrastSequence:
     def test(self, value: Any, relation: str = "==") -> TestResult:
         """E-values and p-values of ``<c_j, theta*> = value``, or ``<=``, or ``>=``; ``(*B, m)``.
 
-        With the joint martingale M and the contrast's martingale N at theta, ``share M(theta) + (1
-        - share) N(theta)`` is at most a martingale of mean 1 if theta* = theta. Its infimum over
-        the null is an e-value at every stopping time. For any A, a theta of the null is either
-        outside the joint set of level A, where ``M >= A``, or inside, where N is at least the sum
-        of its lines: ``E >= min(share A, (1 - share) sum_k w_k e^(line_k))``. Several A are tried;
-        each gives a lower bound of the same infimum, so that taking the best costs nothing. So
-        ``P(E_t >= 1/alpha for some t) <= alpha`` under the null hypothesis.
+        ``P(E_t >= 1/alpha for some t) <= alpha`` under the null hypothesis, for each contrast
+        (:mod:`torchglb.contrasts.evidence`); for several at once, :func:`torchglb.inference.e_bh`.
 
         Args:
             value: a number, or ``(m)`` or ``(*B, m)``.
             relation: ``"=="``, ``"<="`` or ``">="``.
 
         Returns:
-            ``theta`` is where the ellipsoid's metric puts the nearest point of ``<c, theta> =
-            value``; NaN where there is no ellipsoid.
+            ``theta``, ``(*B, m, d)``, is the point of ``<c, theta> = value`` that is nearest to the
+            estimate in the metric of the joint set; NaN where that is not known.
         """
         check_choice("relation", relation, RELATIONS)
         N, (m, d) = len(self._S), self.contrasts.shape[-2:]
-        value = _lossless("value", value)
+        value = lossless("value", value)
         try:
             value = value.expand(*self.batch_shape, m)
         except RuntimeError:
@@ -380,56 +343,22 @@ class ContrastSequence:
         checks = ValueChecks()
         checks.finite("value", value)
         checks.settle()
-        scaled = (value.reshape(N, m) / self._lengths).tolist()
-        b = torch.from_numpy(self._weights().b[:, : len(self)])
+        scaled = value.reshape(N, m) / self._lengths
+        b, share = torch.from_numpy(self._weights().b[:, : len(self)]), self.joint_share
         log_e = torch.full((N, m), -math.inf, dtype=torch.float64)
         theta = torch.full((N, m, d), math.nan, dtype=torch.float64)
         for i, (joint, seen) in enumerate(zip(self._joints(), self._look(), strict=True)):
-            if seen.enclosure is None:
-                continue
-            found = [self._log_e(joint, i, b[i], scaled[i], relation, more) for more in RAISES[:1]]
-            for more in RAISES[1:]:
-                # a higher joint level helps only where it is what limits the e-value
-                if not any(last[1] for last in found[-1]):
-                    break
-                found.append(self._log_e(joint, i, b[i], scaled[i], relation, more))
-            log_e[i] = torch.tensor([[each[0] for each in one] for one in found]).double().amax(0)
-            toward = torch.cholesky_solve(self._units[i].mT, seen.enclosure.factor).mT
-            away = torch.tensor(scaled[i], dtype=torch.float64) - torch.tensor(seen.at_center)
-            forms = (toward * self._units[i]).sum(-1)
-            theta[i] = joint.center + (away / forms)[:, None] * toward
-        log_e = torch.where(torch.isfinite(log_e), log_e - 1e-9 * (1.0 + log_e.abs()), log_e)
-        log_e = torch.maximum(
-            log_e.reshape(*self.batch_shape, m), self._joint_log_e(value, relation)
-        )
-        return TestResult(log_e, anytime_p(log_e), theta.reshape(*self.batch_shape, m, d))
-
-    def _joint_log_e(self, value: Tensor, relation: str) -> Tensor:
-        """By the likelihood-ratio sets' martingale alone, of which M is a half or the whole."""
-        region = self._region()
-        if region.log_failure is None:
-            return torch.full_like(value, -torch.inf)
-        share = math.log(self.joint_share * (0.5 if self.centred else 1.0))
-        whole = self.contrasts.expand(*self.batch_shape, *self.contrasts.shape[-2:])
-        each = [
-            region.test(whole[..., j : j + 1, :], value[..., j : j + 1], relation).log_e
-            for j in range(value.shape[-1])
-        ]
-        return torch.stack(each, dim=-1) + share
-
-    def _log_e(
-        self, joint: Joint, i: int, b: Tensor, values: list[float], relation: str, more: float
-    ) -> list[tuple[float, bool]]:
-        """For every contrast ``log E`` by one A, and whether the joint part is the smaller one."""
-        raised, share = joint.raised(more), self.joint_share
-        most = math.log(share) + raised.log_level
-        wanted = [max(raised.log_level, 3.0)] * len(values)
-        seen = look(raised, self._units[i], b, wanted)
-        found = []
-        for j, value in enumerate(values):
-            other = math.log(1.0 - share) + seen.log_evidence(j, value, relation)
-            found.append((min(most, other), most < other))
-        return found
+            if seen.enclosure is not None:
+                found = log_e_values(
+                    joint, self._units[i], b[i], scaled[i].tolist(), relation, share
+                )
+                log_e[i] = torch.tensor(found, dtype=torch.float64)
+                theta[i] = nearest_points(seen, self._units[i], joint.center, scaled[i])
+        own = log_e.reshape(*self.batch_shape, m)
+        share *= 0.5 if self.centred else 1.0
+        other = joint_log_e_values(self._region(), self.contrasts, value, relation, share)
+        best = torch.maximum(own, other)
+        return TestResult(best, anytime_p(best), theta.reshape(*self.batch_shape, m, d))
 
     # ---- saving --------------------------------------------------------------------------
 
@@ -481,7 +410,8 @@ class ContrastSequence:
             m = self._lengths.shape[-1]
             check_shape("state['best']", state["best"], (4, *self.batch_shape, m))
         self.joint.load_state_dict(state["joint"])
-        self._held, self._seen = Weights(*parts, rows), None
+        inverse, forms, guess, b = parts
+        self._held, self._seen = Weights(inverse, forms, guess, b, rows), None
         self._best = None if state["best"] is None else state["best"].clone()
 
     def _settings(self) -> dict[str, Any]:
@@ -492,14 +422,3 @@ class ContrastSequence:
             "centred": self.centred,
             "running": self.running,
         }
-
-
-def _lossless(name: str, value: Any) -> Tensor:
-    """In float64 on a CPU: nothing is lost from float32, integers and booleans."""
-    if isinstance(value, Tensor) and value.dtype != torch.float64:
-        kinds = (torch.float32, torch.float16, torch.int64, torch.int32, torch.bool)
-        if value.dtype not in kinds:
-            raise refuse(name, "real numbers", value.dtype)
-        value = value.to(torch.float64)
-    found = as_tensor(name, value, dtype=torch.float64, device=torch.device("cpu"))
-    return found.detach() if found.requires_grad else found

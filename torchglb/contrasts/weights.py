@@ -40,7 +40,8 @@ class Weights(NamedTuple):
 
     def copy(self) -> Weights:
         """Without shared memory."""
-        return Weights(*(part.copy() for part in self[:4]), self.rows)
+        inverse, forms, guess, b = (part.copy() for part in self[:4])
+        return Weights(inverse, forms, guess, b, self.rows)
 
 
 def no_weights(contrasts: Floats, ridge: Floats) -> Weights:

@@ -92,6 +92,18 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
             device=device,
         )
         self.delta = delta
+        # bounds of all arms are needed in every round, from K merged rows: solved anew, which is
+        # faster than anchors that would have to follow them
+        self._program = RefitProgram(
+            family,
+            domain,
+            tuple(self.batch_shape),
+            level_tol=self._program.level_tol,
+            aggregate=aggregate,
+            validate=False,
+            dtype=self.dtype,
+            device=self.device,
+        )
         self._declared = DeclaredArms(self)
         self._contrasts: ArmContrasts | None = None
 
