@@ -71,7 +71,7 @@ def misses(family, design, d, n, R, deltas, *, boundary=False, weighted=False, s
     X, r, w, star, c = collected(
         family, design, d, n, R, S, boundary=boundary, weighted=weighted, seed=seed
     )
-    contrasts = torch.stack([c, unit(c + torch.ones(d, dtype=DTYPE))])
+    contrasts = torch.stack([c, unit(c + 2.0 * torch.ones(d, dtype=DTYPE))])
     truth = star @ contrasts.mT
     found, width = [], math.nan
     for delta in deltas:

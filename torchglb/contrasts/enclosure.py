@@ -113,7 +113,7 @@ def enclose(
     x_s x_s'`` a budget becomes ``u' (K - (lam/2) I) u <= height + gap``: an ellipsoid where that
     matrix is positive definite. It bounds ``|t_s|`` again, which sharpens k_s; at first the ball
     does, ``|t_s| <= |x_s| (S + |theta_hat|)``. All budgets hold at once, so that each round may
-    take the best, by the mean of ``reach^2`` with the rows' curvature.
+    take the best, by ``tr(M^-1 K)``, the sum of ``reach^2`` with the rows' curvature.
 
     Args:
         likelihood: the rows of one problem.
@@ -132,19 +132,11 @@ def enclose(
         bend = least_curvature(family, z, reach, concordance) / family.dispersion
         bend = bend if w is None else bend * w
         K = (X.mT * bend) @ X
-        chosen: Enclosure | None = None
-        size = math.inf
-        for budget in budgets:
-            matrix = (K - 0.5 * budget.lam * eye) / (budget.height + gap)
-            factor = _factor(matrix, X.shape[0])
-            if factor is None:
-                continue
-            white = torch.linalg.solve_triangular(factor, K, upper=False)
-            trace = float(torch.linalg.solve_triangular(factor, white.mT, upper=False).trace())
-            if trace < size:
-                size, chosen = trace, Enclosure(matrix, factor, reach, budget.lam)
-        if chosen is None:
+        budget = _smallest(K, budgets, gap, X.shape[0])
+        if budget is None:
             break
+        matrix = (K - 0.5 * budget.lam * eye) / (budget.height + gap)
+        chosen = Enclosure(matrix, torch.linalg.cholesky(matrix), reach, budget.lam)
         before, reach = reach, torch.minimum(reach, chosen.lengths(X))
         best = chosen._replace(reach=reach)
         if bool((reach >= 0.99 * before).all()):
@@ -152,12 +144,17 @@ def enclose(
     return best
 
 
-def _factor(matrix: Tensor, rows: int) -> Tensor | None:
-    """The Cholesky factor of a matrix that is far enough from a singular one; else None."""
-    d = matrix.shape[-1]
-    values = torch.linalg.eigvalsh(matrix)
-    low, high = float(values[0]), float(values[-1])
-    # sums of n rows, and solving with it, err by some (n + d^2) eps times the condition
-    if not low * LINEAR_ALGEBRA > (rows + 16.0 * d * d) * 2.3e-16 * high:
-        return None
-    return torch.linalg.cholesky(matrix)
+def _smallest(K: Tensor, budgets: list[Budget], gap: float, rows: int) -> Budget | None:
+    """The budget of the least ``tr(M^-1 K)`` whose matrix M is far from a singular one, or None."""
+    values, best, size = torch.linalg.eigvalsh(K), None, math.inf
+    d = len(values)
+    for budget in budgets:
+        shifted = values - 0.5 * budget.lam
+        low, high = float(shifted[0]), float(shifted[-1])
+        # sums of n rows, and solving with it, err by some (n + d^2) eps times the condition
+        if not low * LINEAR_ALGEBRA > (rows + 16.0 * d * d) * 2.3e-16 * (high + abs(budget.lam)):
+            continue
+        trace = (budget.height + gap) * float((values / shifted).sum())
+        if trace < size:
+            size, best = trace, budget
+    return best

@@ -136,3 +136,30 @@ def weigh_row(
     """:func:`weigh_rows` for one row of a family whose formulas are not compiled."""
     step = guess.copy()
     learn_row(x, surprise, curvature, weight, radius, contrasts, inverse, forms, guess, step, out)
+
+
+@entry
+def least_dual(a: Floats, f2: Floats) -> float:
+    """``min nu/2 + sum_i f_i^2/(2 (nu - a_i))`` over ``nu > max(a, 0)``, by bisection.
+
+    The slope is ``1/2 - sum_i f_i^2/(2 (nu - a_i)^2)``: negative to the left of the minimum. Any nu
+    gives an upper bound of the maximum that this is the dual of; here the slope is not negative.
+    """
+    lowest, total = 0.0, 0.0
+    for i in range(a.shape[0]):
+        lowest = max(lowest, a[i])
+        total += f2[i]
+    low, high = lowest, lowest + math.sqrt(total) + 1e-12 * (1.0 + lowest)
+    for _ in range(60):
+        nu = 0.5 * (low + high)
+        steep = 0.0
+        for i in range(a.shape[0]):
+            steep += f2[i] / ((nu - a[i]) * (nu - a[i]))
+        if steep > 1.0:
+            low = nu
+        else:
+            high = nu
+    value = 0.5 * high
+    for i in range(a.shape[0]):
+        value += 0.5 * f2[i] / (high - a[i])
+    return value

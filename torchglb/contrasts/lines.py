@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from torchglb.contrasts.enclosure import LINEAR_ALGEBRA, Enclosure
+from torchglb.contrasts.kernels import least_dual
 from torchglb.contrasts.rows import bend_bound
 from torchglb.families import GLMFamily
 from torchglb.radii import self_concordance_of
@@ -173,7 +174,7 @@ def largest_on_ellipsoid(e: Tensor, A: Tensor, factor: Tensor) -> float:
     In coordinates ``y = V' L' u`` with ``L^-1 A L^-T = V diag(a) V'`` and ``f = V' L^-1 e``, for
     every ``nu > max(a, 0)``: ``f'y + sum_i a_i y_i^2/2 <= nu/2 + sum_i [f_i y_i - (nu - a_i)
     y_i^2/2] <= nu/2 + sum_i f_i^2/(2 (nu - a_i))``. Convex in nu, and the least value is the
-    maximum itself; here nu comes from a bisection, and any is valid.
+    maximum itself (:func:`torchglb.contrasts.kernels.least_dual`).
 
     Args:
         e: ``(d)``.
@@ -184,18 +185,9 @@ def largest_on_ellipsoid(e: Tensor, A: Tensor, factor: Tensor) -> float:
     white = torch.linalg.solve_triangular(factor, half.mT, upper=False)
     a, V = torch.linalg.eigh(0.5 * (white + white.mT))
     f2 = (V.mT @ torch.linalg.solve_triangular(factor, e[:, None], upper=False))[:, 0].square()
-    lowest = max(float(a[-1]), 0.0)
-    length = math.sqrt(float(f2.sum()))
-    low, high = lowest, lowest + length + 1e-12 * (1.0 + lowest)
-    for _ in range(60):
-        nu = 0.5 * (low + high)
-        if float((f2 / (nu - a).square()).sum()) > 1.0:
-            low = nu
-        else:
-            high = nu
-    spread = float(a.abs().max()) + length  # what the whitening's rounding is relative to
-    value = 0.5 * high + 0.5 * float((f2 / (high - a)).sum())
-    return value + LINEAR_ALGEBRA * spread
+    # what the whitening's rounding is relative to
+    spread = float(a.abs().max()) + math.sqrt(float(f2.sum()))
+    return least_dual(a.numpy(), f2.numpy()) + LINEAR_ALGEBRA * spread
 
 
 def mixture_ends(lines: list[Line], log_level: float) -> tuple[float, float]:
