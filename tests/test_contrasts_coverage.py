@@ -122,13 +122,13 @@ def test_coverage(name, design, d, boundary, weighted):
 @pytest.mark.parametrize("d", [1, 3, 10])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_coverage_of_every_design(name, d, design):
-    R, deltas = 80, (0.5, 0.05)
+    R, deltas = 60, (0.5, 0.05)
     seed = DESIGNS.index(design)
     found, _ = misses(
         FAMILIES[name],
         design,
         d,
-        400,
+        300,
         R,
         deltas,
         boundary=seed % 2 == 0,
