@@ -47,6 +47,7 @@ class _Held(NamedTuple):
     used: int  # rows in use; with aggregation an upper bound on them
     observations: int
     unit_weights: bool  # every weight so far is 1
+    recorded: bool  # whether a row carries derivatives
 
 
 class History:
@@ -114,7 +115,7 @@ class History:
         w, y, *rests = (torch.zeros_like(X[..., 0]) for _ in range(4))
         w_rest, y_rest = rests if self.aggregate else (None, None)
         distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=X.device)
-        self._held = _Held(X, w, y, w_rest, y_rest, distinct, 0, 0, not self.aggregate)
+        self._held = _Held(X, w, y, w_rest, y_rest, distinct, 0, 0, not self.aggregate, False)
         self.epoch = 0  # how often its rows were replaced by others
         self._shards = current()
         self._arrays: tuple[Tensor, tuple[Any, Any, Any]] | None = None  # a cache of arrays()
@@ -222,8 +223,7 @@ class History:
     @property
     def keeps_graph(self) -> bool:
         """Whether the rows carry derivatives: then they are only to be appended to."""
-        held = self._held
-        return is_recorded(held.X, held.w, held.y)
+        return self._held.recorded
 
     @property
     def longest_row(self) -> float:
@@ -314,7 +314,7 @@ class History:
         if self.validate and not is_transformed(x, r, w):  # vmap shows nobody its values
             self._check_values(x, r, w)
         held = self._held
-        keeps_graph = is_recorded(x, r, w, held.X, held.w, held.y)
+        keeps_graph = held.recorded or is_recorded(x, r, w)
         if keeps_graph and (self.aggregate or not self._shards.is_whole):
             raise refuse("x, r, weight", "tensors without derivatives", "one that is recorded")
         observations = held.observations + x.shape[-2]
@@ -328,7 +328,9 @@ class History:
             held = _extended(held, x, w, r if weight is None else w * r, copy=keeps_graph)
         unit = held.unit_weights and weight is None
         # the one assignment by which the rows are there
-        self._held = held._replace(observations=observations, unit_weights=unit)
+        self._held = held._replace(
+            observations=observations, unit_weights=unit, recorded=keeps_graph
+        )
 
     def _check_values(self, x: Tensor, r: Tensor, w: Tensor) -> None:
         checks = ValueChecks()
@@ -431,6 +433,7 @@ class History:
             used=X.shape[-2],
             observations=int(state["observations"]),
             unit_weights=bool(state["unit_weights"]),
+            recorded=False,
             **{name: state[name].to(self.device) for name in sums},
         )
         held = _enlarged(held, capacity)  # copies them

@@ -25,6 +25,17 @@ def is_recorded(*tensors: Tensor) -> bool:
     return forward_ad._current_level >= 0 and any(_has_tangent(t) for t in tensors)
 
 
+def is_plain(tensor: object) -> bool:
+    """Whether this is a tensor of the CPU that compiled code may read as it is."""
+    return (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and not tensor.requires_grad
+        and forward_ad._current_level < 0
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
 def wants_gradient(*tensors: Tensor) -> bool:
     """Whether a derivative with respect to one of the tensors may be asked for."""
     if torch.is_grad_enabled():

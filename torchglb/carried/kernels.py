@@ -96,9 +96,8 @@ class Workspace(NamedTuple):
 @entry
 def workspace(dim: int, count: int) -> Workspace:
     """For passes of so many monomials."""
-    return Workspace(
-        np.zeros(SCRATCH), np.zeros((count, CHUNK)), np.zeros(count), np.zeros(1 + dim)
-    )
+    powers = np.empty((count, CHUNK))  # large, and written before it is read
+    return Workspace(np.zeros(SCRATCH), powers, np.zeros(count), np.zeros(1 + dim))
 
 
 @vectorised

@@ -53,15 +53,14 @@ class RowSource:
         self.family, self.history = family, history
         self.compiled = family.compiled() or NO_FAMILY
         self.problems = history.batch_shape.numel()
+        #: whether compiled code may read all rows by itself,
+        self.is_direct = self.compiled is not NO_FAMILY and history.is_whole
+        #: and write new ones
+        self.is_plain = self.is_direct and not history.aggregate
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies are built anew: ``compiled`` is compared by identity."""
         return type(self), (self.family, self.history)
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether compiled code may read all rows by itself."""
-        return self.compiled is not NO_FAMILY and self.history.is_whole
 
     def arrays(self) -> RowArrays:
         """The rows as they lie in memory."""

@@ -52,6 +52,8 @@ POLICY_STYLE: dict[str, Style] = {
     "log-ucb-1": Style("Log-UCB-1", "#7f8a00", _DASHDOT),
     "ol2m": Style("OL2M", "#e26fb5", _DASHED),
     "oful": Style("OFUL", "#3d8bff", _DASHED),
+    "oful-contrast": Style("OFUL (contrasts)", "#0b5563"),
+    "ofuglb-contrast": Style("OFUGLB (contrasts)", "#d9468f"),
     "ts": Style("TS", "#e0b400", _DASHDOT),
     "greedy": Style("greedy", "#c3a6d8", _DOTTED),
     "random": Style("random", "#a0a0a0", _DOTTED),

@@ -198,9 +198,11 @@ class Policy(ABC):
 
     def _check_arms(self, arms: Tensor) -> None:
         check_same("arms", arms, "the policy", self)
-        check_shape("arms", arms, (*self.batch_shape, "K", self.domain.dim))
-        if arms.shape[-2] == 0:
-            raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
+        shape = arms.shape
+        if shape[:-2] != self.batch_shape or len(shape) < 2 or shape[-1] != self.domain.dim:
+            check_shape("arms", arms, (*self.batch_shape, "K", self.domain.dim))
+        if shape[-2] == 0:
+            raise refuse("arms", "at least one arm", f"shape {tuple(shape)}")
         if self.validate and not self._rows_within(arms):
             checks = ValueChecks()
             self._require_rows(checks, "arms", arms)
@@ -235,6 +237,9 @@ class Policy(ABC):
         Raises:
             InputError: on any argument that does not fit; the state is then unchanged.
         """
+        if rows := self._learn_at_once(x, r):
+            self.rounds += rows
+            return
         x = as_tensor("x", x, dtype=self.dtype, device=self.device)
         r = as_tensor("r", r, dtype=self.dtype, device=self.device)
         batch = self.batch_shape
@@ -252,6 +257,14 @@ class Policy(ABC):
             checks.settle()
         self._update(x, r)
         self.rounds += x.shape[-2]
+
+    def _learn_at_once(self, x: Any, r: Any) -> int:
+        """Checks and learns plain rows in one compiled call, where a policy has one.
+
+        Returns:
+            How many rows; 0 where nothing was changed, so that :meth:`update` goes the long way.
+        """
+        return 0
 
     @abstractmethod
     def _update(self, x: Tensor, r: Tensor) -> None:

@@ -288,6 +288,25 @@ class LikelihoodRatioPolicy(ExactPolicy):
         )
         return Height(level=found.level), found.state
 
+    def select(self, arms: Tensor) -> Tensor:  # noqa: D102
+        if self._counts and self.solver == "native" and isinstance(self._program, AnchoredProgram):
+            height = self._height()
+            assert height.radius is not None
+            longest = self._longest if self.validate else 0.0
+            index = self._program.decide(arms, height.radius, longest)
+            if index is not None:
+                self._decided = height
+                return index
+        return super().select(arms)
+
+    def _learn_at_once(self, x: Any, r: Any) -> int:
+        if not self._counts or not isinstance(self._program, AnchoredProgram):
+            return 0
+        rows = self._program.append_at_once(x, r, self._longest if self.validate else 0.0)
+        if rows:
+            self._decided = None
+        return rows
+
     def _update(self, x: Tensor, r: Tensor) -> None:
         if self._counts:
             self._append(x, r)

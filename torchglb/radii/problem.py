@@ -87,7 +87,13 @@ class Problem:
         """d."""
         return self.domain.dim
 
-    @property
+    @cached_property
+    def has_bounded_rewards(self) -> bool:
+        """Whether the range of the rewards is finite."""
+        low, high = self.family.reward_range
+        return high - low < math.inf
+
+    @cached_property
     def log_failure(self) -> float:
         """``log(1/delta)``."""
         return -math.log(self.delta)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -106,8 +105,7 @@ class Lipschitz(ConstantRadius):
 
     def of_rows(self, problem: Problem, rows: int) -> float | Tensor | None:
         """Table 1 has rewards of finite range at ``(b - a + 2 S R_mudot) n/g``."""
-        low, high = problem.family.reward_range
-        if self.constant != "table1" or not high - low < math.inf:
+        if self.constant != "table1" or not problem.has_bounded_rewards:
             return None
         per_row = problem.bounded_slope
         if isinstance(per_row, float):  # one ball for all

@@ -308,7 +308,7 @@ def _looks(
             return DECIDED
         state.looks += 1
         state.arm = arm
-        if look(state, problem, arms, level, settings, wanted, memory):
+        if look(state, problem, arms, level, wanted, memory):
             state.passes += 1
             return PASS_FOR_ANCHOR
 

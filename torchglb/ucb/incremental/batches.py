@@ -34,6 +34,9 @@ from torchglb.ucb.incremental.round_state import (
 )
 
 _CONVERGED, _NONFINITE = int(Status.CONVERGED), int(Status.NONFINITE)
+#: how a call ends: all is well; some problems have not converged; nothing has changed, because some
+#: value is not what it should be, or because the sums do not hold the rows of the history
+DONE, OPEN, REFUSED, BEHIND = 0, 1, 2, 3
 _INFEASIBLE, _INACCURATE = int(Status.INFEASIBLE), int(Status.INACCURATE)
 
 
@@ -42,11 +45,12 @@ class Batch(NamedTuple):
 
     Attributes:
         anchors: memory of the carried anchors, ``(N, size)``.
-        notes: what else is known of them, ``(N, (d + 2) A)``.
+        notes: what else is known of them, ``(N, (d + 2) A + 1)``.
         minimum: memory of the carried minimum, ``(N, size)``.
         places: of its search, ``(N, 4, d)``.
         search: its state, ``(N,)``.
         rounds: the state of the round, ``(N,)``.
+        passes: over the history so far, ``(N,)``.
         constants: S, C and R for the anchors, ``(N, 3)``.
         minimum_constants: the same for the minimum.
         table: monomials of the anchors.
@@ -60,6 +64,7 @@ class Batch(NamedTuple):
     places: Floats
     search: np.ndarray
     rounds: np.ndarray
+    passes: Floats
     constants: Floats
     minimum_constants: Floats
     table: Packed
@@ -68,7 +73,7 @@ class Batch(NamedTuple):
 
 
 @inlined
-def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats) -> Problem:
+def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> Problem:
     """One problem of a batch."""
     d, c, e = batch.table.dim, batch.constants[b], batch.minimum_constants[b]
     count, least = batch.table.count, batch.minimum_table.count
@@ -82,6 +87,7 @@ def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats) -> Problem:
         Constants(e[0], e[1], e[2]),
         places_in(batch.places[b]),
         Quadratic(ridge, tilt),
+        rows,
     )
 
 
@@ -95,6 +101,8 @@ class RoundInput(NamedTuple):
         tilt: ``(N, d)``.
         settings: those of all problems; each has its own height.
         number: of this round.
+        longest: an arm may be so long; 0 if that has been checked.
+        rows: how many must be in the sums.
     """
 
     arms: Floats
@@ -103,6 +111,8 @@ class RoundInput(NamedTuple):
     tilt: Floats
     settings: Settings
     number: int
+    longest: float
+    rows: int
 
 
 class RoundOutput(NamedTuple):
@@ -121,6 +131,17 @@ class RoundOutput(NamedTuple):
     winner: Ints
     status: Ints
     passes: Floats
+
+
+def new_output(problems: int, arms: int) -> RoundOutput:
+    """Memory for the results of one round."""
+    return RoundOutput(
+        np.empty((problems, arms)),
+        np.empty((problems, arms)),
+        np.empty(problems, np.int64),
+        np.empty(problems, np.int64),
+        np.empty(problems),
+    )
 
 
 @inlined
@@ -162,6 +183,7 @@ def end_round(batch: Batch, out: RoundOutput, b: int) -> None:
     state, search, upper = record(batch.rounds, b), record(batch.search, b), out.upper[b]
     out.winner[b] = state.leader
     out.passes[b] = state.passes + search.passes
+    batch.passes[b] += out.passes[b]
     total, status = 0.0, _CONVERGED
     empty = search.low > state.level
     for k in range(upper.shape[0]):
@@ -186,8 +208,8 @@ def play_round(
     batch: Batch,
     given: RoundInput,
     out: RoundOutput,
-) -> bool:
-    """The round of every problem, with all passes that it needs; whether all have converged.
+) -> int:
+    """The round of every problem, with all passes that it needs; how it ends, DONE to BEHIND.
 
     Args:
         family: the family.
@@ -200,6 +222,11 @@ def play_round(
         out: what comes out.
     """
     d, K, table = batch.table.dim, given.arms.shape[1], batch.table
+    for b in range(given.arms.shape[0]):
+        if not rows_held(batch.anchors[b], batch.minimum[b], given.rows):
+            return BEHIND
+        if given.longest > 0.0 and not rows_within(given.arms[b], given.longest):
+            return REFUSED
     memory = round_memory(d, batch.number, table.count, batch.minimum_table.count)
     anchor_work = workspace(d, table.count)
     minimum_work = workspace(d, batch.minimum_table.count)
@@ -208,7 +235,7 @@ def play_round(
     for b in range(given.arms.shape[0]):
         start_round(batch, given, b)
         state, search = record(batch.rounds, b), record(batch.search, b)
-        problem = problem_of(batch, b, given.ridge[b], given.tilt[b])
+        problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
         arms, settings = arms_of(given, out, b, ints, numbers), settings_of(given, b)
         work, trace = anchor_work, 0.0
         while True:
@@ -224,10 +251,16 @@ def play_round(
             trace = sum_rows(family, X[b], w[b], y[b], 0, rows, point, monomials, work)
         end_round(batch, out, b)
         converged = converged and out.status[b] == _CONVERGED
-    return converged
+    return DONE if converged else OPEN
 
 
 # ---- rows --------------------------------------------------------------------------------------
+
+
+@kernel
+def rows_held(anchors: Floats, minimum: Floats, rows: int) -> bool:
+    """Whether both sums of a problem hold so many rows: the last number of their memory."""
+    return anchors[-1] == rows and minimum[-1] == rows
 
 
 @kernel
@@ -262,7 +295,7 @@ def learn_rows(
     y: Floats,
     used: int,
     sums: Sums,
-) -> bool:
+) -> int:
     """Checks k rows of weight 1 of every problem, writes them and carries them: O(A k d^q).
 
     Args:
@@ -277,10 +310,13 @@ def learn_rows(
         sums: what is carried.
 
     Returns:
-        Whether the rows fit; if not, nothing has changed.
+        DONE, REFUSED or BEHIND.
     """
+    for b in range(x.shape[0]):
+        if not rows_held(sums.anchors[b], sums.minimum[b], used):
+            return BEHIND
     if longest > 0.0 and not rows_fit(family, x, r, longest):
-        return False
+        return REFUSED
     d = sums.table.dim
     table, least = unpack(sums.table), unpack(sums.minimum_table)
     scratch, row = np.zeros(SCRATCH), np.empty(d)
@@ -295,4 +331,4 @@ def learn_rows(
             w[b, used + s], y[b, used + s] = 1.0, r[b, s]
             carry_row(family, row, 1.0, float(r[b, s]), anchors, table, scratch, powers)
             carry_row(family, row, 1.0, float(r[b, s]), minimum, least, scratch, least_powers)
-    return True
+    return DONE

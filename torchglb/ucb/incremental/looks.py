@@ -7,8 +7,6 @@ the history is asked for, and the point becomes an anchor.
 
 from __future__ import annotations
 
-import math
-
 from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.carried.kernels import Workspace, error_at
@@ -23,7 +21,7 @@ from torchglb.ucb.incremental.cutting_planes import (
     scan,
 )
 from torchglb.ucb.incremental.kkt import expand, maximise_on_model
-from torchglb.ucb.incremental.round_state import Memory, Problem, RoundState, Settings
+from torchglb.ucb.incremental.round_state import Memory, Problem, RoundState
 from torchglb.ucb.kernels import (
     come_back,
     cut_rounding,
@@ -37,9 +35,11 @@ from torchglb.ucb.kernels import (
 MODEL_SHARE = 0.25
 #: a model may err by this share of the level's height over the minimum, where it leads the way
 TRUST = 0.1
-#: how far from its anchor a point may be that decides a choice, relative to its distance from the
-#: centre: a new anchor there spares later rounds their looks
-ROAM = 0.2
+#: a look without a pass costs as much as a pass over so many rows: where such looks have cost as
+#: much as a pass since the last one, a pass is made, whose anchor spares later rounds their looks
+ROWS_PER_LOOK = 250.0
+#: points this close, relative to their distance from the centre, are the same
+NEARBY = 1e-2
 #: a look without a pass has helped if it leaves at most this share of an arm's gap
 ENOUGH = 0.5
 
@@ -50,7 +50,6 @@ def look(
     problem: Problem,
     arms: Arms,
     level: Level,
-    settings: Settings,
     wanted: float,
     memory: Memory,
 ) -> bool:
@@ -67,7 +66,7 @@ def look(
         point[k] = problem.anchors.points[k, slot]
     known = -1
     if problem.table.order > 2:
-        if _look_by_anchor(problem, level, x, slot, settings, wanted, memory):
+        if _look_by_anchor(problem, level, x, slot, wanted, memory):
             known = slot
     elif problem.minimum_constants.ratio == 0.0:
         _propose_from_minimum(problem, level, x, memory)
@@ -78,6 +77,10 @@ def look(
             return True
         for k in range(d):
             point[k] = problem.minimum.points[k, 0]
+    free = problem.notes.free
+    if free[0] * ROWS_PER_LOOK >= problem.rows:
+        return True
+    free[0] += 1.0
     _learn_from_model(problem, arms, level, memory, point, known)
     # the next look would start from the same anchor: what did not help now never will
     return not arms.upper[arm] - arms.lower[arm] <= ENOUGH * before
@@ -89,7 +92,6 @@ def _look_by_anchor(
     level: Level,
     x: Floats,
     slot: int,
-    settings: Settings,
     wanted: float,
     memory: Memory,
 ) -> bool:
@@ -118,11 +120,9 @@ def _look_by_anchor(
         trial,
     )
     loss = expand(trial, point, local, level.quadratic, table, memory.dense, memory.gradient, False)
-    p, far, away = memory.left, 0.0, 0.0
+    p = memory.left
     for k in range(d):
         p[k] = trial[k] - point[k]
-        far += p[k] * p[k]
-        away += (trial[k] - level.center[k]) * (trial[k] - level.center[k])
     error = error_at(
         p, loss, local, anchors.trace[slot], anchors.facts, problem.constants, table.order
     )
@@ -131,8 +131,6 @@ def _look_by_anchor(
     enough = sound and solution.multiplier * doubt <= MODEL_SHARE * wanted
     if solution.multiplier == 0.0:  # a pole must be feasible
         enough = enough and loss + error.value <= level.low
-    if settings.value_tol == math.inf:
-        enough = enough and far <= ROAM * ROAM * away
     if enough:
         if solution.multiplier > 0.0:  # the next look starts from here
             for k in range(d):
@@ -143,7 +141,11 @@ def _look_by_anchor(
         loss = expand(
             start, point, local, level.quadratic, table, memory.dense, memory.gradient, True
         )
-        _step_from(x, start, loss, goal, level, memory)
+        if not (_is_far(loss, level) and _propose_anew(problem, level, x, start, memory)):
+            loss = expand(
+                start, point, local, level.quadratic, table, memory.dense, memory.gradient, True
+            )
+            _step_from(x, start, loss, goal, level, memory)
     return False
 
 
@@ -161,12 +163,29 @@ def _dip(slope_error: float, problem: Problem) -> float:
 
 
 @inlined
+def _is_far(loss: float, level: Level) -> bool:
+    """Whether a point is so far outside the set that a model made there says little of it."""
+    return loss - level.high > level.high - level.center_loss
+
+
+@inlined
+def _propose_anew(problem: Problem, level: Level, x: Floats, start: Floats, memory: Memory) -> bool:
+    """The maximiser as the carried minimum has it, instead of a far point; False if that is it."""
+    trial, off, away = memory.trial, 0.0, 0.0
+    _propose_from_minimum(problem, level, x, memory)
+    for k in range(x.shape[0]):
+        off += (trial[k] - start[k]) * (trial[k] - start[k])
+        away += (trial[k] - level.center[k]) * (trial[k] - level.center[k])
+    return off > NEARBY * NEARBY * away
+
+
+@inlined
 def _step_from(
     x: Floats, start: Floats, loss: float, goal: float, level: Level, memory: Memory
 ) -> None:
     """An SQP step from a point with gradient and Hessian in the memory; back from far outside."""
     dense, trial = memory.dense, memory.trial
-    if loss - level.high > level.high - level.center_loss:
+    if _is_far(loss, level):
         come_back(start, memory.gradient, loss, level.center, level.center_loss, level.low, trial)
         return
     sqp_point(
@@ -186,10 +205,10 @@ def _step_from(
 def _propose_from_minimum(problem: Problem, level: Level, x: Floats, memory: Memory) -> None:
     """The maximiser where the loss is its own polynomial, as for Gaussian rewards."""
     carried, table, point = problem.minimum, problem.minimum_table, memory.normal
+    sums, start = carried.sums.reshape(table.count), memory.left
     for k in range(x.shape[0]):
         point[k] = carried.points[k, 0]
-        memory.start[k] = level.center[k]
-    sums, start = carried.sums.reshape(table.count), memory.start
+        start[k] = level.center[k]
     loss = expand(start, point, sums, level.quadratic, table, memory.dense, memory.gradient, True)
     _step_from(x, start, loss, level.low, level, memory)
 
@@ -213,6 +232,11 @@ def _propose_from_anchor(
             place += 1
         hessian[i, i] += level.quadratic.ridge + (1.0 if flat else 0.0)
     loss = loss_at(anchors, level.quadratic, slot)
+    if _is_far(loss, level):
+        if _propose_anew(problem, level, arms.units[arm], memory.point, memory):
+            return
+        for i in range(d):
+            memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
     _step_from(arms.units[arm], memory.point, loss, level.low, level, memory)
     cut = arms.cut[arm]
     for k in range(d):
@@ -340,7 +364,7 @@ def new_anchor(
         memory.gradient[k] = gradient_at(anchors, level.quadratic, k, slot)
     anchors.rest[d, slot] = answer.rest[d]
     anchors.trace[slot] = trace
-    notes.excess[slot], notes.used[slot] = 0.0, float(state.number)
+    notes.excess[slot], notes.used[slot], notes.free[0] = 0.0, float(state.number), 0.0
     loss = loss_at(anchors, level.quadratic, slot)
     offset = level.high - loss + dot(memory.gradient, trial)
     bend = trace + d * abs(level.quadratic.ridge)

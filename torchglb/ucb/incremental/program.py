@@ -11,7 +11,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,9 +35,11 @@ from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
-from torchglb.recording import is_recorded
+from torchglb.recording import is_plain
 from torchglb.ucb.incremental.arm_selection import choose
 from torchglb.ucb.incremental.batches import (
+    DONE,
+    OPEN,
     Batch,
     RoundInput,
     RoundOutput,
@@ -45,6 +47,7 @@ from torchglb.ucb.incremental.batches import (
     arms_of,
     end_round,
     learn_rows,
+    new_output,
     play_round,
     problem_of,
     settings_of,
@@ -61,13 +64,16 @@ from torchglb.ucb.incremental.round_state import (
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.native import native_support
 
-#: anchors for each corner of a cube, but at most ``MOST/d^2``, or MANY
-PER_CORNER, MOST, MANY = 8, 100_000, 128
+#: anchors for each corner of a cube, but no more than MOST, nor than ENTRIES/d or MANY: more would
+#: spare passes, but cost more in every round than those do
+PER_CORNER, MOST, MANY, ENTRIES = 4, 256, 128, 2560
 #: looks with a pass before all arms are solved to tolerance: so many, and so many for each arm
 FIRST_STEPS, STEPS_PER_ARM = 20, 10
 #: derivatives of the highest order of an anchor's polynomial; where it would be of second order an
 #: anchor keeps the trace of its Hessian only
 LARGEST_ANCHOR_ORDER = 7
+#: and of the polynomial at the minimum, which says less about the arms than about the level
+LARGEST_MINIMUM_ORDER = 100
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,15 @@ class Choice:
     passes: Tensor
 
 
+class _QuickRound(NamedTuple):
+    """What :meth:`AnchoredProgram.decide` writes to in every round with so many arms."""
+
+    K: int
+    settings: Settings
+    heights: Floats
+    out: RoundOutput
+
+
 class AnchoredProgram:
     """The optimistic program over a history that grows by a few rows per round.
 
@@ -113,7 +128,7 @@ class AnchoredProgram:
         family: the GLM family.
         domain: the ball.
         batch_shape: ``*B``.
-        anchors: A; by default it grows with d until A d^2 is 10^5, and is 128 or more then.
+        anchors: A; by default 32 up to d = 3, 256 from d = 6 to 10 and 128 from d = 20 on.
         level_tol: the minimum of the loss is certified to this, and to what rounding allows; 1e-6,
             and 1e-2 in float32.
         aggregate: merge repeated arms in the history.
@@ -172,21 +187,23 @@ class AnchoredProgram:
         if not N:
             raise refuse("batch_shape", "at least one problem", tuple(self.batch_shape))
         if anchors is None:
-            anchors = max(32, min(PER_CORNER * 2 ** min(d, 10), max(MANY, MOST // d**2)))
+            anchors = max(32, min(PER_CORNER * 2 ** min(d, 10), MOST, max(MANY, ENTRIES // d)))
         anchors = check_count("anchors", anchors, least=1)
         self._source = RowSource(family, self.history)
         radii = domain.radius_like(torch.zeros(1, dtype=torch.float64))
         ball = Ball(d, radii.expand(self.batch_shape).reshape(-1))
-        self._minimum = CarriedMinimum(self._source, ball)
+        self._minimum = CarriedMinimum(self._source, ball, LARGEST_MINIMUM_ORDER)
         order = choose_order(family, d, domain.max_radius, LARGEST_ANCHOR_ORDER)
         self._anchors = CarriedLoss(family, ball, N, anchors, order if order > 2 else 1)
-        self._notes = np.zeros((N, (d + 2) * anchors))
+        self._notes = np.zeros((N, (d + 2) * anchors + 1))
         self._notes[:, :anchors] = -1.0  # never used
         self._rounds = np.zeros(N, ROUND)
         self._number = 0  # of rounds so far
         self._epoch = self.history.epoch
         self._passes = np.zeros(N)
         self._no_tilt = np.zeros((N, d))
+        self._no_ridge = np.zeros(N)
+        self._quick: _QuickRound | None = None
 
     @property
     def passes(self) -> Tensor:
@@ -203,6 +220,7 @@ class AnchoredProgram:
         new._minimum, new._anchors = self._minimum.copy(), self._anchors.copy()
         for name in ("_notes", "_rounds", "_passes"):
             setattr(new, name, getattr(self, name).copy())
+        new._quick = None
         return new
 
     def beside(self, anchors: int) -> AnchoredProgram:
@@ -232,46 +250,68 @@ class AnchoredProgram:
 
         All or nothing: whatever interrupts it, the next call finds sums and rows to agree.
         """
-        if weight is not None or not self._append_plainly(x, r):
+        longest = self.history.longest_row if self.history.validate else 0.0
+        if weight is not None or not self.append_at_once(x, r, longest):
             self._catch_up()  # what an interruption left in the sums must not stand for this row
             self.history.append(x, r, weight)
+            if self.history.aggregate and self._source.is_direct:
+                self._carry(x, r, weight)
             self._catch_up()
 
-    def _append_plainly(self, x: Any, r: Any) -> bool:
-        """Tensors of the right kind and of weight 1, in one compiled call; False for all others."""
-        history, source = self.history, self._source
-        if not (isinstance(x, Tensor) and isinstance(r, Tensor) and source.is_direct):
-            return False
-        if not x.dtype == r.dtype == history.dtype or history.aggregate or is_recorded(x, r):
-            return False
-        if not (x.is_cpu and r.is_cpu) or history.keeps_graph:
-            return False
+    def _carry(self, x: Any, r: Any, weight: Any) -> None:
+        """Adds rows to the sums that merged rows no longer show; many are left to a pass."""
+        N, d = self._source.problems, self.domain.dim
+        rows = torch.as_tensor(x).numpy().reshape(N, -1, d).astype(np.float64)
+        k = rows.shape[1]
+        if k > self._source.arrays().used:
+            return
+        w = np.ones((N, k)) if weight is None else np.empty((N, k))
+        if weight is not None:
+            given = torch.as_tensor(weight).double()
+            w[:] = given.reshape(N, k).numpy() if given.ndim else given.item()
+        y = w * torch.as_tensor(r).double().numpy().reshape(N, k)
+        for carried in (self._minimum.carried, self._anchors):
+            carried.append(self._source, rows, y, w)
+
+    def append_at_once(self, x: Any, r: Any, longest: float) -> int:
+        """Plain rows of weight 1, checked, kept and carried by one compiled call.
+
+        Args:
+            x: as in :meth:`append`.
+            r: as in :meth:`append`.
+            longest: a row may be so long; 0 for no checks of values.
+
+        Returns:
+            How many rows each problem got; 0 for anything that is not plain or does not fit, which
+            has changed nothing: :meth:`append` takes it, or says what is wrong with it.
+        """
+        history, source, d = self.history, self._source, self.domain.dim
+        if not (source.is_plain and is_plain(x) and is_plain(r)) or history.keeps_graph:
+            return 0
+        if not x.dtype is r.dtype is history.dtype or self._epoch != history.epoch:
+            return 0
         one = r.shape == self.batch_shape
-        k = 1 if one else r.shape[-1]
-        shape = (*self.batch_shape, self.domain.dim) if one else (*r.shape, self.domain.dim)
-        if x.shape != shape or not (one or r.shape[:-1] == self.batch_shape):
-            return False
-        self._catch_up()
-        longest = history.longest_row if history.validate else 0.0
-        N = source.problems
-        X, w, y, used = history.reserve(k)
-        rows = x.numpy().reshape(N, k, self.domain.dim)
-        rewards = r.numpy().reshape(N, k)
+        if x.shape != (*r.shape, d) or not (one or r.shape[:-1] == self.batch_shape):
+            return 0
+        k, N = 1 if one else r.shape[-1], source.problems
+        rows, rewards = x.numpy().reshape(N, k, d), r.numpy().reshape(N, k)
         minimum, anchors = self._minimum.carried, self._anchors
         sums = Sums(anchors.memory, minimum.memory, anchors.table, minimum.table, anchors.number)
-        if not learn_rows(source.compiled, rows, rewards, longest, X, w, y, used, sums):
-            return False
+        if learn_rows(source.compiled, rows, rewards, longest, *history.reserve(k), sums) != DONE:
+            return 0
         history.commit(k)
-        return True
+        return k
 
     def _catch_up(self) -> None:
         """Brings sums up to date that are not: of a fork, or after an interruption."""
-        if self._epoch != self.history.epoch:  # other rows, maybe as many
-            for carried in (self._minimum.carried, self._anchors):
-                carried.rebuild(self._source)
-            self._epoch = self.history.epoch
-        for carried in (self._minimum.carried, self._anchors):
-            carried.catch_up(self._source)
+        minimum, anchors, history = self._minimum.carried, self._anchors, self.history
+        if self._epoch != history.epoch:  # other rows, maybe as many
+            minimum.rebuild(self._source)
+            anchors.rebuild(self._source)
+            self._epoch = history.epoch
+        elif not minimum.rows == anchors.rows == len(history):
+            minimum.catch_up(self._source)
+            anchors.catch_up(self._source)
 
     def self_check(self, anchor: int | None = None) -> None:
         """Compares what is carried with passes: the minimum's sums and those of one anchor.
@@ -430,6 +470,52 @@ class AnchoredProgram:
         limits = (tie, own, False, max_steps)
         return self._round(arms, _one_of(radius, level), regularization, *limits)
 
+    def decide(self, arms: Any, radius: float | Tensor, longest: float) -> Tensor | None:
+        """The index of :meth:`argmax` alone, in one compiled call that checks the arms too.
+
+        Args:
+            arms: ``(*B, K, d)``.
+            radius: beta^2.
+            longest: an arm may be so long; 0 for no checks of values.
+
+        Returns:
+            ``(*B)``; or None for arms that are not plain or do not fit, which has changed nothing.
+        """
+        source, history, shape = self._source, self.history, self.batch_shape
+        if not (source.is_direct and is_plain(arms)) or self.check_every is not None:
+            return None
+        if not arms.dtype is history.dtype is torch.float64 or self._epoch != history.epoch:
+            return None
+        N, K, d = source.problems, arms.shape[-2] if arms.ndim > 1 else 0, self.domain.dim
+        if K == 0 or arms.shape != (*shape, K, d) or not arms.is_contiguous():
+            return None
+        if self._quick is None or self._quick.K != K:
+            self._quick = self._quick_round(K)
+        _, settings, heights, out = self._quick
+        heights[:] = radius if type(radius) is float else self._numbers("radius", radius)
+        asked = RoundInput(
+            arms.numpy().reshape(N, K, d),
+            heights,
+            self._no_ridge,
+            self._no_tilt,
+            settings,
+            self._number + 1,
+            longest,
+            len(history),
+        )
+        ending = play_round(source.compiled, *history.arrays(), self._batch(), asked, out)
+        if ending > OPEN:
+            return None
+        self._number += 1
+        if ending == OPEN:
+            self._solve_open(asked, out)
+        return torch.from_numpy(out.winner.reshape(shape).copy())
+
+    def _quick_round(self, K: int) -> _QuickRound:
+        settings = self._settings("radius", K, self.tie_tol, np.inf, False, None)
+        N = self._source.problems
+        return _QuickRound(K, settings, np.empty(N), new_output(N, K))
+
     def bound(
         self,
         arms: Tensor,
@@ -464,54 +550,48 @@ class AnchoredProgram:
         every: bool,
         max_steps: int | None,
     ) -> Choice:
-        shape, d, N = self.batch_shape, self.domain.dim, self._source.problems
+        shape = self.batch_shape
         check_same("arms", arms, "the history", self.history)
-        check_shape("arms", arms, (*shape, "K", d))
+        check_shape("arms", arms, (*shape, "K", self.domain.dim))
         K = arms.shape[-2]
         if K == 0:
             raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
-        name, given = height
-        settings = Settings(
-            0.0,
-            name == "radius",
-            self.level_tol,
-            tie,
-            value_tol,
-            every,
-            FIRST_STEPS + STEPS_PER_ARM * K
-            if max_steps is None
-            else check_count("max_steps", max_steps),
+        settings = self._settings(height[0], K, tie, value_tol, every, max_steps)
+        out = new_output(self._source.problems, K)
+        self._play(self._asked(arms, height, regularization, settings), out)
+        return Choice(
+            torch.from_numpy(out.winner.reshape(shape)),
+            self._rounded(out.upper.reshape((*shape, K)), up=True),
+            self._rounded(out.lower.reshape((*shape, K)), up=False),
+            torch.from_numpy(out.status.reshape(shape)),
+            torch.from_numpy(out.passes.reshape(shape)),
         )
-        asked = RoundInput(
-            np.ascontiguousarray(arms.detach().numpy().reshape(N, K, d), np.float64),
-            self._numbers(name, given),
+
+    def _settings(
+        self, name: str, K: int, tie: float, value_tol: float, every: bool, max_steps: int | None
+    ) -> Settings:
+        if max_steps is None:
+            max_steps = FIRST_STEPS + STEPS_PER_ARM * K
+        steps = check_count("max_steps", max_steps)
+        return Settings(0.0, name == "radius", self.level_tol, tie, value_tol, every, steps)
+
+    def _asked(
+        self,
+        arms: Tensor,
+        height: tuple[str, Any],
+        regularization: float | Tensor,
+        settings: Settings,
+    ) -> RoundInput:
+        entries = arms.detach().numpy().reshape(self._source.problems, -1, self.domain.dim)
+        return RoundInput(
+            np.ascontiguousarray(entries, np.float64),
+            self._numbers(*height),
             self._numbers("regularization", regularization),
             self._no_tilt,
             settings,
             self._number + 1,
-        )
-        upper, lower = np.empty((*shape, K)), np.empty((*shape, K))
-        index, status, passes = (
-            np.empty(shape, np.int64),
-            np.empty(shape, np.int64),
-            np.empty(shape),
-        )
-        out = RoundOutput(
-            upper.reshape(N, K),
-            lower.reshape(N, K),
-            index.reshape(N),
-            status.reshape(N),
-            passes.reshape(N),
-        )
-        self._play(asked, out)
-        self._number += 1
-        self._passes = self._passes + out.passes
-        return Choice(
-            torch.from_numpy(index),
-            self._rounded(upper, up=True),
-            self._rounded(lower, up=False),
-            torch.from_numpy(status),
-            torch.from_numpy(passes),
+            0.0,
+            len(self.history),
         )
 
     def _batch(self) -> Batch:
@@ -523,6 +603,7 @@ class AnchoredProgram:
             minimum.places,
             minimum.search,
             self._rounds,
+            self._passes,
             anchors.constants,
             minimum.carried.constants,
             anchors.table,
@@ -537,25 +618,31 @@ class AnchoredProgram:
         self._catch_up()
         batch, source = self._batch(), self._source
         if source.is_direct:
-            converged = play_round(source.compiled, *source.arrays(), batch, asked, out)
+            ending = play_round(source.compiled, *source.arrays(), batch, asked, out)
         else:
-            converged = self._play_with_passes(batch, asked, out)
-        if not converged:
-            for b in np.nonzero(self._rounds["ending"] == UNDECIDED)[0]:
-                self._solve(asked, out, int(b))
+            ending = self._play_with_passes(batch, asked, out)
+        self._number += 1
+        if ending == OPEN:
+            self._solve_open(asked, out)
 
-    def _play_with_passes(self, batch: Batch, asked: RoundInput, out: RoundOutput) -> bool:
+    def _solve_open(self, asked: RoundInput, out: RoundOutput) -> None:
+        """All arms of the problems that single looks have not decided."""
+        for b in np.nonzero(self._rounds["ending"] == UNDECIDED)[0]:
+            self._solve(asked, out, int(b))
+
+    def _play_with_passes(self, batch: Batch, asked: RoundInput, out: RoundOutput) -> int:
         """The same where compiled code cannot read the rows: passes are made from here."""
         K, d = asked.arms.shape[1:]
         table, least = batch.table, batch.minimum_table
         memory = round_memory(d, batch.number, table.count, least.count)
         anchor_work, minimum_work = new_workspace(table), new_workspace(least)
+        used = self._source.arrays().used
         ints, numbers = np.empty(2 * K, np.int64), np.empty(K * (d + 2))
         rounds, searches = batch.rounds.view(np.recarray), batch.search.view(np.recarray)
         for b in range(self._source.problems):
             start_round(batch, asked, b)
             state, search = rounds[b], searches[b]
-            problem = problem_of(batch, b, asked.ridge[b], asked.tilt[b])
+            problem = problem_of(batch, b, asked.ridge[b], asked.tilt[b], used)
             arms, settings = arms_of(asked, out, b, ints, numbers), settings_of(asked, b)
             work, trace = anchor_work, 0.0
             while (
@@ -569,7 +656,7 @@ class AnchoredProgram:
                     state.answered = 1
                 trace = self._minimum.carried.checked_pass(self._source, b, point, monomials, work)
             end_round(batch, out, b)
-        return not out.status.any()
+        return OPEN if out.status.any() else DONE
 
     def _solve(self, asked: RoundInput, out: RoundOutput, b: int) -> None:
         """All arms of a problem that single looks did not decide, solved to tolerance."""

@@ -85,18 +85,21 @@ class AnchorNotes(NamedTuple):
         used: ``(A,)``, the last round in which the anchor bounded an arm.
         excess: ``(A,)``, how much the loss may be above the model where it was asked last.
         shift: ``(d, A)``, from the anchor to that place.
+        free: ``(1,)``, looks without a pass since the last one with a pass.
     """
 
     used: Floats
     excess: Floats
     shift: Floats
+    free: Floats
 
 
 @kernel
 def notes_in(memory: Floats, dim: int, anchors: int) -> AnchorNotes:
-    """In memory ``((d + 2) A,)``."""
-    shift = memory[2 * anchors : (dim + 2) * anchors].reshape(dim, anchors)
-    return AnchorNotes(memory[:anchors], memory[anchors : 2 * anchors], shift)
+    """In memory ``((d + 2) A + 1,)``."""
+    end = (dim + 2) * anchors
+    shift = memory[2 * anchors : end].reshape(dim, anchors)
+    return AnchorNotes(memory[:anchors], memory[anchors : 2 * anchors], shift, memory[end:])
 
 
 class Problem(NamedTuple):
@@ -111,6 +114,7 @@ class Problem(NamedTuple):
     minimum_constants: Constants
     places: Places
     quadratic: Quadratic
+    rows: int  # of a pass
 
 
 class Memory(NamedTuple):

@@ -1,0 +1,145 @@
+"""One look at one problem: what the joint set and the weighted rewards say of each contrast."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.contrasts.enclosure import Budget, Enclosure, centred_budgets, enclose
+from torchglb.contrasts.lines import (
+    NEIGHBOURS,
+    SCALES,
+    Line,
+    Rows,
+    lines_of,
+    log_sum,
+    mixture_ends,
+)
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.optim import frank_wolfe_gap
+
+
+class Joint(NamedTuple):
+    """The joint set of one problem.
+
+    Attributes:
+        likelihood: the loss of its rows.
+        center: theta_hat, ``(d)``.
+        height: ``L(theta*) - L(theta_hat)`` at most, in the likelihood-ratio set.
+        log_level: ``log A``: ``M(theta*) < A`` of the two joint martingales' mean.
+        S: the radius of the ball.
+        concordance: R_s on it.
+        centred: whether the centred prior has half of the level.
+    """
+
+    likelihood: NegativeLogLikelihood
+    center: Tensor
+    height: float
+    log_level: float
+    S: float
+    concordance: float
+    centred: bool
+
+    def raised(self, more: float) -> Joint:
+        """The set of a level A that is ``e^more`` times as high."""
+        return self._replace(height=self.height + more, log_level=self.log_level + more)
+
+
+class Look(NamedTuple):
+    """What is known of the m contrasts of one problem.
+
+    Attributes:
+        at_center: ``<c, theta_hat>``, ``(m)``.
+        joint: the half width of the enclosing ellipsoid, ``(m)``; infinite without one.
+        lines: of each contrast.
+        enclosure: of the joint set, or None.
+    """
+
+    at_center: list[float]
+    joint: list[float]
+    lines: list[list[Line]]
+    enclosure: Enclosure | None
+
+    def ends(self, which: int, log_level: float) -> tuple[float, float]:
+        """Ends of one contrast: of its lines at a level, within the ellipsoid."""
+        center, half = self.at_center[which], self.joint[which]
+        low, high = -half, half
+        if self.lines[which]:
+            below, above = mixture_ends(self.lines[which], log_level)
+            low, high = max(low, below), min(high, above)
+        return center + low, center + high
+
+    def log_evidence(self, which: int, value: float, relation: str) -> float:
+        """``log sum_k w_k exp(line_k)`` at least, over the part of the joint set in a null.
+
+        Over ``<c, theta> <= value`` a line with alpha > 0 is least at the value itself, and the
+        others have no bound; likewise for ``>=``.
+        """
+        v = value - self.at_center[which]
+        lines = self.lines[which]
+        if relation != "==":
+            sign = 1.0 if relation == "<=" else -1.0
+            lines = [line for line in lines if sign * line.alpha > 0]
+        if abs(v) > self.joint[which] and (
+            relation == "==" or (v < 0 if relation == "<=" else v > 0)
+        ):
+            return math.inf  # no such point in the joint set
+        return log_sum(lines, v)[0] if lines else -math.inf
+
+
+def look(joint: Joint, contrasts: Tensor, b: Tensor, wanted: list[float]) -> Look:
+    """Everything at once: O(n d^2) for the joint set, and for each contrast and scale.
+
+    Args:
+        joint: the set.
+        contrasts: of length 1, ``(m, d)``.
+        b: the weights of the rows, ``(n, m)``.
+        wanted: for each contrast the logarithm of the level that its martingale should reach; the
+            scales are chosen for it.
+    """
+    likelihood, center = joint.likelihood, joint.center
+    at, errors = likelihood.expand_with_errors(center)
+    S = torch.tensor(joint.S, dtype=torch.float64)
+    gap = float(frank_wolfe_gap(center, at.gradient, S)) * (1.0 + 1e-12)
+    gap += float(errors.loss + 2.0 * S * errors.gradient)
+    # theta* is in the ball, so |u| <= wide: 1/wide^2 may be added as a ridge that costs 1
+    wide = joint.S + float(torch.linalg.vector_norm(center))
+    budgets = [Budget(joint.height, 0.0), Budget(joint.height + 1.0, -2.0 / wide**2)]
+    if joint.centred:
+        level = joint.log_level + math.log(2.0)
+        budgets += centred_budgets(likelihood, center, at.hessian, joint.S, level)
+    found = enclose(likelihood, center, joint.S, joint.concordance, budgets, gap)
+    at_center = (contrasts @ center).tolist()
+    m = contrasts.shape[0]
+    if found is None:
+        return Look(at_center, [math.inf] * m, [[] for _ in range(m)], None)
+    family, X, r = likelihood.family, likelihood.X, likelihood.r
+    z = X @ center
+    mean = family.mean(z)
+    sizes = 1.0 + r.abs() + mean.abs() + family.log_partition(z).abs()
+    rows = Rows(X, r - mean, z, sizes)
+    variance = family.variance(z) / family.dispersion
+    lines = []
+    for j in range(m):
+        information = float((b[:, j].square() * variance).sum())
+        scales = _near(information * family.dispersion, wanted[j])
+        lines.append(
+            lines_of(family, rows, b[:, j], contrasts[j], found, joint.S, scales, joint.concordance)
+        )
+    return Look(at_center, found.lengths(contrasts).tolist(), lines, found)
+
+
+def _near(information: float, wanted: float) -> list[int]:
+    """The scales around ``u = sqrt(2 wanted/information)``, where the bound is about least.
+
+    Which are looked at may depend on the data: the others only add to the martingale.
+    """
+    if not 0.0 < information < math.inf:
+        return []
+    best = 1.0 - 0.5 * math.log2(2.0 * max(wanted, 1.0) / information)
+    middle = min(max(round(best), 0), SCALES - 1)
+    low, high = max(middle - NEIGHBOURS, 0), min(middle + NEIGHBOURS, SCALES - 1)
+    return list(range(low, high + 1))

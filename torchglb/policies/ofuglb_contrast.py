@@ -1,0 +1,188 @@
+"""OFUGLB with a bound for each arm of its own, for a fixed arm set (Gaussian, binomial, Poisson).
+
+The index of an arm is the smaller of two bounds: that over the likelihood-ratio set of
+:mod:`torchglb.policies.ofuglb_pb`, at the share ``joint_share`` of delta, and that of the arm as a
+contrast named beforehand, at a K-th of the rest (:mod:`torchglb.contrasts.arm_kernels`). With
+probability 1 - delta all of them hold at all times.
+
+The contrasts are compiled code on a CPU. On another device only the joint set is used: valid, and
+then no better than ofuglb-pb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_probability
+from torchglb.contrasts.arms import ArmContrasts, as_interval
+from torchglb.domain import Ball
+from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
+from torchglb.optim import frank_wolfe_gap
+from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.exact import LikelihoodRatioPolicy
+from torchglb.policies.fixed_arms import DeclaredArms
+from torchglb.policies.registry import register
+from torchglb.radii import Radius
+from torchglb.sets import Interval
+from torchglb.ucb import AnchoredProgram, RefitProgram
+
+
+@register
+class OFUGLBContrast(LikelihoodRatioPolicy):
+    """OFUGLB-PB for a fixed arm set, with contrast bounds.
+
+    Args:
+        family: Gaussian, Bernoulli, binomial or Poisson.
+        domain: the ball that contains theta*.
+        delta: the failure level.
+        horizon: not needed.
+        batch_shape: ``*B``.
+        radius: of the joint set.
+        joint_share: the part of delta that the joint set gets.
+        solver: ``"native"`` or ``"conic"``, of the joint bounds.
+        aggregate: merge repeated arms.
+        seed: as in :class:`torchglb.policies.Policy`, and so are the rest.
+        replicates: names of the replicates.
+        validate: look at the values of what is passed in.
+        dtype: float64 or float32; the sums of the contrasts are float64.
+        device: where the state lives.
+    """
+
+    name = "ofuglb-contrast"
+    requires = Requirements(families=(Gaussian, Binomial, Poisson), fixed_arms=True)
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        horizon: int | None = None,
+        batch_shape: tuple[int, ...] = (),
+        *,
+        radius: str | Radius = "pac-bayes",
+        joint_share: float = 0.1,
+        solver: str = "native",
+        aggregate: bool = True,
+        seed: int = 0,
+        replicates: Tensor | None = None,
+        validate: bool = True,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        delta = check_probability("delta", delta)
+        self.joint_share = check_probability("joint_share", joint_share)
+        super().__init__(
+            family,
+            domain,
+            delta * self.joint_share,
+            horizon,
+            batch_shape,
+            radius=radius,
+            solver=solver,
+            aggregate=aggregate,
+            seed=seed,
+            replicates=replicates,
+            validate=validate,
+            dtype=dtype,
+            device=device,
+        )
+        self.delta = delta
+        # bounds of all arms are needed in every round, from K merged rows: solved anew, which is
+        # faster than anchors that would have to follow them
+        self._program = RefitProgram(
+            family,
+            domain,
+            tuple(self.batch_shape),
+            level_tol=self._program.level_tol,
+            aggregate=aggregate,
+            validate=False,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._declared = DeclaredArms(self)
+        self._contrasts: ArmContrasts | None = None
+
+    # ---- the bounds of the arms ----------------------------------------------------------
+
+    def _new_contrasts(self, arms: Tensor) -> ArmContrasts | None:
+        """Of declared arms ``(*B, K, d)``; None where there is no compiled code."""
+        if self.device.type != "cpu" or self.family.compiled() is None:
+            return None
+        N, (K, d) = self.batch_shape.numel(), arms.shape[-2:]
+        S = self._problem.S.reshape(N).double().numpy()
+        each = self.delta * (1.0 - self.joint_share) / K
+        return ArmContrasts(self.family, S, arms.double().reshape(N, K, d).numpy().copy(), each)
+
+    @torch.no_grad()
+    def contrast_bounds(self) -> Interval | None:
+        """Ends of ``<c, theta*>`` for the declared arms, ``(*B, K)``; None without any."""
+        if self._contrasts is None:
+            return None
+        minimum, N = self._program.minimum(), self.batch_shape.numel()
+        theta, level = minimum.theta, self._level(minimum)
+        at, errors = self._likelihood().expand_with_errors(theta)
+        S = self.domain.radius_like(level).expand(level.shape)
+        gap = frank_wolfe_gap(theta, at.gradient, S) * (1.0 + 1e-6)
+        height = level - at.loss + gap + 2.0 * (errors.loss + S * errors.gradient)
+        ends = self._contrasts.bounds(
+            theta.double().reshape(N, -1).numpy(),
+            height.double().clamp_min(0.0).reshape(N).numpy(),
+        )
+        return as_interval(ends, (*self.batch_shape, -1), self.dtype)
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        scores, same = super()._scores(arms), self._declared.same(arms)
+        own = None if same is None else self.contrast_bounds()
+        if same is None or own is None:
+            return scores
+        return torch.where(same, torch.minimum(scores, own.upper), scores)
+
+    def select(self, arms: Tensor) -> Tensor:
+        """Which arm ``(*B)`` has the largest index; the first call declares the arms."""
+        self._check_arms(arms)
+        if self._declared.declare(arms):
+            self._contrasts = self._new_contrasts(arms)
+        self._decided = self._height()
+        return self._scores(arms).argmax(-1)
+
+    def select_ball(self) -> Tensor:
+        """Refused: contrasts are named one by one."""
+        return Policy.select_ball(self)
+
+    def _ends(self, program: AnchoredProgram | RefitProgram, x: Tensor, refine: bool) -> Interval:
+        region, own = super()._ends(program, x, refine), self.contrast_bounds()
+        if own is None:
+            return region
+        match = self._declared.matches(x)
+        lower = torch.where(match, own.lower, -torch.inf).amax(-1)
+        upper = torch.where(match, own.upper, torch.inf).amin(-1)
+        return Interval(torch.maximum(region.lower, lower), torch.minimum(region.upper, upper))
+
+    # ---- learning and saving -------------------------------------------------------------
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        contrasts = self._contrasts
+        if contrasts is not None:
+            N, (k, d) = self.batch_shape.numel(), x.shape[-2:]
+            rows = np.ascontiguousarray(x.detach().double().reshape(N, k, d).numpy())
+            contrasts = contrasts.with_rows(rows, r.detach().double().reshape(N, k).numpy())
+        super()._update(x, r)
+        self._contrasts = contrasts  # computed first, committed last
+
+    def _state(self) -> dict[str, Any]:
+        contrasts = None if self._contrasts is None else self._contrasts.state_dict()
+        return super()._state() | {"arms": self._declared.state_dict(), "contrasts": contrasts}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        like = torch.zeros((), dtype=self.dtype, device=self.device)
+        arms, contrasts = self._declared.loaded(state, like), None
+        if arms is not None and state["contrasts"] is not None:
+            contrasts = self._new_contrasts(arms)
+            contrasts = None if contrasts is None else contrasts.loaded(state["contrasts"])
+        super()._load(state)
+        self._declared.arms, self._contrasts = arms, contrasts

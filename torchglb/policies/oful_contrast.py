@@ -1,0 +1,237 @@
+"""OFUL with a bound for each arm of its own: optimism that does not pay for the dimension.
+
+For a fixed arm set every arm c is a contrast that was named beforehand. Weights of the rows that
+are known before their rewards, ``a_s = <c, V^-1 x_s>/<c, V^-1 c>`` with V before row s, make
+
+    ``exp( u sum_s a_s (r_s - <x_s, theta*>)/sigma - u^2 sum_s a_s^2/2 )``
+
+a martingale for every u (a supermartingale for sub-Gaussian noise). With fixed scales u_k of both
+signs and weights w_k, for all t at once with probability ``1 - delta'``,
+
+    ``|G*| <= slab = sigma min_k ( log(1/(w_k delta')) + u_k^2 sum a_s^2/2 )/u_k``
+
+where ``G* = sum_s a_s (r_s - <x_s, theta*>)``. With ``w = sum_s a_s x_s``, ``alpha = <c, V^-1
+w>/<c, V^-1 c>``, ``e = w - alpha c`` and OFUL's ridge estimate and ellipsoid ``|theta* - theta| <=
+beta`` in V, on both events,
+
+    ``alpha <c, theta* - theta> = sum_s a_s r_s - <w, theta> - G* - <e, theta* - theta>``,
+
+so ``<c, theta*>`` is within ``(slab + beta |e| in V^-1)/alpha`` of ``<c, theta> + (sum a_s r_s -
+<w, theta>)/alpha``: exact, nothing is linearised. The index of an arm is the smaller of this bound
+and OFUL's. The ellipsoid gets the share ``joint_share`` of delta, each of the K arms a K-th of the
+rest. For unit arms slab/alpha is about ``sigma |c|_{V^-1} sqrt(2 log(K/delta))``, where OFUL has
+``sqrt(d log n)``.
+
+O(K d^2) per round, no history.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchglb.arrays import numbers_on
+from torchglb.checks import check_positive, check_probability
+from torchglb.contrasts.lines import SCALES, scale_weights
+from torchglb.domain import Ball
+from torchglb.families import Gaussian, GLMFamily
+from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.fixed_arms import DeclaredArms, unit_rows
+from torchglb.policies.parts import taken
+from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.registry import register
+from torchglb.sets import EllipsoidSet, Event, Interval
+
+
+@register
+class OFULContrast(Policy):
+    """OFUL for a fixed arm set, with contrast bounds.
+
+    Args:
+        family: Gaussian; sigma is that of the family.
+        domain: the ball that contains theta*.
+        delta: the failure level.
+        horizon: not needed.
+        batch_shape: ``*B``.
+        regularization: lambda.
+        joint_share: the part of delta that the ellipsoid gets.
+        seed: as in :class:`Policy`, and so are the rest.
+        replicates: names of the replicates.
+        validate: look at the values of what is passed in.
+        dtype: float64 or float32; the sums of the contrasts are float64.
+        device: where the state lives.
+    """
+
+    name = "oful-contrast"
+    requires = Requirements(families=(Gaussian,), fixed_arms=True)
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        horizon: int | None = None,
+        batch_shape: tuple[int, ...] = (),
+        *,
+        regularization: float = 1.0,
+        joint_share: float = 0.1,
+        seed: int = 0,
+        replicates: Tensor | None = None,
+        validate: bool = True,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(
+            family,
+            domain,
+            delta,
+            horizon,
+            batch_shape,
+            seed=seed,
+            replicates=replicates,
+            validate=validate,
+            dtype=dtype,
+            device=device,
+        )
+        self.regularization = check_positive("regularization", regularization)
+        self.joint_share = check_probability("joint_share", joint_share)
+        self._event = Event(self.delta)
+        shape = tuple(self.batch_shape)
+        self._moment = torch.zeros((*shape, domain.dim), dtype=self.dtype, device=self.device)
+        self._V = RankOneInverse.scaled_identity(
+            self.regularization, shape, domain.dim, self._moment
+        )
+        self._declared = DeclaredArms(self)
+        #: for each arm: sum a_s x_s in the first d places, sum a_s r_s, sum a_s^2; ``(*B, K, d+2)``
+        self._sums = torch.zeros((*shape, 0, domain.dim + 2), device=self.device).double()
+
+    # ---- OFUL's part ---------------------------------------------------------------------
+
+    @property
+    def theta(self) -> Tensor:
+        """The ridge estimate, ``(*B, d)``."""
+        return self._V.solve(self._moment)
+
+    def estimate(self) -> Tensor:  # noqa: D102
+        return self.theta
+
+    def radius(self) -> Tensor:
+        """The radius of OFUL's ellipsoid at its share of delta, ``(*B)``."""
+        lam, d = self.regularization, self.domain.dim
+        growth = self._V.logdet - d * math.log(lam)
+        S = self.domain.radius_like(growth)
+        noise = math.sqrt(self.family.dispersion)
+        level = 2 * math.log(1 / (self.delta * self.joint_share))
+        return noise * (level + growth).sqrt() + math.sqrt(lam) * S
+
+    def confidence_set(self) -> EllipsoidSet:
+        """The ellipsoid; it does not show what the arms' own bounds know."""
+        gamma, matrix = self.radius().square(), self._V.matrix.clone()
+        return EllipsoidSet(self.family, self.domain, self.theta, matrix, gamma, event=self._event)
+
+    # ---- the bounds of the arms ----------------------------------------------------------
+
+    def contrast_bounds(self) -> Interval:
+        """Ends of ``<c, theta*>`` for the declared arms, ``(*B, K)``, by their own sums alone.
+
+        Infinite where the sums say nothing, as before the first reward.
+        """
+        assert self._declared.arms is not None
+        units, lengths = unit_rows(self._declared.arms)
+        d, inverse, theta = self.domain.dim, self._V.inverse.double(), self.theta.double()
+        w, rewards, squares = self._sums[..., :d], self._sums[..., d], self._sums[..., d + 1]
+        toward, turned = units @ inverse, w @ inverse
+        forms = (toward * units).sum(-1)
+        alpha = (toward * w).sum(-1) / forms
+        leak = ((turned * w).sum(-1) - alpha.square() * forms).clamp_min(0.0).sqrt()
+        # w'V^-1 w and alpha^2 c'V^-1 c cancel: what is left may have lost some roundings of them
+        slip = 1e-7 * (turned * w).sum(-1).clamp_min(0.0).sqrt()
+        half = self._slab(squares) + self.radius().double()[..., None] * (leak + slip)
+        middle = (units @ theta[..., None])[..., 0]
+        shift = rewards - (w @ theta[..., None])[..., 0]
+        # alpha is 0 before the first reward, and for the zero arm
+        known = alpha > 1e-6 * forms.reciprocal().clamp_max(1.0)
+        safe = torch.where(known, alpha, 1.0)
+        lower = lengths * torch.where(known, middle + (shift - half) / safe, -torch.inf)
+        upper = lengths * torch.where(known, middle + (shift + half) / safe, torch.inf)
+        zero = lengths == 0
+        return Interval(torch.where(zero, 0.0, lower), torch.where(zero, 0.0, upper))
+
+    def _slab(self, squares: Tensor) -> Tensor:
+        """``|G*|`` at most, from ``sum a_s^2``, ``(*B, K)``: the least over the scales."""
+        K = squares.shape[-1]
+        share = self.delta * (1.0 - self.joint_share) / max(K, 1)
+        levels = tuple(math.log(1.0 / (weight * share)) for weight in scale_weights())
+        scales = tuple(2.0 ** (1 - k) for k in range(SCALES))
+        level, u = (numbers_on(values, self.device) for values in (levels, scales))
+        least = (level / u + 0.5 * u * squares[..., None]).amin(-1)
+        return math.sqrt(self.family.dispersion) * least * (1.0 + 1e-9)
+
+    def _joint_scores(self, arms: Tensor) -> Tensor:
+        mean = (arms @ self.theta[..., None])[..., 0]
+        return mean + self.radius()[..., None] * self._V.norms(arms)
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        scores, same = self._joint_scores(arms), self._declared.same(arms)
+        if same is None:
+            return scores
+        upper = self.contrast_bounds().upper.to(scores.dtype)
+        return torch.where(same, torch.minimum(scores, upper), scores)
+
+    def select(self, arms: Tensor) -> Tensor:
+        """The index ``(*B)`` of the arm to play; the first call declares the arms."""
+        self._check_arms(arms)
+        if self._declared.declare(arms):
+            shape = (*arms.shape[:-1], self.domain.dim + 2)
+            self._sums = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        return self._scores(arms).argmax(-1)
+
+    def bounds(self, x: Tensor, refine: bool = True) -> Interval:
+        """Ends of ``<x, theta*>``: by the ellipsoid, and for a declared arm by its own sums."""
+        region = self.confidence_set().interval(x)
+        if self._declared.arms is None:
+            return region
+        own, match = self.contrast_bounds(), self._declared.matches(x)
+        lower = torch.where(match, own.lower, -torch.inf).amax(-1).to(x.dtype)
+        upper = torch.where(match, own.upper, torch.inf).amin(-1).to(x.dtype)
+        return Interval(torch.maximum(region.lower, lower), torch.minimum(region.upper, upper))
+
+    # ---- learning and saving -------------------------------------------------------------
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        V, moment = self._V.copy(), self._moment + (r[..., None] * x).sum(-2)
+        sums = self._sums
+        units = None if self._declared.arms is None else unit_rows(self._declared.arms)[0]
+        for s in range(r.shape[-1]):  # a weight rests on the rows before its own
+            row, reward = x[..., s, :], r[..., s].double()[..., None, None]
+            if units is not None:
+                toward = units @ V.inverse.double()
+                forms = (toward * units).sum(-1)
+                a = (toward * row.double()[..., None, :]).sum(-1) / forms
+                a = torch.where(forms > 0, a, 0.0)[..., None]
+                wide = row.double()[..., None, :].expand(*a.shape[:-1], row.shape[-1])
+                sums = sums + torch.cat([a * wide, a * reward, a * a], dim=-1)
+            V.add(row)
+        self._V, self._moment, self._sums = V, moment, sums  # computed first, committed last
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "V": self._V.state_dict(),
+            "moment": self._moment.clone(),
+            "arms": self._declared.state_dict(),
+            "sums": self._sums.clone(),
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        moment, arms = (
+            taken(state, "moment", self._moment),
+            self._declared.loaded(state, self._V.inverse),
+        )
+        shape = (*self.batch_shape, 0 if arms is None else arms.shape[-2], self.domain.dim + 2)
+        sums = taken(state, "sums", torch.zeros(shape, dtype=torch.float64, device=self.device))
+        self._V.load_state_dict(state["V"])
+        self._moment, self._declared.arms, self._sums = moment, arms, sums
