@@ -12,11 +12,12 @@ from torchglb.errors import InputError
 from torchglb.estimators.design import Design, learn
 from torchglb.estimators.hypotheses import Hypothesis, Names
 from torchglb.estimators.linear_fit import LinearFit
+from torchglb.estimators.marginal import ContrastFit
 from torchglb.estimators.offsets import OffsetFit
 from torchglb.estimators.packages import needed
 from torchglb.estimators.results import Bounds, Evidence
 from torchglb.estimators.running import Running, run_over
-from torchglb.estimators.scaling import ASK, Scaler
+from torchglb.estimators.scaling import ASK, Scale, Scaler
 from torchglb.estimators.summary import Summary
 from torchglb.estimators.tables import Table, blocks, numbers, order_of, without_missing
 from torchglb.families import Bernoulli, Gaussian, GLMFamily, Poisson
@@ -40,6 +41,7 @@ def glm(
     radius: str | Radius | None = None,
     prior: float = 2.0,
     intervals: str = "anytime",
+    contrasts: Sequence[str] = (),
     weights: str | None = None,
     offset: str | None = None,
     time: str | None = None,
@@ -68,6 +70,8 @@ def glm(
             decides how long the intervals are, not whether they are right.
         intervals: ``"anytime"``, ``"profile"`` (fixed sample, one look: not for adaptive data), or
             ``"both"``, the price of peeking side by side.
+        contrasts: sums of coefficients, such as ``"C(arm)[B] - C(arm)[A]"``, that are named before
+            the responses are seen: with S their intervals are as sharp as those of coefficients.
         weights: a column of weights in [0, 1], fixed before the response was seen.
         offset: a column that is added to ``x'beta``.
         time: a column by which rows are put into order.
@@ -98,10 +102,7 @@ def glm(
     table.require([name for name in (weights, offset) if name is not None], "weights, offset")
     design, scale = learn(formula, table, scaler, time, missing)
     kind = family_of(family)
-    absorbs = offset is None or isinstance(kind, Gaussian)
-    core = (LinearFit if absorbs else OffsetFit)(
-        scale, kind, delta, S=S, radius=radius, prior=prior
-    )
+    core = _core(design, scale, kind, delta, S, radius, prior, offset is not None, contrasts)
     core.response, core.weight_name = design.target, weights or "weight"
     fit = GLMFit(
         design, scaler, core, intervals, {"weights": weights, "offset": offset, "time": time}
@@ -115,6 +116,37 @@ def glm(
             f"{', '.join(names)}, which the {len(core)} rows cannot tell apart",
         )
     return fit
+
+
+def _core(
+    design: Design,
+    scale: Scale,
+    family: GLMFamily,
+    delta: float,
+    S: float | None,
+    radius: str | Radius | None,
+    prior: float,
+    has_offset: bool,
+    contrasts: Sequence[str],
+) -> LinearFit:
+    """The kind of fit that the options ask for."""
+    if isinstance(contrasts, str):
+        raise refuse("contrasts", "a list of texts", repr(contrasts))
+    names = Names(design.names, references_of(design))
+    declared = [names.contrast(text) for text in contrasts]
+    if has_offset and not isinstance(family, Gaussian):
+        return OffsetFit(scale, family, delta, S=S, radius=radius, prior=prior)
+    if S is None:
+        return LinearFit(scale, family, delta, radius=radius, prior=prior)
+    return ContrastFit(
+        scale,
+        family,
+        delta,
+        S=S,
+        radius=radius,
+        prior=prior,
+        declared=np.array(declared) if declared else None,
+    )
 
 
 def family_of(family: str | GLMFamily) -> GLMFamily:
