@@ -16,9 +16,16 @@ from torchglb.analyse import Follower, read_table
 from torchglb.analyse.files import line_of
 from torchglb.cli import main
 from torchglb.errors import InputError
+from torchglb.estimators import running
 from torchglb.plotting import forest_plot, running_plot
 
 WORDS = ["--formula", "clicked ~ age + C(arm)", "--family", "bernoulli", "--burn-in", "100"]
+
+
+@pytest.fixture(autouse=True)
+def few_looks(monkeypatch):
+    """The picture of intervals over time with three looks instead of forty."""
+    monkeypatch.setattr(running, "LOOKS", 3)
 
 
 @pytest.fixture
