@@ -284,7 +284,8 @@ def _looks(
     """Looks at one maximiser after the other until the winner is certain."""
     if state.answered == 1:
         state.answered = 0
-        new_anchor(state, problem, arms, level, answer, trace, memory)
+        floor = -math.inf if settings.every else arms.lower[state.leader]
+        new_anchor(state, problem, arms, level, answer, trace, floor, memory)
     while True:
         leader, rival = _standing(arms)
         state.leader = leader
@@ -308,7 +309,8 @@ def _looks(
             return DECIDED
         state.looks += 1
         state.arm = arm
-        if look(state, problem, arms, level, wanted, memory):
+        floor = -math.inf if settings.every else arms.lower[leader]
+        if look(state, problem, arms, level, wanted, floor, memory):
             state.passes += 1
             return PASS_FOR_ANCHOR
 

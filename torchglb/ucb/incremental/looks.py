@@ -51,9 +51,13 @@ def look(
     arms: Arms,
     level: Level,
     wanted: float,
+    floor: float,
     memory: Memory,
 ) -> bool:
-    """Looks at the maximiser of one arm; whether a pass at ``memory.trial`` is needed."""
+    """Looks at the maximiser of one arm; whether a pass at ``memory.trial`` is needed.
+
+    Arms whose upper bounds are below the floor do not matter any more.
+    """
     arm, d = state.arm, memory.trial.shape[0]
     if arms.touch[arm] < 0:
         memory.chosen[0], memory.chosen[BLOCK] = arm, 1
@@ -81,7 +85,7 @@ def look(
     if free[0] * ROWS_PER_LOOK >= problem.rows:
         return True
     free[0] += 1.0
-    _learn_from_model(problem, arms, level, memory, point, known)
+    _learn_from_model(problem, arms, level, memory, floor, point, known)
     # the next look would start from the same anchor: what did not help now never will
     return not arms.upper[arm] - arms.lower[arm] <= ENOUGH * before
 
@@ -279,10 +283,11 @@ def _learn_from_model(
     arms: Arms,
     level: Level,
     memory: Memory,
+    floor: float,
     point: Floats,
     slot: int,
 ) -> None:
-    """Bounds on all arms from the polynomial at a point, with all of its errors paid for.
+    """Bounds from the polynomial at a point, with all of its errors paid for, on the arms that matter.
 
     The polynomial is that of an anchor, or of the minimum if ``slot`` is negative.
     """
@@ -313,16 +318,24 @@ def _learn_from_model(
         level.high, loss, offset, trace, level.size, level.radius
     )
     excess = error.value + rounding
-    _learn(
-        arms, level, memory, loss + excess, offset + excess + _dip(error.slope, problem), rounding
-    )
+    offset += excess + _dip(error.slope, problem)
+    _learn(arms, level, memory, floor, loss + excess, offset, rounding)
 
 
 @kernel
 def _learn(
-    arms: Arms, level: Level, memory: Memory, loss: float, offset: float, rounding: float
+    arms: Arms,
+    level: Level,
+    memory: Memory,
+    floor: float,
+    loss: float,
+    offset: float,
+    rounding: float,
 ) -> None:
-    """Bounds on all arms from a cut and a point; F is at most ``loss`` at ``memory.trial``."""
+    """Bounds from a cut and a point on all arms that may still be above a floor.
+
+    F is at most ``loss`` at ``memory.trial``.
+    """
     d, gradient, point = memory.trial.shape[0], memory.gradient, memory.left
     share = feasible_share(loss, level.center_loss, level.low - rounding)
     for k in range(d):
@@ -330,7 +343,7 @@ def _learn(
     steep = max(length(gradient), TINY)
     for k in range(arms.upper.shape[0]):
         x, size = arms.units[k], arms.lengths[k]
-        if size == 0.0:
+        if size == 0.0 or arms.upper[k] <= floor:
             continue
         bound = cut_value(x, gradient, steep, offset, level.radius)
         if size * bound < arms.upper[k]:
@@ -347,9 +360,10 @@ def new_anchor(
     level: Level,
     answer: Workspace,
     trace: float,
+    floor: float,
     memory: Memory,
 ) -> None:
-    """A pass has been made at the trial point: it becomes an anchor, and bounds all arms."""
+    """A pass has been made at the trial point: it becomes an anchor, and bounds the arms."""
     anchors, notes, trial = problem.anchors, problem.notes, memory.trial
     d, slot = trial.shape[0], 0
     for a in range(1, notes.used.shape[0]):
@@ -373,4 +387,4 @@ def new_anchor(
     )
     memory.cuts.offset[slot] = offset + rounding
     arms.cut[state.arm], arms.touch[state.arm] = slot, slot
-    _learn(arms, level, memory, loss + rounding, offset + rounding, rounding)
+    _learn(arms, level, memory, floor, loss + rounding, offset + rounding, rounding)
