@@ -27,7 +27,7 @@ def table(n, seed, adaptive=False):
     return dict(zip("abcde", X.T, strict=True)) | {"y": y}
 
 
-SCALER = glb.Scaler(ranges={name: (-1, 1) for name in "abcde"} | {"y": (-4, 6)})
+SCALER = glb.Scaler(ranges=dict.fromkeys("abcde", (-1, 1)) | {"y": (-4, 6)})
 
 
 def fitted(data, **options):

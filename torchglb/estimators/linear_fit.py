@@ -337,7 +337,11 @@ class LinearFit:
     def interval(self, C: np.ndarray) -> Bounds:
         """Intervals of ``C beta``, ``(k, d)``, valid at all times at once and for all C at once."""
         u, size, shift = self._directions(C)
-        found = self.current().interval(u, tol=self.tolerance)
+        joint = self.current()
+        # a bound is certified wherever the search for a better one has ended
+        found = joint.interval(u, tol=self.tolerance, throw=False)
+        if bool((found.lower.isnan() | found.upper.isnan() | (found.lower > found.upper)).any()):
+            found = joint.interval(u)
         return Bounds(
             self.value(C), *outward(found.lower.numpy(), found.upper.numpy(), size, shift)
         )

@@ -81,9 +81,7 @@ class ContrastFit(LinearFit):
         C = np.atleast_2d(np.asarray(C, float))
         at = self._places(C)
         found = self.contrasts().current()
-        lower, upper = outward(
-            found.lower.numpy(), found.upper.numpy(), self._sizes, self._shifts
-        )
+        lower, upper = outward(found.lower.numpy(), found.upper.numpy(), self._sizes, self._shifts)
         low, high = lower[at], upper[at]
         other = at < 0
         if other.any():
