@@ -12,8 +12,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from analyst_tables import FORMULA, clicks
 from fake_records import fake_record
 
+from torchglb.cli import main
 from torchglb.report import write_report
 from torchglb.simulate import Record
 
@@ -108,6 +110,17 @@ def report(tmp_path_factory):
     return write_report(Record.open(directory), place / "report.html")
 
 
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory):
+    place = tmp_path_factory.mktemp("analysis")
+    path = place / ("clicks with <b>markup</b> " + "x" * 60 + ".csv").replace("/", "")
+    clicks(400).to_csv(path, index=False)
+    words = ["--formula", FORMULA, "--family", "bernoulli", "--burn-in", "100"]
+    words += ["--intervals", "both", "--contrast", "C(arm)[B] - C(arm)[A]", "--out", str(place)]
+    assert main(["analyse", str(path), *words]) == 0
+    return place / "report.html"
+
+
 def brightness(color):
     red, green, blue = (float(part) for part in color.strip("rgba()").split(",")[:3])
     return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
@@ -115,7 +128,9 @@ def brightness(color):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_report_is_read_at_any_width_and_in_the_dark(browser, report, width, scheme):
+@pytest.mark.parametrize("page", ["report", "analysis"])
+def test_the_report_is_read_at_any_width_and_in_the_dark(browser, request, page, width, scheme):
+    report = request.getfixturevalue(page)
     browser("Network.enable")
     browser("Page.enable")
     browser(
@@ -137,11 +152,11 @@ def test_the_report_is_read_at_any_width_and_in_the_dark(browser, report, width,
     shot = browser("Page.captureScreenshot", captureBeyondViewport=True)["data"]
     if place := os.environ.get("TORCHGLB_SCREENSHOTS"):
         Path(place).mkdir(parents=True, exist_ok=True)
-        (Path(place) / f"report-{width}-{scheme}.png").write_bytes(base64.b64decode(shot))
+        (Path(place) / f"{page}-{width}-{scheme}.png").write_bytes(base64.b64decode(shot))
     assert found["width"] == width
     assert found["page"] <= width, found  # tables scroll within themselves
     assert found["outside"] == []
-    assert len(found["images"]) == 3
+    assert len(found["images"]) == (3 if page == "report" else 2)
     assert min(found["images"]) > 0
     assert found["letters"] >= 14
     dark = scheme == "dark"

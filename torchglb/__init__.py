@@ -1,5 +1,8 @@
 """torchglb: generalized linear models under adaptive data, in PyTorch."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from torchglb.contrasts import ContrastSequence
 from torchglb.decisions import BestArm
 from torchglb.domain import Ball
@@ -29,7 +32,13 @@ from torchglb.ucb import (
     support,
 )
 
+if TYPE_CHECKING:
+    from torchglb.estimators import Scaler, glm
+
 __version__ = "0.1.0"
+
+#: names that are loaded when they are first asked for
+_LATER = {"Scaler": "torchglb.estimators", "glm": "torchglb.estimators"}
 
 __all__ = [
     "AnchoredProgram",
@@ -56,6 +65,7 @@ __all__ = [
     "PreferenceSequence",
     "QuasiBounded",
     "Rows",
+    "Scaler",
     "SolveResult",
     "SolverError",
     "Status",
@@ -64,6 +74,17 @@ __all__ = [
     "UnitBall",
     "argmax_ball",
     "constrained_mle",
+    "glm",
     "leaderboard",
     "support",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ import shtab
 
 from torchglb import environments, policies
 from torchglb import report as reports
+from torchglb.analyse import add_command
 from torchglb.errors import InputError, RunError, SolverError
 from torchglb.preferences import leaderboard
 from torchglb.random_streams import GENERATOR
@@ -109,7 +110,7 @@ _COMPLETE_PRESETS = {
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchglb",
-        description="Generalized linear bandits: experiments, figures, reports.",
+        description="Generalized linear models and bandits: analyses, experiments, reports.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=_version())
@@ -158,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="compare two runs")
     compare.set_defaults(command=_compare)
     directories += [compare.add_argument("directory"), compare.add_argument("other")]
+    directories.append(add_command(commands, _say))
     lists = commands.add_parser("list", help="presets, policies and environments")
     lists.set_defaults(command=_list)
     board = commands.add_parser(

@@ -517,7 +517,9 @@ def _enlarged(held: _Held, capacity: int) -> _Held:
     """With buffers of exactly this size."""
 
     def grow(old: Tensor) -> Tensor:
-        return torch.cat([old, old.new_zeros((*old.shape[:-1], capacity - old.shape[-1]))], dim=-1)
+        new = old.new_zeros((*old.shape[:-1], capacity))  # the only copy, for rows may be many
+        new[..., : old.shape[-1]] = old
+        return new
 
     # feature by feature in memory: a pass is then several times faster for small d
     held = held._replace(X=grow(held.X.mT).mT, w=grow(held.w), y=grow(held.y))

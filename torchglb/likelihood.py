@@ -27,6 +27,8 @@ from torchglb.rounding import EVALUATION, combine_rows, lost_in_sum
 NUMBER = (int, float)
 #: from so many entries on, NumPy's faster products make up for the change of library
 NUMPY_FROM = 4096
+#: a Hessian of more numbers than this in the rows is summed in parts
+MANY = 1 << 20
 
 
 class Expansion(NamedTuple):
@@ -224,8 +226,20 @@ class RowSums:
         return _product(v[..., None, :], self.X)[..., 0, :]
 
     def _gram(self, v: Array) -> Array:
-        """``sum_s v_s x_s x_s'``."""
+        """``sum_s v_s x_s x_s'``; many rows in parts, whose weighted copies stay in the cache."""
         d, X = self.dim, self.X
+        n = X.shape[-2]
+        if n * d <= MANY:
+            return self._gram_of(X, v)
+        step = max(1, MANY // (4 * d))
+        first = self._gram_of(X[..., :step, :], v[..., :step])
+        for start in range(step, n, step):
+            part = slice(start, start + step)
+            first = first + self._gram_of(X[..., part, :], v[..., part])
+        return first
+
+    def _gram_of(self, X: Array, v: Array) -> Array:
+        d = self.dim
         if self._single(v):
             return _product(X.mT * v[..., None, :], X)
         if d <= 4:

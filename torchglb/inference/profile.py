@@ -14,6 +14,7 @@ from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import constrained_mle
+from torchglb.optim import Status, raise_unless_converged
 from torchglb.ucb import SublevelProgram, support
 
 #: a maximiser this close to the sphere, relative to S, has been stopped by it
@@ -47,6 +48,7 @@ def profile_interval(
     alpha: float = 0.05,
     scale: str = "linear",
     joint: bool = False,
+    tol: float | None = None,
 ) -> FixedSampleInterval:
     """The profile-likelihood interval of ``<x, theta>``: fixed sample, asymptotic.
 
@@ -68,6 +70,8 @@ def profile_interval(
         alpha: one minus the coverage.
         scale: ``"linear"`` for ``<x, theta>``, ``"mean"`` for ``mu(<x, theta>)``.
         joint: simultaneous for all x: the quantile of chi^2 with d degrees of freedom.
+        tol: of the estimate and of the ends, as in :func:`torchglb.constrained_mle` and
+            :func:`torchglb.support`, as far as the arithmetic reaches; theirs if left out.
 
     Raises:
         SolverError: if a bound could not be certified.
@@ -94,10 +98,19 @@ def profile_interval(
     checks.finite("x", arms)
     checks.settle()
     arms = arms[..., None, :] if single else arms
-    fit = constrained_mle(family, history, domain)
+    fit = constrained_mle(family, history, domain, throw=tol is None)
+    if tol is not None:
+        fit = constrained_mle(
+            family, history, domain, start=fit.theta, tol=tol, throw=False, validate=False
+        )
     quantile = float(stats.chi2.ppf(1.0 - alpha, d if joint else 1))
     program = SublevelProgram(likelihood, domain, fit.loss + 0.5 * quantile)
-    found = support(program, torch.cat([arms, -arms], dim=-2), center=fit.theta)
+    both = torch.cat([arms, -arms], dim=-2)
+    found = support(program, both, center=fit.theta, tol=tol, throw=tol is None)
+    if tol is not None:
+        limit = found.status == Status.INACCURATE  # narrower than the arithmetic allows
+        status = torch.where(limit, int(Status.CONVERGED), found.status)
+        raise_unless_converged(status, "support")
     upper, minus_lower = found.upper.chunk(2, dim=-1)
     S = domain.radius_like(fit.loss).expand(fit.loss.shape)[..., None]
     stopped = torch.linalg.vector_norm(found.theta, dim=-1) >= S * (1.0 - AT_SPHERE)

@@ -1,5 +1,6 @@
 """Pictures: the figures of an experiment, and those of the radii. Needs matplotlib."""
 
+from torchglb.plotting.estimates import forest_plot, running_plot
 from torchglb.plotting.experiment import figures, save_figures
 from torchglb.plotting.leaderboard import duel_plot, leaderboard_plot
 from torchglb.plotting.radii import (
@@ -18,9 +19,11 @@ __all__ = [
     "coverage_plot",
     "duel_plot",
     "figures",
+    "forest_plot",
     "intervals_plot",
     "leaderboard_plot",
     "radii_plot",
+    "running_plot",
     "save_figures",
     "styles",
     "widths_plot",

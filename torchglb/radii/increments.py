@@ -14,6 +14,9 @@ from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBound
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.laws import BallLaw, Law, NormalLaw
 
+#: numbers of which copies are made without a second thought
+LARGE = 1 << 20
+
 
 def growth(family: GLMFamily, law: Law, s2: Tensor, self_concordance: Tensor | None) -> Tensor:
     """G(s) with ``E m(z + sU) - m(z) <= m''(z) G(s)`` for all z, and G(s)/s^2 increasing.
@@ -115,7 +118,7 @@ def row_increments(
     def column(values: Tensor | None) -> Tensor | None:  # (*B) -> (*B, 1), as the rows
         return None if values is None else values.to(X.dtype)[..., None]
 
-    s2 = ((X @ cover.to(X.dtype)) * X).sum(-1).clamp_min(0.0)
+    s2 = _squared_lengths(X, cover.to(X.dtype)).clamp_min(0.0)
     z = (X @ point.to(X.dtype)[..., None])[..., 0]
     if isinstance(law, BallLaw):
         law = law._replace(nu=law.nu.to(X.dtype)[..., None])
@@ -123,6 +126,14 @@ def row_increments(
     weighted = each if likelihood.w is None else each * likelihood.w
     (total,) = likelihood.shards.sum(weighted.sum(-1))
     return total.double() / family.dispersion
+
+
+def _squared_lengths(X: Tensor, cover: Tensor) -> Tensor:
+    """``x_s' cover x_s`` of every row, ``(*B, n)``; many rows in parts, to save memory."""
+    if X.numel() <= LARGE:
+        return ((X @ cover) * X).sum(-1)
+    parts = X.split(max(1, LARGE * X.shape[-2] // X.numel()), dim=-2)
+    return torch.cat([((part @ cover) * part).sum(-1) for part in parts], dim=-1)
 
 
 def _root(s2: Tensor) -> Tensor:

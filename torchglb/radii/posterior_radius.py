@@ -290,7 +290,8 @@ class PosteriorRadius(StatisticsRadius):
         if not len(where):
             return out, state, 0.0
         part = select(flatten_batch(likelihood()), torch.from_numpy(where))
-        rows = np.concatenate([block.rows for block in blocks(part, family, 1.0, None)])
+        copies = [block.rows for block in blocks(part, family, 1.0, None)]
+        rows = copies[0] if len(copies) == 1 else np.concatenate(copies)
         new = state | _copied(state, HELD[1:])
         search_posteriors(
             family,
