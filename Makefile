@@ -54,7 +54,8 @@ test-lowest:
 	else cp constraints-lowest.txt $(LOWEST)/constraints.txt; fi
 	$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check \
 	  -c $(LOWEST)/constraints.txt -e ".[data,plot,solvers]" build mpmath pytest pytest-xdist
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile -W default
+	NUMBA_CACHE_DIR=$(CURDIR)/$(LOWEST)/numba OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 \
+	  --dist loadfile -W default
 
 bench: $(STAMP)
 	@begin=$$(date +%s); $(RUN) experiments/bench.py all --quick; status=$$?; \

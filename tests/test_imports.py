@@ -83,6 +83,7 @@ DOORS = {
 SHARED_POLICY_MODULES = frozenset(
     {
         "base",
+        "bernstein",
         "carried_estimators",
         "design",
         "estimator_base",

@@ -22,7 +22,7 @@ CONFIGS = PROJECT / "torchglb" / "configs"
 def test_presets_are_files_and_not_links():
     assert not CONFIGS.is_symlink()
     assert CONFIGS.is_dir()
-    assert len(list(CONFIGS.glob("*.toml"))) == 12
+    assert len(list(CONFIGS.glob("*.toml"))) == 14
     assert not any(path.is_symlink() for path in PROJECT.joinpath("torchglb").rglob("*"))
 
 
@@ -98,7 +98,7 @@ def test_a_build_without_presets_fails(source, tmp_path):
 @pytest.mark.slow
 def test_the_wheel_has_presets_and_template(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert sum(name.startswith("torchglb/configs/") for name in names) == 12
+    assert sum(name.startswith("torchglb/configs/") for name in names) == 14
     assert "torchglb/report/report.html.jinja" in names
     assert "torchglb/py.typed" in names
     assert not any(name.startswith(("tests/", "experiments/")) for name in names)
