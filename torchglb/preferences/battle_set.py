@@ -1,0 +1,308 @@
+"""The confidence set of a leaderboard: bounds on all contrasts of many competitors at once.
+
+Two martingales, mixed half and half, so that both statements hold together at delta:
+
+- a uniform prior on the ball: ``L(theta) <= B_0`` (:mod:`torchglb.radii.pac_bayes`);
+- normal priors ``N(theta, I/lam_k)`` centred at the parameter that is tested, lam_k fixed
+  beforehand: ``L(theta) - (lam_k/2)|theta - c|^2 <= B_k`` for every k and every c. There is no
+  log n per dimension in it. It is convex where the Hessian is at least lam_k I, which
+  self-concordance proves on the first set; only such k are used.
+
+Pairs may be chosen in any way from what was seen before; both hold at all times.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy import linalg
+
+from torchglb.backend import Floats
+from torchglb.domain import Ball
+from torchglb.families import Bernoulli
+from torchglb.linalg import cut_ball
+from torchglb.preferences.bradley_terry import EPS, BattleLoss, Point, fit_scores
+from torchglb.radii import Problem
+from torchglb.radii.increments import increment
+from torchglb.radii.laws import NormalLaw
+from torchglb.radii.pac_bayes import Candidates, ball_law, ellipsoid_at
+
+#: posteriors of the uniform prior that are tried: kappa, rho^2/(d + 2 + 2k), shape k
+KAPPA, SPREAD, SHAPES = (0.5, 0.75, 0.9), (1.0, 2.0), (0.0, 2.0, 8.0, 32.0)
+#: the centre of such a posterior is at most so far from the middle, relative to S
+DEEPEST = 0.95
+#: lam_k of the priors that are centred at the tested parameter
+SCALES = tuple(0.25 * 6.0**k for k in range(8))
+#: what inverting well-conditioned matrices may lose, relative
+INVERSION = 1e-8
+#: Newton steps of a bound
+BOUND_STEPS = 12
+
+
+class Region(NamedTuple):
+    """``L(theta) - (lam/2)|theta - theta_hat|^2 <= level``, and an ellipsoid around it.
+
+    Attributes:
+        lam: 0 for the uniform prior.
+        level: B.
+        gamma: ``|theta - theta_hat|^2 <= gamma`` in the curvature at theta_hat.
+        farthest: ``|<x, theta - theta_hat>|`` of any row is at most this.
+    """
+
+    lam: float
+    level: float
+    gamma: float
+    farthest: float
+
+
+class BattleSet:
+    """Where theta can be: theta* is in it at all times, with probability at least 1 - delta.
+
+    Args:
+        loss: of the battles.
+        S: ``|theta*| <= S`` for the centred scores and the coefficients.
+        delta: the failure probability.
+
+    Example:
+        >>> from torchglb.preferences.battles import battles_of
+        >>> battles = battles_of(["a", "a", "b"], ["b", "b", "a"], [1.0, 1.0, 0.0])
+        >>> found = BattleSet(BattleLoss(battles.rows, 2), S=4.0, delta=0.05)
+        >>> bool(found.exact(np.array([1.0, -1.0])) > 0)
+        True
+    """
+
+    def __init__(self, loss: BattleLoss, S: float, delta: float) -> None:
+        self.loss, self.S, self.delta = loss, S, delta
+        self.fit = fit_scores(loss, S)
+        at, half = self.fit.at, 0.5 * delta
+        norm = float(np.linalg.norm(at.theta))
+        #: what an estimate on the sphere, or short of the minimum, may lose: grad L <= this
+        gap = float(at.gradient @ at.theta) + S * float(np.linalg.norm(at.gradient))
+        self._gap = max(gap, 0.0) + 2.0 * S * at.gradient_error
+        #: keeps the curvature invertible; costs ridge (S + |theta_hat|)^2 of gamma
+        self._ridge = 1.0 / (8.0 * S * S * (1.0 + S))
+        self._paid = self._ridge * (S + norm) ** 2
+        self._reach = self._longest * (S + norm)
+        self._choose(half)
+
+    @property
+    def theta(self) -> Floats:
+        """The estimate, ``(K + C,)``."""
+        return self.fit.at.theta
+
+    # ---- levels --------------------------------------------------------------------------
+
+    @cached_property
+    def _longest(self) -> float:
+        """The length of the longest row."""
+        controls = self.loss.rows.controls
+        return math.sqrt(2.0 + float((controls**2).sum(-1).max(initial=0.0)))
+
+    def _uniform_level(self, delta: float) -> float:
+        """``log(1/delta) + KL(P || Q) + E_P L``, the least over the posteriors.
+
+        Rows and parameters are scaled so that rows have length at most 1.
+        """
+        scale, loss = 1.0 / self._longest, self.loss
+        problem = Problem(Bernoulli(), Ball(loss.dim, self.S / scale), delta)
+        norm = float(np.linalg.norm(self.theta))
+        at = loss.at(min(1.0, DEEPEST * self.S / norm) * self.theta if norm > 0 else self.theta)
+        point = torch.from_numpy(at.theta / scale)
+        hessian = torch.from_numpy(scale**2 * at.hessian)
+        best = math.inf
+        for shape in SHAPES:
+            for kappa in KAPPA:
+                for spread in SPREAD:
+                    rho2 = spread * (loss.dim + 2.0 * shape + 2.0)
+                    numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64)
+                    divergence, cover = ellipsoid_at(problem, point, hessian, Candidates(*numbers))
+                    law = ball_law(problem, numbers[2])
+                    added = self._increments(problem, law, at, scale**2 * cover.numpy())
+                    best = min(best, float(divergence) + added)
+        return problem.log_failure + best + at.loss + at.loss_error
+
+    def _increments(self, problem: Problem, law: object, at: Point, cover: Floats) -> float:
+        """``sum_s E m(z_s + s_s U) - m(z_s)``, from above: a pass."""
+        rows = self.loss.rows
+        s2 = torch.from_numpy(self.loss.lengths(cover) * (1.0 + INVERSION))
+        z = torch.from_numpy(self.loss.predictors(at.theta))
+        each = increment(problem.family, law, z, s2, None, torch.tensor(0.25))  # type: ignore[arg-type]
+        return float(each @ torch.from_numpy(rows.weight)) * (1.0 + 1e-10)
+
+    def _centred_level(self, lam: float, delta: float) -> float:
+        """``log(8/delta) + KL + E_P L`` without ``(lam/2)|theta - c|^2``, for P = N(c, W^-1)."""
+        at, loss = self.fit.at, self.loss
+        values = np.maximum(self._spectrum, 0.0)
+        problem = Problem(Bernoulli(), Ball(loss.dim, self.S), delta)
+        matrix = at.hessian + lam * np.eye(loss.dim)
+        cover = linalg.cho_solve(linalg.cho_factor(matrix), np.eye(loss.dim))
+        added = self._increments(problem, NormalLaw(), at, cover)
+        divergence = 0.5 * float((np.log1p(values / lam) - values / (values + lam)).sum())
+        level = problem.log_failure + math.log(len(SCALES)) + divergence * (1.0 + 1e-10)
+        return level + at.loss + at.loss_error + added
+
+    @cached_property
+    def _spectrum(self) -> Floats:
+        """The eigenvalues of the Hessian."""
+        return np.linalg.eigvalsh(self.fit.at.hessian)
+
+    def _choose(self, delta: float) -> None:
+        """The smallest ellipsoid, and the smallest set over which maxima can be found.
+
+        Every set may use that theta is in all others. Ellipsoids need no convexity; cuts do.
+        """
+        hessian = self.loss.fixed(self.fit.at.hessian)
+        least = float(np.linalg.eigvalsh(hessian)[0]) * (1.0 - INVERSION)
+        uniform = self._region(0.0, self._uniform_level(delta), self._reach)
+        levels = {lam: self._centred_level(lam, delta) for lam in SCALES}
+        best, D = uniform, uniform.farthest
+        for _ in range(6):
+            regions = [self._region(k, B, D, k / (2.0 * least)) for k, B in levels.items()]
+            best = min([best, *regions], key=lambda region: region.gamma)
+            if best.farthest > 0.999 * D:
+                break
+            D = best.farthest
+        # m'' falls at most by e^-|<x, theta - theta_hat>|, so H >= lam I as long as
+        convex = [region for region in regions if region.lam <= math.exp(-D) * least]
+        #: the ellipsoid, and the set of the exact bounds
+        self.region = best._replace(farthest=D)
+        self.convex = min([uniform, *convex], key=lambda region: region.gamma)
+
+    def _region(self, lam: float, level: float, farthest: float, lost: float = 0.0) -> Region:
+        """The ellipsoid by the fixed point of Theorem 3.2.
+
+        ``phi(D) |theta - theta_hat|^2 in H <= level - L_hat + gap + lam |theta - theta_hat|^2/2``.
+        """
+        at = self.fit.at
+        height = level - at.loss + at.loss_error + self._gap
+        D, gamma, local = farthest, math.inf, self._local
+        for _ in range(30):
+            factor = _contraction(D) - lost
+            if factor <= 0.0:
+                return Region(lam, level, math.inf, D)
+            gamma = (height / factor + self._paid) * (1.0 + INVERSION)
+            D = min(D, float(np.minimum(math.sqrt(gamma) * local, self._reach).max(initial=0.0)))
+        return Region(lam, level, gamma, D)
+
+    @cached_property
+    def _cover(self) -> Floats:
+        """The inverse of the curvature at theta_hat."""
+        d = self.loss.dim
+        matrix = self.loss.fixed(self.fit.at.hessian) + self._ridge * np.eye(d)
+        cover = linalg.cho_solve(linalg.cho_factor(matrix), np.eye(d))
+        return 0.5 * (cover + cover.T)
+
+    @cached_property
+    def _local(self) -> Floats:
+        """The lengths of the rows in it."""
+        return np.sqrt(self.loss.lengths(self._cover)) * (1.0 + INVERSION)
+
+    # ---- bounds on contrasts -------------------------------------------------------------
+
+    def rough(self, contrasts: Floats) -> Floats:
+        """Upper bounds on ``max <c, theta>`` for centred contrasts ``(P, d)``: no pass.
+
+        The smaller of what the ellipsoid and the ball allow.
+        """
+        square = np.maximum(((contrasts @ self._cover) * contrasts).sum(-1), 0.0)
+        size = np.linalg.norm(contrasts, axis=-1)
+        return self._ends(contrasts @ self.theta, square, size)
+
+    def rough_pairs(self) -> Floats:
+        """:meth:`rough` of ``s_i - s_j`` for all pairs, ``(K, K)``."""
+        K = self.loss.competitors
+        scores, part = self.theta[:K], self._cover[:K, :K]
+        own = np.diag(part)
+        square = np.maximum(own[:, None] + own[None, :] - 2.0 * part, 0.0)
+        bound = self._ends(scores[:, None] - scores[None, :], square, math.sqrt(2.0))
+        np.fill_diagonal(bound, 0.0)
+        return bound
+
+    def _ends(self, middle: Floats, square: Floats, size: Floats | float) -> Floats:
+        length = np.sqrt(self.region.gamma * square) * (1.0 + INVERSION)
+        bound = np.minimum(middle + length, self.S * size)
+        return bound + 1e-11 * (1.0 + np.abs(middle)) * (1.0 + size)
+
+    def exact(self, contrast: Floats) -> float:
+        """A certified upper bound on ``max <c, theta>``, closed as far as arithmetic goes.
+
+        Newton's method on the optimality conditions ``grad G(theta) = u c``, ``G(theta) = B``, G
+        the left side of the region; each of its points gives a cut
+        (:func:`torchglb.linalg.cut_ball`), the least of which is returned. Where the ball holds the
+        maximiser back, cuts do not close the gap entirely.
+        """
+        hat, region = self.fit.at, self.convex
+        best = float(self.rough(contrast[None, :])[0])
+        direction = self._cover @ contrast
+        length = math.sqrt(max(float(contrast @ direction), 1e-300))
+        u = math.sqrt(2.0 * max(region.level - hat.loss, 1e-12)) / length
+        at = self._moved(hat, u * direction)
+        for _ in range(BOUND_STEPS):
+            value = self._cut(at, contrast)
+            settled = best - value < 1e-9 * (1.0 + abs(best))
+            best = min(best, value)
+            step = self._towards(at, contrast, u)
+            if step is None or (settled and abs(at.loss - region.level) < 1e-7 * region.level):
+                break
+            move, u = step
+            at = self._moved(at, move)
+        return best
+
+    def _moved(self, at: Point, move: Floats) -> Point:
+        """G with its derivatives at another point, which stays where G is certainly convex."""
+        hat, lam = self.fit.at.theta, self.convex.lam
+        theta = at.theta + move
+        if lam > 0.0:
+            far = float(np.abs(self.loss.predictors(theta - hat)).max(initial=0.0))
+            theta = hat + min(1.0, 0.999 * self.region.farthest / far if far > 0 else 1.0) * (theta - hat)
+        found = self.loss.at(theta)
+        if lam == 0.0:
+            return found
+        away = theta - hat
+        return found._replace(
+            loss=found.loss - 0.5 * lam * float(away @ away) * (1.0 - 1e-12),
+            gradient=found.gradient - lam * away,
+            hessian=found.hessian - lam * np.eye(len(away)),
+            loss_error=found.loss_error + 1e-12 * lam * float(away @ away),
+            gradient_error=found.gradient_error + 8.0 * EPS * lam * float(np.linalg.norm(theta)),
+        )
+
+    def _towards(self, at: Point, contrast: Floats, u: float) -> tuple[Floats, float] | None:
+        """The Newton step on the optimality conditions, no longer than the model is good for."""
+        try:
+            factor = linalg.cho_factor(self.loss.fixed(at.hessian))
+        except linalg.LinAlgError:
+            return None
+        along = linalg.cho_solve(factor, contrast)
+        off = linalg.cho_solve(factor, at.gradient - u * contrast)
+        slope = float(at.gradient @ along)
+        if not slope > 0.0:
+            return None
+        change = (self.convex.level - at.loss + float(at.gradient @ off)) / slope
+        move = change * along - off
+        largest = float(np.abs(self.loss.predictors(move)).max(initial=0.0))
+        size = min(1.0, 1.5 / largest) if largest > 0 else 1.0
+        new = u + size * change
+        return (size * move, new) if math.isfinite(new) and new > 0.0 else None
+
+    def _cut(self, at: Point, contrast: Floats) -> float:
+        """What ``G(point) + <grad G(point), theta - point> <= B`` allows within the ball."""
+        along = float(at.gradient @ at.theta)
+        size = float(np.linalg.norm(at.theta)) + self.S
+        paid = at.loss_error + size * at.gradient_error
+        paid += (16.0 + 2.0 * self.loss.dim) * EPS * size * float(np.linalg.norm(at.gradient))
+        paid += 8.0 * EPS * (abs(self.convex.level) + abs(at.loss) + abs(along))
+        offset = np.array(self.convex.level - at.loss + along + paid)
+        cut = cut_ball(contrast, at.gradient, offset, self.S)
+        return float(cut.value) + (8 + self.loss.dim) * EPS * self.S * float(cut.whole)
+
+
+def _contraction(D: float) -> float:
+    """``(D - 1 + e^-D)/D^2``, rounded down; 1/2 at D = 0."""
+    if D <= 1e-2:
+        return 0.5 - D / 6.0
+    return (D + math.expm1(-D)) / (D * D) * (1.0 - 1e-12)

@@ -1,0 +1,177 @@
+"""Bradley-Terry over many competitors: the loss of sparse rows and its minimiser.
+
+``P(a beats b) = sigma(s_a - s_b + <f, u>)``: one-hot features for the competitors, controls f. Only
+differences of scores are identified, so theta = (s, u) stands for the representative whose scores
+add up to 0, and every statement is about contrasts. A pass is O(n) for n distinct rows, a Newton
+step O(d^3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from torchglb.backend import Floats, Ints
+from torchglb.errors import SolverError
+from torchglb.preferences.kernels import expand, squared_lengths
+from torchglb.rounding import EVALUATION
+
+EPS = float(np.finfo(np.float64).eps)
+#: Newton steps of a fit
+FIT_STEPS = 100
+
+
+class Rows(NamedTuple):
+    """Distinct rows with their counts: competitors ``(n,)``, controls ``(n, C)``, counts, wins.
+
+    Attributes:
+        left: a.
+        right: b.
+        controls: f.
+        weight: how often the row was seen.
+        wins: how often a won; ties count half.
+    """
+
+    left: Ints
+    right: Ints
+    controls: Floats
+    weight: Floats
+    wins: Floats
+
+
+class Point(NamedTuple):
+    """The loss at theta, its derivatives, and bounds on what rounding did to loss and gradient."""
+
+    theta: Floats
+    loss: float
+    gradient: Floats
+    hessian: Floats
+    loss_error: float
+    gradient_error: float
+
+
+@dataclass(frozen=True)
+class BattleLoss:
+    """The negative log-likelihood of battles between K competitors.
+
+    Args:
+        rows: distinct rows.
+        competitors: K.
+    """
+
+    rows: Rows
+    competitors: int
+
+    @property
+    def dim(self) -> int:
+        """d = K + C."""
+        return self.competitors + self.rows.controls.shape[1]
+
+    def at(self, theta: Floats, curved: bool = True) -> Point:
+        """One pass; without the Hessian if it is not wanted."""
+        d = self.dim
+        gradient, sums = np.empty(d), np.empty(3)
+        hessian = np.empty((d, d) if curved else (0, 0))
+        theta = np.ascontiguousarray(theta)
+        expand(*self.rows, theta, gradient, hessian, sums)
+        loss, size, steep = (float(v) for v in sums)
+        # terms lose EVALUATION roundings each, z itself a few more; the sums are compensated
+        lost = (EVALUATION + 8.0 + self.rows.controls.shape[1]) * EPS
+        reach = float(np.abs(theta).max(initial=0.0))
+        return Point(theta, loss, gradient, hessian, lost * (size + reach * steep), lost * steep)
+
+    def centred(self, theta: Floats) -> Floats:
+        """The representative whose scores add up to 0."""
+        K = self.competitors
+        found = theta.copy()
+        found[:K] -= found[:K].mean()
+        return found
+
+    def fixed(self, hessian: Floats) -> Floats:
+        """The Hessian with curvature along the direction that no battle sees: (1, ..., 1).
+
+        That changes nothing for differences of centred parameters.
+        """
+        K = self.competitors
+        found = hessian.copy()
+        found[:K, :K] += max(float(np.trace(hessian)) / len(hessian), 1e-3) / K
+        return found
+
+    def predictors(self, theta: Floats) -> Floats:
+        """``<x, theta>`` of every row."""
+        rows, K = self.rows, self.competitors
+        return theta[rows.left] - theta[rows.right] + rows.controls @ theta[K:]
+
+    def lengths(self, cover: Floats) -> Floats:
+        """``x' M x`` of every row."""
+        rows, found = self.rows, np.empty(len(self.rows.left))
+        squared_lengths(rows.left, rows.right, rows.controls, np.ascontiguousarray(cover), found)
+        return found
+
+
+class Fit(NamedTuple):
+    """The minimiser over the ball.
+
+    Attributes:
+        at: the point.
+        inside: whether it is the unconstrained minimiser, or the ball holds it back.
+    """
+
+    at: Point
+    inside: bool
+
+
+def fit_scores(loss: BattleLoss, S: float) -> Fit:
+    """``argmin L`` over ``|theta| <= S``: Newton, and a ridge that is found by bisection outside.
+
+    Raises:
+        SolverError: if Newton's method does not converge, which it should.
+    """
+    found = _newton(loss, np.zeros(loss.dim), 0.0, S)
+    if found is not None:
+        return Fit(found, True)
+    low, high = 1e-12, 1e6  # |theta| falls as the ridge grows
+    start = np.zeros(loss.dim)
+    while high / low > 1.0 + 1e-9:
+        ridge = math.sqrt(low * high)
+        at = _newton(loss, start, ridge, math.inf)
+        if at is None:
+            raise SolverError("the Bradley-Terry fit did not converge")
+        if np.linalg.norm(at.theta) > S:
+            low = ridge
+        else:
+            high, start = ridge, at.theta
+    return Fit(loss.at(start), False)
+
+
+def _newton(loss: BattleLoss, theta: Floats, ridge: float, limit: float) -> Point | None:
+    """The minimiser of ``L + ridge |theta|^2/2``; None if it is longer than the limit."""
+    at = loss.at(theta)
+    for _ in range(FIT_STEPS):
+        gradient = at.gradient + ridge * at.theta
+        noise = 4.0 * (at.gradient_error + ridge * EPS * np.linalg.norm(at.theta))
+        matrix = loss.fixed(at.hessian) + ridge * np.eye(loss.dim)
+        try:
+            step = linalg.cho_solve(linalg.cho_factor(matrix), gradient)
+        except linalg.LinAlgError:  # curvature has underflowed: the minimum is far outside
+            return None
+        decrease = float(gradient @ step)
+        if decrease <= 1e-22 or np.linalg.norm(gradient) <= noise:
+            return at if np.linalg.norm(at.theta) <= limit else None
+        value = at.loss + 0.5 * ridge * float(at.theta @ at.theta)
+        size = 1.0
+        for _ in range(60):
+            new = loss.at(loss.centred(at.theta - size * step))
+            lower = new.loss + 0.5 * ridge * float(new.theta @ new.theta)
+            slack = at.loss_error + new.loss_error
+            if lower <= value - 1e-4 * size * decrease + slack:
+                break
+            size *= 0.5
+        at = new
+        if np.linalg.norm(at.theta) > 4.0 * limit:
+            return None
+    return at if np.linalg.norm(at.theta) <= limit else None
