@@ -42,6 +42,8 @@ ROOMS = (
     "policies",
     "heads",
     "environments",
+    "decisions",
+    "preferences",
     "theory",
     "simulate",
     "plotting",
@@ -60,6 +62,7 @@ DOORS = {
         {
             "plotting/confidence.py",
             "plotting/experiment.py",
+            "plotting/leaderboard.py",
             "plotting/neural.py",
             "plotting/radii.py",
         }

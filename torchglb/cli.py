@@ -18,6 +18,7 @@ import shtab
 from torchglb import environments, policies
 from torchglb import report as reports
 from torchglb.errors import InputError, RunError, SolverError
+from torchglb.preferences import leaderboard
 from torchglb.random_streams import GENERATOR
 from torchglb.report.tables import aligned
 from torchglb.simulate import (
@@ -159,6 +160,20 @@ def _parser() -> argparse.ArgumentParser:
     directories += [compare.add_argument("directory"), compare.add_argument("other")]
     lists = commands.add_parser("list", help="presets, policies and environments")
     lists.set_defaults(command=_list)
+    board = commands.add_parser(
+        "leaderboard", help="rank what was compared in pairs, from a CSV file", allow_abbrev=False
+    )
+    board.set_defaults(command=_leaderboard)
+    battles = board.add_argument("battles", help="a CSV file, a line for each battle")
+    battles.complete = shtab.FILE  # type: ignore[attr-defined]
+    board.add_argument("--left", default="model_a", help="column of the first competitor")
+    board.add_argument("--right", default="model_b", help="column of the second competitor")
+    board.add_argument("--winner", default="winner", help="column of the result")
+    board.add_argument("--controls", default="", help="columns of numbers, separated by commas")
+    board.add_argument("--delta", type=float, default=0.05, help="failure level")
+    board.add_argument("--spread", type=float, default=3.0, help="bound on the spread of scores")
+    board.add_argument("--exact", type=int, default=1000, help="contrasts that are solved exactly")
+    directories.append(board.add_argument("--out", help="directory of table, picture and report"))
     completion = commands.add_parser(
         "completion", help="print a script that completes this command in a shell"
     )
@@ -277,6 +292,20 @@ def _report(given: argparse.Namespace) -> None:
 
 def _compare(given: argparse.Namespace) -> None:
     _say(reports.compare(Record.open(given.directory), Record.open(given.other)))
+
+
+def _leaderboard(given: argparse.Namespace) -> None:
+    controls = [name.strip() for name in given.controls.split(",") if name.strip()]
+    columns = (given.left, given.right, given.winner, controls)
+    board = leaderboard(
+        given.battles, *columns, delta=given.delta, spread=given.spread, exact=given.exact
+    )
+    _say(reports.leaderboard_text(board))
+    if given.out:
+        out = Path(given.out)
+        out.mkdir(parents=True, exist_ok=True)
+        _say(board.save_csv(out / "leaderboard.csv"))
+        _say(reports.write_leaderboard(board, out / "leaderboard.html"))
 
 
 def _list(given: argparse.Namespace) -> None:

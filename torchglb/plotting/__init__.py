@@ -1,6 +1,7 @@
 """Pictures: the figures of an experiment, and those of the radii. Needs matplotlib."""
 
 from torchglb.plotting.experiment import figures, save_figures
+from torchglb.plotting.leaderboard import duel_plot, leaderboard_plot
 from torchglb.plotting.radii import (
     Curve,
     coverage_plot,
@@ -15,8 +16,10 @@ __all__ = [
     "Curve",
     "Style",
     "coverage_plot",
+    "duel_plot",
     "figures",
     "intervals_plot",
+    "leaderboard_plot",
     "radii_plot",
     "save_figures",
     "styles",

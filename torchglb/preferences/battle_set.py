@@ -8,7 +8,10 @@ Two martingales, mixed half and half, so that both statements hold together at d
   log n per dimension in it. It is convex where the Hessian is at least lam_k I, which
   self-concordance proves on the first set; only such k are used.
 
-Pairs may be chosen in any way from what was seen before; both hold at all times.
+Pairs may be chosen in any way from what was seen before; both hold at all times. All competitors
+are part of theta, also those that no battles connect: which groups there are depends on the results
+that came before, and the statement must not. (Scores of a group may be shifted together: the loss
+does not see it, and neither do levels, since c may be shifted as theta* is.)
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ DEEPEST = 0.95
 SCALES = tuple(0.25 * 6.0**k for k in range(8))
 #: what inverting well-conditioned matrices may lose, relative
 INVERSION = 1e-8
+#: rounds in which the sets sharpen each other
+ROUNDS = 8
 #: Newton steps of a bound
 BOUND_STEPS = 12
 
@@ -49,14 +54,14 @@ class Region(NamedTuple):
     Attributes:
         lam: 0 for the uniform prior.
         level: B.
-        gamma: ``|theta - theta_hat|^2 <= gamma`` in the curvature at theta_hat.
-        farthest: ``|<x, theta - theta_hat>|`` of any row is at most this.
+        cover: V; ``<c, theta - theta_hat>^2 <= c'Vc`` for centred contrasts, ``(d, d)``.
+        size: the mean of ``sqrt(x'Vx)`` over the rows.
     """
 
     lam: float
     level: float
-    gamma: float
-    farthest: float
+    cover: Floats
+    size: float
 
 
 class BattleSet:
@@ -70,7 +75,7 @@ class BattleSet:
     Example:
         >>> from torchglb.preferences.battles import battles_of
         >>> battles = battles_of(["a", "a", "b"], ["b", "b", "a"], [1.0, 1.0, 0.0])
-        >>> found = BattleSet(BattleLoss(battles.rows, 2), S=4.0, delta=0.05)
+        >>> found = BattleSet(BattleLoss(battles.rows, np.zeros(2, int)), S=4.0, delta=0.05)
         >>> bool(found.exact(np.array([1.0, -1.0])) > 0)
         True
     """
@@ -86,7 +91,8 @@ class BattleSet:
         #: keeps the curvature invertible; costs ridge (S + |theta_hat|)^2 of gamma
         self._ridge = 1.0 / (8.0 * S * S * (1.0 + S))
         self._paid = self._ridge * (S + norm) ** 2
-        self._reach = self._longest * (S + norm)
+        #: |<x, theta - theta_hat>| of every row is at most this
+        self._far = np.full(len(loss.rows.left), self._longest * (S + norm))
         self._choose(half)
 
     @property
@@ -153,53 +159,49 @@ class BattleSet:
     def _choose(self, delta: float) -> None:
         """The smallest ellipsoid, and the smallest set over which maxima can be found.
 
-        Every set may use that theta is in all others. Ellipsoids need no convexity; cuts do.
+        Every set may use that theta is in all others: what one says of ``|<x, theta - theta_hat>|``
+        sharpens the next. Ellipsoids need no convexity; cuts do.
         """
-        hessian = self.loss.fixed(self.fit.at.hessian)
-        least = float(np.linalg.eigvalsh(hessian)[0]) * (1.0 - INVERSION)
-        uniform = self._region(0.0, self._uniform_level(delta), self._reach)
-        levels = {lam: self._centred_level(lam, delta) for lam in SCALES}
-        best, D = uniform, uniform.farthest
-        for _ in range(6):
-            regions = [self._region(k, B, D, k / (2.0 * least)) for k, B in levels.items()]
-            best = min([best, *regions], key=lambda region: region.gamma)
-            if best.farthest > 0.999 * D:
+        levels = {0.0: self._uniform_level(delta)}
+        levels |= {lam: self._centred_level(lam, delta) for lam in SCALES}
+        found: dict[float, Region] = {}
+        for _ in range(ROUNDS):
+            before = float(self._far.sum())
+            for lam, level in levels.items():
+                for _ in range(ROUNDS if not found else 1):
+                    region = self._region(lam, level)
+                    if region is None:  # the prior is too narrow for what is known
+                        break
+                    found[lam] = region
+            if float(self._far.sum()) > 0.99 * before:
                 break
-            D = best.farthest
-        # m'' falls at most by e^-|<x, theta - theta_hat>|, so H >= lam I as long as
-        convex = [region for region in regions if region.lam <= math.exp(-D) * least]
-        #: the ellipsoid, and the set of the exact bounds
-        self.region = best._replace(farthest=D)
-        self.convex = min([uniform, *convex], key=lambda region: region.gamma)
+        self.region = min(found.values(), key=lambda region: region.size)
+        # m'' falls at most by e^-|<x, theta - theta_hat>|: there the Hessian is at least lam I
+        curvature = self.loss.curvature(self.theta) * np.exp(-self._far)
+        values = np.linalg.eigvalsh(self.loss.gram(curvature))
+        least = float(values[0] - INVERSION * values[-1])
+        convex = [region for region in found.values() if region.lam <= least or region.lam == 0.0]
+        #: the set of the exact bounds
+        self.convex = min(convex, key=lambda region: region.size)
 
-    def _region(self, lam: float, level: float, farthest: float, lost: float = 0.0) -> Region:
-        """The ellipsoid by the fixed point of Theorem 3.2.
+    def _region(self, lam: float, level: float) -> Region | None:
+        """A step of the fixed point of Theorem 3.2, with a rate of its own for each row.
 
-        ``phi(D) |theta - theta_hat|^2 in H <= level - L_hat + gap + lam |theta - theta_hat|^2/2``.
+        ``L(theta) - L(theta_hat) >= sum_s w_s m''_s phi(D_s) <x_s, theta - theta_hat>^2 - gap`` if
+        ``|<x_s, theta - theta_hat>| <= D_s``: a row that is hardly known spoils its own rate only.
         """
-        at = self.fit.at
-        height = level - at.loss + at.loss_error + self._gap
-        D, gamma, local = farthest, math.inf, self._local
-        for _ in range(30):
-            factor = _contraction(D) - lost
-            if factor <= 0.0:
-                return Region(lam, level, math.inf, D)
-            gamma = (height / factor + self._paid) * (1.0 + INVERSION)
-            D = min(D, float(np.minimum(math.sqrt(gamma) * local, self._reach).max(initial=0.0)))
-        return Region(lam, level, gamma, D)
-
-    @cached_property
-    def _cover(self) -> Floats:
-        """The inverse of the curvature at theta_hat."""
-        d = self.loss.dim
-        matrix = self.loss.fixed(self.fit.at.hessian) + self._ridge * np.eye(d)
+        at, d = self.fit.at, self.loss.dim
+        height = level - at.loss + at.loss_error + self._gap + self._paid
+        matrix = self.loss.gram(self.loss.curvature(self.theta) * _contraction(self._far))
+        matrix += (self._ridge - 0.5 * lam) * np.eye(d)
+        values = np.linalg.eigvalsh(matrix) if lam > 0.0 else np.ones(1)
+        if values[0] <= INVERSION * values[-1]:
+            return None
         cover = linalg.cho_solve(linalg.cho_factor(matrix), np.eye(d))
-        return 0.5 * (cover + cover.T)
-
-    @cached_property
-    def _local(self) -> Floats:
-        """The lengths of the rows in it."""
-        return np.sqrt(self.loss.lengths(self._cover)) * (1.0 + INVERSION)
+        cover = (0.5 * height * (1.0 + INVERSION)) * (cover + cover.T)
+        local = np.sqrt(self.loss.lengths(cover)) * (1.0 + INVERSION)
+        self._far = np.minimum(self._far, local)
+        return Region(lam, level, cover, float(local.mean()))
 
     # ---- bounds on contrasts -------------------------------------------------------------
 
@@ -208,14 +210,14 @@ class BattleSet:
 
         The smaller of what the ellipsoid and the ball allow.
         """
-        square = np.maximum(((contrasts @ self._cover) * contrasts).sum(-1), 0.0)
+        square = np.maximum(((contrasts @ self.region.cover) * contrasts).sum(-1), 0.0)
         size = np.linalg.norm(contrasts, axis=-1)
         return self._ends(contrasts @ self.theta, square, size)
 
     def rough_pairs(self) -> Floats:
         """:meth:`rough` of ``s_i - s_j`` for all pairs, ``(K, K)``."""
         K = self.loss.competitors
-        scores, part = self.theta[:K], self._cover[:K, :K]
+        scores, part = self.theta[:K], self.region.cover[:K, :K]
         own = np.diag(part)
         square = np.maximum(own[:, None] + own[None, :] - 2.0 * part, 0.0)
         bound = self._ends(scores[:, None] - scores[None, :], square, math.sqrt(2.0))
@@ -223,9 +225,15 @@ class BattleSet:
         return bound
 
     def _ends(self, middle: Floats, square: Floats, size: Floats | float) -> Floats:
-        length = np.sqrt(self.region.gamma * square) * (1.0 + INVERSION)
+        length = np.sqrt(square) * (1.0 + INVERSION)
         bound = np.minimum(middle + length, self.S * size)
         return bound + 1e-11 * (1.0 + np.abs(middle)) * (1.0 + size)
+
+    @cached_property
+    def _factor(self) -> tuple[Floats, bool]:
+        """The Cholesky factor of the Hessian at theta_hat."""
+        matrix = self.loss.fixed(self.fit.at.hessian) + self._ridge * np.eye(self.loss.dim)
+        return linalg.cho_factor(matrix)
 
     def exact(self, contrast: Floats) -> float:
         """A certified upper bound on ``max <c, theta>``, closed as far as arithmetic goes.
@@ -237,7 +245,7 @@ class BattleSet:
         """
         hat, region = self.fit.at, self.convex
         best = float(self.rough(contrast[None, :])[0])
-        direction = self._cover @ contrast
+        direction = linalg.cho_solve(self._factor, contrast)
         length = math.sqrt(max(float(contrast @ direction), 1e-300))
         u = math.sqrt(2.0 * max(region.level - hat.loss, 1e-12)) / length
         at = self._moved(hat, u * direction)
@@ -257,8 +265,9 @@ class BattleSet:
         hat, lam = self.fit.at.theta, self.convex.lam
         theta = at.theta + move
         if lam > 0.0:
-            far = float(np.abs(self.loss.predictors(theta - hat)).max(initial=0.0))
-            theta = hat + min(1.0, 0.999 * self.region.farthest / far if far > 0 else 1.0) * (theta - hat)
+            far = np.abs(self.loss.predictors(theta - hat))
+            share = float((far / self._far).max(initial=0.0))
+            theta = hat + min(1.0, 0.999 / max(share, 0.999)) * (theta - hat)
         found = self.loss.at(theta)
         if lam == 0.0:
             return found
@@ -301,8 +310,8 @@ class BattleSet:
         return float(cut.value) + (8 + self.loss.dim) * EPS * self.S * float(cut.whole)
 
 
-def _contraction(D: float) -> float:
+def _contraction(D: Floats) -> Floats:
     """``(D - 1 + e^-D)/D^2``, rounded down; 1/2 at D = 0."""
-    if D <= 1e-2:
-        return 0.5 - D / 6.0
-    return (D + math.expm1(-D)) / (D * D) * (1.0 - 1e-12)
+    safe = np.maximum(D, 1e-2)
+    found = (safe + np.expm1(-safe)) / safe**2 * (1.0 - 1e-12)
+    return np.where(D > 1e-2, found, 0.5 - D / 6.0)

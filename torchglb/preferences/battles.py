@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
+from scipy.sparse import csgraph
 
+from torchglb.backend import Ints
 from torchglb.checks import refuse
 from torchglb.errors import InputError
 from torchglb.preferences.bradley_terry import Rows
@@ -54,24 +56,11 @@ class Battles:
         """The number of battles."""
         return round(float(self.rows.weight.sum()))
 
-    def groups(self) -> list[np.ndarray[Any, Any]]:
-        """The competitors that chains of battles connect, the largest group first."""
-        K = len(self.names)
-        edges = (np.ones(len(self.rows.left)), (self.rows.left, self.rows.right))
-        graph = sparse.coo_array(edges, shape=(K, K))
-        _, label = sparse.csgraph.connected_components(graph, directed=False)
-        found = [np.flatnonzero(label == k) for k in range(label.max(initial=-1) + 1)]
-        return sorted(found, key=lambda members: (-len(members), int(members[0])))
-
-    def among(self, members: np.ndarray[Any, Any]) -> Battles:
-        """The battles of some competitors with each other."""
-        place = np.full(len(self.names), -1, np.int64)
-        place[members] = np.arange(len(members))
-        rows = self.rows
-        inside = (place[rows.left] >= 0) & (place[rows.right] >= 0)
-        part = Rows(*(values[inside] for values in rows))
-        part = part._replace(left=place[part.left], right=place[part.right])
-        return Battles(tuple(self.names[i] for i in members), part, self.controls)
+    def groups(self) -> Ints:
+        """The number of each competitor's group, ``(K,)``; battles connect what is in one."""
+        K, rows = len(self.names), self.rows
+        graph = sparse.coo_array((np.ones(len(rows.left)), (rows.left, rows.right)), shape=(K, K))
+        return csgraph.connected_components(graph, directed=False)[1].astype(np.int64)
 
     def counts(self) -> np.ndarray[Any, Any]:
         """How many battles each competitor had, ``(K,)``."""

@@ -1,15 +1,16 @@
 """Bradley-Terry over many competitors: the loss of sparse rows and its minimiser.
 
 ``P(a beats b) = sigma(s_a - s_b + <f, u>)``: one-hot features for the competitors, controls f. Only
-differences of scores are identified, so theta = (s, u) stands for the representative whose scores
-add up to 0, and every statement is about contrasts. A pass is O(n) for n distinct rows, a Newton
-step O(d^3).
+differences of scores within a group that battles connect are identified, so theta = (s, u) stands
+for the representative whose scores add up to 0 in each group, and every statement is about
+contrasts within a group. A pass is O(n) for n distinct rows, a Newton step O(d^3).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from scipy import linalg
 
 from torchglb.backend import Floats, Ints
 from torchglb.errors import SolverError
-from torchglb.preferences.kernels import expand, squared_lengths
+from torchglb.preferences.kernels import expand, gram, squared_lengths
 from torchglb.rounding import EVALUATION
 
 EPS = float(np.finfo(np.float64).eps)
@@ -54,17 +55,22 @@ class Point(NamedTuple):
     gradient_error: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BattleLoss:
     """The negative log-likelihood of battles between K competitors.
 
     Args:
         rows: distinct rows.
-        competitors: K.
+        group: the number of each competitor's group, ``(K,)``; groups are what battles connect.
     """
 
     rows: Rows
-    competitors: int
+    group: Ints
+
+    @property
+    def competitors(self) -> int:
+        """K."""
+        return len(self.group)
 
     @property
     def dim(self) -> int:
@@ -84,27 +90,44 @@ class BattleLoss:
         reach = float(np.abs(theta).max(initial=0.0))
         return Point(theta, loss, gradient, hessian, lost * (size + reach * steep), lost * steep)
 
+    @cached_property
+    def _members(self) -> Floats:
+        """The unit vector of each group, ``(groups, K)``: directions that no battle sees."""
+        found = np.equal.outer(np.arange(self.group.max() + 1), self.group).astype(np.float64)
+        return found / np.sqrt(found.sum(-1, keepdims=True))
+
     def centred(self, theta: Floats) -> Floats:
-        """The representative whose scores add up to 0."""
-        K = self.competitors
-        found = theta.copy()
-        found[:K] -= found[:K].mean()
+        """The representative whose scores add up to 0 in each group."""
+        found, units = theta.copy(), self._members
+        scores = found[: self.competitors]
+        scores -= (units @ scores) @ units
         return found
 
     def fixed(self, hessian: Floats) -> Floats:
-        """The Hessian with curvature along the direction that no battle sees: (1, ..., 1).
+        """The Hessian with curvature along the directions that no battle sees.
 
         That changes nothing for differences of centred parameters.
         """
-        K = self.competitors
+        K, units = self.competitors, self._members
         found = hessian.copy()
-        found[:K, :K] += max(float(np.trace(hessian)) / len(hessian), 1e-3) / K
+        found[:K, :K] += max(float(np.trace(hessian)) / len(hessian), 1e-3) * (units.T @ units)
         return found
 
     def predictors(self, theta: Floats) -> Floats:
         """``<x, theta>`` of every row."""
         rows, K = self.rows, self.competitors
         return theta[rows.left] - theta[rows.right] + rows.controls @ theta[K:]
+
+    def curvature(self, theta: Floats) -> Floats:
+        """``w m''(<x, theta>)`` of every row."""
+        e = np.exp(-np.abs(self.predictors(theta)))
+        return self.rows.weight * e / (1.0 + e) ** 2
+
+    def gram(self, weight: Floats) -> Floats:
+        """``sum_p w_p x_p x_p'``, with curvature along the directions that no battle sees."""
+        rows, found = self.rows, np.empty((self.dim, self.dim))
+        gram(rows.left, rows.right, rows.controls, weight, found)
+        return self.fixed(found)
 
     def lengths(self, cover: Floats) -> Floats:
         """``x' M x`` of every row."""

@@ -113,3 +113,25 @@ def squared_lengths(
             for k in range(C):
                 total += f * controls[p, k] * cover[K + j, K + k]
         found[p] = max(total, 0.0)
+
+
+@entry
+def gram(left: Ints, right: Ints, controls: Floats, weight: Floats, found: Floats) -> None:
+    """``sum_p w_p x_p x_p'`` into ``found (d, d)``: O(n C^2)."""
+    n, C = left.shape[0], controls.shape[1]
+    K = found.shape[0] - C
+    found[:, :] = 0.0
+    for p in range(n):
+        a, b, w = left[p], right[p], weight[p]
+        found[a, a] += w
+        found[b, b] += w
+        found[a, b] -= w
+        found[b, a] -= w
+        for j in range(C):
+            f = w * controls[p, j]
+            found[a, K + j] += f
+            found[K + j, a] += f
+            found[b, K + j] -= f
+            found[K + j, b] -= f
+            for k in range(C):
+                found[K + j, K + k] += f * controls[p, k]

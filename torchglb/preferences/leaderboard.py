@@ -5,6 +5,9 @@ differences, and ranks as ranges: competitor i is behind j for certain if ``max 
 the confidence set. All intervals and ranges hold together, at all times, with probability 1 -
 delta; bootstrap intervals do not where pairing or stopping depends on the results.
 
+The competitors are those who may ever take part: whoever joins later, because of the results, makes
+it another leaderboard.
+
 A battle has one winner, or is a tie (half a win for both). Choices out of more than two (slates,
 rankings, multinomial choice) are not covered: several pairs taken from one choice are not
 independent battles.
@@ -212,42 +215,48 @@ def leaderboard(
         battles = read_battles(frame, columns)
     else:
         battles = battles_in(frame, columns)
-    groups = battles.groups()
-    others = tuple(tuple(battles.names[i] for i in group) for group in groups[1:])
-    return _ranked(battles.among(groups[0]), others, delta, spread, exact)
+    return _ranked(battles, delta, spread, exact)
 
 
-def _ranked(
-    battles: Battles, others: tuple[tuple[str, ...], ...], delta: float, spread: float, exact: int
-) -> Leaderboard:
-    """The leaderboard of a connected group."""
+def _ranked(battles: Battles, delta: float, spread: float, exact: int) -> Leaderboard:
+    """The leaderboard of the largest group that battles connect."""
     K, C = len(battles.names), len(battles.controls)
+    group = battles.groups()
+    sizes = np.bincount(group)
+    members = np.flatnonzero(group == sizes.argmax())
+    others = tuple(
+        tuple(battles.names[i] for i in np.flatnonzero(group == number))
+        for number in np.argsort(-sizes, kind="stable")
+        if number != sizes.argmax()
+    )
     largest = np.abs(battles.rows.controls).max(0, initial=0.0)
     units = np.where(largest > 0.0, largest, 1.0)
     rows = battles.rows._replace(controls=battles.rows.controls / units)
-    found = BattleSet(BattleLoss(rows, K), spread * math.sqrt(K + C), delta)
+    found = BattleSet(BattleLoss(rows, group), spread * math.sqrt(K + C), delta)
     own = np.eye(K + C)
-    own[:K, :K] -= 1.0 / K
+    own[np.ix_(members, members)] -= 1.0 / len(members)
+    own = own[np.concatenate([members, np.arange(K, K + C)])]
     both = np.concatenate([own, -own])
     few = len(both) <= exact
     ends = np.array([found.exact(c) for c in both]) if few else found.rough(both)
-    upper, lower = ends[: K + C], -ends[K + C :]
-    pairs = _pairs(found, exact - len(both) if few else 0)
+    upper, lower = ends[: len(own)], -ends[len(own) :]
+    pairs = _pairs(found, members, exact - len(both) if few else 0)
     behind = pairs < 0.0  # i is behind j for certain
-    order = np.argsort(-found.theta[:K], kind="stable")
+    scores, M = found.theta[members], len(members)
+    order = np.argsort(-scores, kind="stable")
     square = np.ix_(order, order)
     coefficients = tuple(
-        (name, *(float(v[K + j] / units[j]) for v in (found.theta, lower, upper)))
+        (name, *(float(v / units[j]) for v in (found.theta[K + j], lower[M + j], upper[M + j])))
         for j, name in enumerate(battles.controls)
     )
     return Leaderboard(
-        tuple(battles.names[i] for i in order),
-        found.theta[:K][order],
-        lower[:K][order],
-        upper[:K][order],
+        tuple(battles.names[members[i]] for i in order),
+        scores[order],
+        lower[order],
+        upper[order],
         (1 + behind.sum(1))[order],
-        (K - behind.sum(0))[order],
-        np.rint(battles.counts()).astype(np.int64)[order],
+        (M - behind.sum(0))[order],
+        np.rint(battles.counts()).astype(np.int64)[members][order],
         -pairs.T[square],
         pairs[square],
         coefficients,  # type: ignore[arg-type]
@@ -258,21 +267,20 @@ def _ranked(
     )
 
 
-def _pairs(found: BattleSet, exact: int) -> Floats:
-    """Upper bounds on ``s_i - s_j``, ``(K, K)``; exact ones where they may decide an order."""
-    K, d = found.loss.competitors, found.loss.dim
-    bound = found.rough_pairs()
-    middle = found.theta[:K, None] - found.theta[None, :K]
-    if K * (K - 1) <= exact:
-        chosen = [(i, j) for i in range(K) for j in range(K) if i != j]
+def _pairs(found: BattleSet, members: Ints, exact: int) -> Floats:
+    """Upper bounds on ``s_i - s_j``, ``(M, M)``; exact ones where they may decide an order."""
+    bound = found.rough_pairs()[np.ix_(members, members)]
+    scores, M = found.theta[members], len(members)
+    middle = scores[:, None] - scores[None, :]
+    if M * (M - 1) <= exact:
+        i, j = np.nonzero(~np.eye(M, dtype=bool))
     else:
         hopeful = (bound >= 0.0) & (middle + HOPE * (bound - middle) < 0.0)
         i, j = np.nonzero(hopeful)
         first = np.argsort(bound[i, j], kind="stable")[:exact]
-        chosen = list(zip(i[first], j[first], strict=True))
-    contrast = np.zeros(d)
-    for i, j in chosen:
-        contrast[i], contrast[j] = 1.0, -1.0
-        bound[i, j] = min(bound[i, j], found.exact(contrast))
-        contrast[i], contrast[j] = 0.0, 0.0
+        i, j = i[first], j[first]
+    for a, b in zip(i, j, strict=True):
+        contrast = np.zeros(found.loss.dim)
+        contrast[members[a]], contrast[members[b]] = 1.0, -1.0
+        bound[a, b] = min(bound[a, b], found.exact(contrast))
     return bound

@@ -84,11 +84,7 @@ def write_report(record: Record, path: Path | str, reference: str | None = None)
     """
     summary = summarise(record, reference)
     config = record.config
-    pages = Environment(
-        loader=PackageLoader("torchglb.report", "."), autoescape=True, undefined=StrictUndefined
-    )
-    pages.tests["best"] = lambda cell: isinstance(cell, Best)
-    page = pages.get_template("report.html.jinja").render(
+    page = rendered(
         name=config["name"],
         title=title_of(record),
         setting=_setting(record, summary),
@@ -108,6 +104,30 @@ def write_report(record: Record, path: Path | str, reference: str | None = None)
     path = Path(path)
     write_bytes(path, page.encode())
     return path
+
+
+def rendered(
+    *,
+    name: str,
+    title: str,
+    setting: str,
+    pictures: Sequence[Picture],
+    sections: Sequence[Section],
+    listings: Sequence[tuple[str, str]],
+) -> str:
+    """The page of these parts."""
+    pages = Environment(
+        loader=PackageLoader("torchglb.report", "."), autoescape=True, undefined=StrictUndefined
+    )
+    pages.tests["best"] = lambda cell: isinstance(cell, Best)
+    return pages.get_template("report.html.jinja").render(
+        name=name,
+        title=title,
+        setting=setting,
+        pictures=pictures,
+        sections=sections,
+        listings=listings,
+    )
 
 
 def _setting(record: Record, summary: Summary) -> str:
