@@ -50,6 +50,7 @@ POLICY_STYLE: dict[str, Style] = {
     "glm-ucb": Style("GLM-UCB", "#4d5a66", _DASHED),
     "gloc": Style("GLOC", "#00a79d", _DASHDOT),
     "log-ucb-1": Style("Log-UCB-1", "#7f8a00", _DASHDOT),
+    "lucb-contrast": Style("LUCB-contrast", "#2f6f8f", _DOTTED),
     "ol2m": Style("OL2M", "#e26fb5", _DASHED),
     "oful": Style("OFUL", "#3d8bff", _DASHED),
     "ts": Style("TS", "#e0b400", _DASHDOT),
