@@ -3,7 +3,7 @@
 Every module below registers its environments when it is imported.
 """
 
-from torchglb.environments import bandits, datasets
+from torchglb.environments import bandits, datasets, drift
 from torchglb.environments.base import (
     Environment,
     available,
@@ -23,6 +23,7 @@ __all__ = [
     "available",
     "bandits",
     "datasets",
+    "drift",
     "lookup",
     "make",
     "off_policy_value",

@@ -1,0 +1,170 @@
+"""Conservative play: never certifiably worse than a share of a baseline.
+
+An arm is played only if, whatever theta of the confidence set is true, the cumulated mean reward so
+far and of this round stays at or above ``1 - alpha`` times that of the baseline; else the baseline
+is. With probability 1 - delta the constraint holds in every round (Wu et al. 2016, Kazerouni et al.
+2017, here with certified bounds on the means of a GLM).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import as_tensor, check_probability, check_same, check_shape, refuse
+from torchglb.policies import Policy
+from torchglb.sets import ConfidenceSet
+
+#: roundings in the sums of the ledger
+ROUNDING = 1e-9
+
+
+class Conservative:
+    """A policy on a leash.
+
+    The ledger keeps, for every arm of the current arm set, how often it was played, with the best
+    bounds on its mean so far (a running intersection, which costs no probability). When the arm set
+    changes, what the old one has earned is carried over with the bounds of that time. A call of
+    :meth:`select` is a round that is played: rewards may come later.
+
+    Args:
+        policy: with a confidence set; its delta is that of the constraint.
+        baseline: the index of the baseline among the arms, a number or ``(*B)``.
+        alpha: the share that may be lost, in (0, 1).
+        baseline_mean: the baseline's mean reward, if it is known; a number or ``(*B)``.
+
+    Example:
+        >>> import torchglb as glb
+        >>> from torchglb import policies
+        >>> inner = policies.make("ofuglb-pb", family=glb.Bernoulli(), domain=glb.Ball(2, 3.0))
+        >>> safe = Conservative(inner, baseline=1, alpha=0.1)
+        >>> int(safe.select(torch.eye(2).double()))  # nothing is known yet
+        1
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        baseline: int | Tensor,
+        alpha: float,
+        baseline_mean: float | Tensor | None = None,
+    ) -> None:
+        if not isinstance(policy, Policy) or policy.confidence_set() is None:
+            raise refuse("policy", "a policy with a confidence set", type(policy).__name__)
+        low, _ = policy.family.reward_range
+        if low < 0.0:
+            expected = "one of non-negative rewards, of which a share can be asked for"
+            raise refuse("family", expected, type(policy.family).__name__)
+        self.policy, self.alpha = policy, check_probability("alpha", alpha)
+        self.baseline = self._index(baseline)
+        self._known = None
+        if baseline_mean is not None:
+            mean = as_tensor("baseline_mean", baseline_mean, dtype=policy.dtype, device=policy.device)
+            self._known = mean.expand(policy.batch_shape)
+        shape = policy.batch_shape
+        #: earned for certain beyond (1 - alpha) of the baseline, by earlier arm sets
+        self._earned = torch.zeros(shape, dtype=torch.float64, device=policy.device)
+        self._arms: Tensor | None = None
+        self._plays = self._lower = self._upper = torch.zeros(0)
+
+    def _index(self, baseline: int | Tensor) -> Tensor:
+        policy = self.policy
+        index = torch.as_tensor(baseline, device=policy.device)
+        if index.dtype != torch.int64 or bool((index < 0).any()):
+            raise refuse("baseline", "indices of arms, whole numbers from 0 on", baseline)
+        try:
+            return index.expand(policy.batch_shape)
+        except RuntimeError:
+            wanted = f"a number or shape {tuple(policy.batch_shape)}"
+            raise refuse("baseline", wanted, f"shape {tuple(index.shape)}") from None
+
+    # ---- choosing ------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def select(self, arms: Tensor) -> Tensor:
+        """The index ``(*B)`` of the policy's arm where that is safe, else of the baseline."""
+        wish = self.policy.select(arms)
+        if bool((self.baseline >= arms.shape[-2]).any()):
+            raise refuse("arms", "more than the index of the baseline", f"{arms.shape[-2]} arms")
+        earned, plays, lower, upper = self._brought_up(arms)
+        tried = plays + torch.nn.functional.one_hot(wish, arms.shape[-2])
+        safe = earned + self._value(tried, lower, upper) >= ROUNDING * (1.0 + tried.sum(-1))
+        index = torch.where(safe, wish, self.baseline)
+        plays = plays + torch.nn.functional.one_hot(index, arms.shape[-2])
+        self._earned, self._arms = earned, arms.clone()
+        self._plays, self._lower, self._upper = plays, lower, upper
+        return index
+
+    def _brought_up(self, arms: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What was earned before this arm set, and plays, lower and upper bounds within it."""
+        region = self.policy.confidence_set()
+        assert region is not None
+        lower, upper = self._bounds(region, arms)
+        if self._arms is not None and torch.equal(self._arms, arms):
+            lower = torch.maximum(lower, self._lower)
+            return self._earned, self._plays, lower, torch.minimum(upper, self._upper)
+        earned = self._earned
+        if self._arms is not None:
+            earned = earned + self._value(self._plays, self._lower, self._upper)
+        return earned, torch.zeros_like(lower, dtype=torch.int64), lower, upper
+
+    def _bounds(self, region: ConfidenceSet, arms: Tensor) -> tuple[Tensor, Tensor]:
+        """On the means of all arms, ``(*B, K)``, and of the baseline from above, ``(*B)``."""
+        lower, upper = (end.double() for end in region.interval(arms, "mean"))
+        place = self.baseline[..., None]
+        if self._known is None:
+            return lower, upper.gather(-1, place)[..., 0]
+        known = self._known.double()
+        return lower.scatter(-1, place, known[..., None]), known
+
+    def _value(self, plays: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """``sum_s mu(x_s) - (1 - alpha) mu(b)``, from below: for the baseline ``alpha mu(b)``."""
+        place, share = self.baseline[..., None], 1.0 - self.alpha
+        gain = lower - share * upper[..., None]
+        gain = gain.scatter(-1, place, self.alpha * lower.gather(-1, place))
+        return (plays * gain).sum(-1)
+
+    @property
+    def budget(self) -> Tensor:
+        """What is earned for certain beyond the constraint, ``(*B)``; never negative."""
+        if self._arms is None:
+            return self._earned.clone()
+        return self._earned + self._value(self._plays, self._lower, self._upper)
+
+    # ---- as the policy does --------------------------------------------------------------
+
+    def update(self, x: Any, r: Any) -> None:
+        """As the policy's own."""
+        self.policy.update(x, r)
+
+    def confidence_set(self) -> ConfidenceSet | None:
+        """That of the policy."""
+        return self.policy.confidence_set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The policy's state and the ledger."""
+        ledger = {
+            "earned": self._earned.clone(),
+            "arms": None if self._arms is None else self._arms.clone(),
+            "plays": self._plays.clone(),
+            "lower": self._lower.clone(),
+            "upper": self._upper.clone(),
+        }
+        return {"policy": self.policy.state_dict(), "ledger": ledger}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues bit by bit from a saved state."""
+        if missing := {"policy", "ledger"} - set(state):
+            raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        ledger = state["ledger"]
+        check_same("state['ledger']['earned']", ledger["earned"], "the ledger", self._earned)
+        check_shape("state['ledger']['earned']", ledger["earned"], self._earned.shape)
+        self.policy.load_state_dict(state["policy"])
+        self._earned = ledger["earned"].clone()
+        self._arms = None if ledger["arms"] is None else ledger["arms"].clone()
+        self._plays, self._lower, self._upper = (
+            ledger[name].clone() for name in ("plays", "lower", "upper")
+        )
