@@ -1,0 +1,257 @@
+"""Preferences: pairs as rows, widest pairs, duels."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+import torchglb as glb
+from torchglb.errors import InputError
+from torchglb.preferences import (
+    PAIR_POLICIES,
+    DuelWorld,
+    PairHistory,
+    PreferenceSequence,
+    compare_duels,
+    in_race,
+    make_pair_policy,
+    widest_pair,
+)
+from torchglb.preferences.widest import exact_widths, rough_supports
+
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def unit(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=F64)
+    return 0.999 * x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def learnt(n, K=12, d=3, seed=0, batch=()):
+    """Items, and a sequence that has seen n random pairs of them."""
+    items = unit(*batch, K, d, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    theta = torch.tensor([1.0, 0.6, -0.4], dtype=F64)[:d]
+    sequence = PreferenceSequence(d, 2.0, 0.05, batch_shape=batch)
+    i, j = (torch.randint(0, K, (n,), generator=generator) for _ in range(2))
+    left, right = items[..., i, :], items[..., j, :]
+    chance = torch.sigmoid((left - right) @ theta)
+    sequence.update(left, right, torch.bernoulli(chance, generator=generator))
+    return items, theta, sequence
+
+
+def test_a_pair_is_a_row_of_half_the_difference():
+    history = PairHistory(2)
+    history.append([[1.0, 0.0], [0.6, 0.8]], [[0.0, 1.0], [0.6, 0.8]], [1.0, 0.5])
+    assert history.rows().X.tolist() == [[0.5, -0.5], [0.0, 0.0]]
+    assert history.rows().r.tolist() == [1.0, 0.5]
+    assert len(history) == 2
+    with pytest.raises(InputError, match="left: expected features of norm at most 1"):
+        history.append([2.0, 0.0], [0.0, 1.0], 1.0)
+    with pytest.raises(InputError, match="r: "):
+        history.append([1.0, 0.0], [0.0, 1.0], 2.0)
+    assert len(history) == 2
+
+
+def test_the_set_is_that_of_the_rows_in_a_ball_twice_as_large():
+    items, _, sequence = learnt(40)
+    plain = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(3, 4.0), 0.05)
+    rows = sequence.sequence.history.rows()
+    plain.update(rows.X, rows.r)
+    found = sequence.current().difference(items[:4], items[4:8])
+    wanted = plain.current().interval(0.5 * (items[:4] - items[4:8]))
+    torch.testing.assert_close(found.lower, wanted.lower, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.upper, wanted.upper, rtol=1e-5, atol=1e-6)
+    chance = sequence.current().probability(items[:4], items[4:8])
+    torch.testing.assert_close(chance.upper, torch.sigmoid(found.upper))
+    turned = sequence.current().difference(items[4:8], items[:4])
+    torch.testing.assert_close(turned.upper, -found.lower, rtol=1e-5, atol=1e-6)
+
+
+def test_differences_are_covered():
+    """200 sequences, pairs chosen by what came before; looked at three times."""
+    runs, delta = 200, 0.2
+    items, theta = unit(6, 2), torch.tensor([1.2, -0.8], dtype=F64)
+    sequence = PreferenceSequence(2, 2.0, delta, batch_shape=(runs,), aggregate=True)
+    generator = torch.Generator().manual_seed(0)
+    wins = torch.zeros(runs, 6, dtype=F64)
+    missed = torch.zeros(runs, dtype=torch.bool)
+    for t in range(60):
+        order = (wins + 0.1 * torch.rand(runs, 6, generator=generator, dtype=F64)).argsort(-1)
+        left, right = items[order[:, -1]], items[order[:, t % 5]]
+        won = torch.bernoulli(torch.sigmoid((left - right) @ theta), generator=generator)
+        sequence.update(left, right, won)
+        wins.scatter_add_(-1, order[:, -1:], 2.0 * won[:, None] - 1.0)
+        if t in (9, 29, 59):
+            missed |= ~sequence.confidence_set().contains(2.0 * theta.expand(runs, 2))
+    hits = int(missed.sum())
+    assert scipy.stats.binomtest(hits, runs, delta, alternative="greater").pvalue > 0.01
+
+
+def test_states_continue():
+    items, _, sequence = learnt(20)
+    other = PreferenceSequence(3, 2.0, 0.05)
+    other.load_state_dict(sequence.state_dict())
+    for one in (sequence, other):
+        one.update(items[0], items[1], 1.0)
+    assert torch.equal(sequence.confidence_set().level, other.confidence_set().level)
+
+
+# ---- the widest pair ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [0, 15, 150])
+def test_the_widest_pair_is_the_widest_of_all(n):
+    items, _, sequence = learnt(n)
+    region = sequence.confidence_set()
+    i, j = torch.triu_indices(12, 12, 1)
+    widths = exact_widths(region, 0.5 * (items[i] - items[j]))
+    rough = rough_supports(region, items)
+    assert bool((rough[i, j] + rough[j, i] >= widths - 1e-9).all())
+    found = widest_pair(region, items, tol=0.0)
+    assert found.width >= float(widths.max()) * (1 - 1e-3)
+    own = widths[(i == found.left) & (j == found.right)]
+    assert abs(float(own) - found.width) <= 1e-3 * found.width
+    assert found.bound >= float(widths.max()) * (1 - 1e-3)
+    lower = sequence.current().difference(items[found.left], items[found.right])
+    assert abs(float(lower.width) - found.width) < 1e-2 * found.width
+
+
+def test_a_thousand_items_are_no_trouble():
+    items = unit(1000, 3, seed=4)
+    _, _, sequence = learnt(60)
+    region = sequence.confidence_set()
+    found = widest_pair(region, items)
+    assert found.solved <= 4096
+    i, j = (torch.randint(0, 1000, (64,), generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    some = exact_widths(region, 0.5 * (items[i] - items[j]))
+    assert found.bound >= float(some.max()) * (1 - 1e-6)
+    assert found.width >= float(some.max()) * (1 - 1e-2)
+
+
+def test_only_allowed_items_are_paired():
+    items, _, sequence = learnt(30)
+    allowed = torch.zeros(12, dtype=torch.bool)
+    allowed[[2, 5, 7]] = True
+    found = widest_pair(sequence.confidence_set(), items, allowed)
+    assert {found.left, found.right} <= {2, 5, 7}
+    with pytest.raises(InputError, match="at least two items"):
+        widest_pair(sequence.confidence_set(), items, allowed & (torch.arange(12) == 2))
+
+
+@pytest.mark.parametrize("n", [0, 40, 800])
+def test_the_race_is_that_of_all_exact_contrasts(n):
+    items, theta, sequence = learnt(n, K=7)
+    region = sequence.confidence_set()
+    h = torch.stack([region.upper_bound(0.5 * (items - x)) for x in items])  # h[j, i]
+    h.fill_diagonal_(0.0)
+    expected = (h >= 0.0).all(0)
+    found = in_race(region, items)
+    assert torch.equal(found, expected)
+    assert bool(found[(items @ theta).argmax()])
+    assert bool(expected.all()) == (n < 800)
+
+
+# ---- policies ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PAIR_POLICIES)
+def test_the_contract_of_pair_policies(name):
+    items = unit(3, 5, 2)
+    policy = make_pair_policy(name, dim=2, S=2.0, batch_shape=(3,))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        pair = policy.select(items)
+        assert pair.left.shape == pair.right.shape == (3,)
+        assert bool(((pair.left >= 0) & (pair.left < 5)).all())
+        place = torch.arange(3)
+        won = torch.bernoulli(torch.full((3,), 0.7, dtype=F64), generator=generator)
+        policy.update(items[place, pair.left], items[place, pair.right], won)
+    assert policy.rounds == 6
+    copied = copy.deepcopy(policy)
+    loaded = make_pair_policy(name, dim=2, S=2.0, batch_shape=(3,))
+    loaded.load_state_dict(policy.state_dict())
+    wanted = policy.select(items)
+    for other in (copied, loaded):
+        for one, two in zip(other.select(items), wanted, strict=True):
+            assert torch.equal(one, two)
+    before = policy.confidence_set().level
+    for bad in ((3.0 * items[:, 0], items[:, 1], won), (items[:, 0], items[:, 1], won + 3.0)):
+        with pytest.raises(InputError):
+            policy.update(*bad)
+    assert torch.equal(policy.confidence_set().level, before)
+    with pytest.raises(InputError, match="items"):
+        policy.select(items[:, :1])
+    with pytest.raises(InputError, match="state"):
+        policy.load_state_dict({"pair_policy": "another"})
+
+
+@pytest.mark.parametrize("name", ["duel-ofu", "max-in-p", "widest-pair"])
+def test_an_element_never_depends_on_its_companions(name):
+    items = unit(2, 4, 2)
+    both = make_pair_policy(name, dim=2, S=2.0, batch_shape=(2,))
+    alone = [make_pair_policy(name, dim=2, S=2.0, batch_shape=(1,)) for _ in range(2)]
+    for t in range(5):
+        pair = both.select(items)
+        won = torch.tensor([1.0, float(t % 2)], dtype=F64)
+        place = torch.arange(2)
+        both.update(items[place, pair.left], items[place, pair.right], won)
+        for b, policy in enumerate(alone):
+            own = policy.select(items[b : b + 1])
+            assert int(own.left) == int(pair.left[b])
+            assert int(own.right) == int(pair.right[b])
+            policy.update(items[[b], own.left], items[[b], own.right], won[b : b + 1])
+
+
+def test_duel_ofu_plays_the_exact_best_response():
+    items, _, sequence = learnt(60, K=8)
+    policy = make_pair_policy("duel-ofu", dim=3, S=2.0)
+    rows = sequence.sequence.history.rows()
+    policy._rows.update(rows.X, rows.r)
+    pair = policy.select(items)
+    region = policy.confidence_set()
+    left = int((items @ region.center).argmax())
+    assert int(pair.left) == left
+    bounds = region.upper_bound(0.5 * (items - items[left]))
+    assert float(bounds[pair.right]) >= float(bounds.max()) - 1e-5
+
+
+def test_the_world_of_duels():
+    world = DuelWorld(items=4, dim=2, S=3.0, replicates=5, seed=1)
+    length = torch.linalg.vector_norm(world.theta_star, dim=-1)
+    torch.testing.assert_close(length, torch.full_like(length, 2.0))
+    best = world.best
+    assert bool((world.regret((best, best)) == 0).all())
+    other = (best + 1) % 4
+    assert bool((world.regret((best, other)) > 0).all())
+    torch.testing.assert_close(
+        2.0 * world.regret((best, other)), world.regret((other, other))
+    )
+    wins = torch.stack([world.winner(t, (best, other)) for t in range(800)]).mean(0)
+    gap = world.scores.amax(-1) - world.scores.gather(-1, other[:, None])[:, 0]
+    torch.testing.assert_close(wins, torch.sigmoid(gap), atol=0.07, rtol=0.0)
+
+
+def test_duels_lose_less_than_random_pairs():
+    found = compare_duels(
+        ["duel-ofu", "random-pairs"], items=6, dim=2, replicates=3, horizon=80, look_every=40
+    )
+    final = {name: result.regret[:, -1].mean() for name, result in found.items()}
+    assert final["duel-ofu"] < 0.7 * final["random-pairs"]
+    for result in found.values():
+        assert result.regret.shape == (3, 80)
+        assert np.all(np.diff(result.regret, axis=-1) >= 0)
+        assert result.right.all()
