@@ -14,6 +14,7 @@ from torchglb.errors import InputError
 from torchglb.preferences import (
     PAIR_POLICIES,
     DuelWorld,
+    PairHead,
     PairHistory,
     PreferenceSequence,
     compare_duels,
@@ -255,3 +256,57 @@ def test_duels_lose_less_than_random_pairs():
         assert result.regret.shape == (3, 80)
         assert np.all(np.diff(result.regret, axis=-1) >= 0)
         assert result.right.all()
+
+
+# ---- the head ----------------------------------------------------------------------------------
+
+
+def test_the_head_is_a_sequence_on_embeddings():
+    torch.manual_seed(0)
+    network = torch.nn.Linear(4, 2).double()
+    head = PairHead(network, 2, 2.0)
+    generator = torch.Generator().manual_seed(1)
+    left, right = torch.randn(2, 60, 4, generator=generator, dtype=F64)
+    won = torch.bernoulli(torch.full((60,), 0.6, dtype=F64), generator=generator)
+    head.update(left, right, won)
+    plain = PreferenceSequence(2, 2.0, 0.05)
+    plain.update(head.embed(left), head.embed(right), won)
+    found = head.probability(left[:3], right[:3])
+    wanted = plain.current().probability(head.embed(left[:3]), head.embed(right[:3]))
+    torch.testing.assert_close(found.lower, wanted.lower, rtol=1e-5, atol=1e-6)
+    middle = head.eval()(left[:3], right[:3])
+    assert bool(((found.lower <= middle) & (middle <= found.upper)).all())
+    torch.testing.assert_close(head(right[:3], left[:3]), 1.0 - middle)
+    pair = head.widest(left[:10])
+    assert pair == widest_pair(head.confidence_set(), head.embed(left[:10]))
+    with pytest.raises(InputError, match="right"):
+        head.update(left, right[:3], won)
+    with pytest.raises(InputError, match="left"):
+        head.update(won[0], won[0], 1.0)
+    assert len(head) == 60
+
+
+def test_gradients_reach_the_encoder():
+    torch.manual_seed(0)
+    network = torch.nn.Linear(4, 2).double()
+    head = PairHead(network, 2, 2.0, regularization=0.1).train()
+    generator = torch.Generator().manual_seed(1)
+    left, right = torch.randn(2, 40, 4, generator=generator, dtype=F64)
+    won = torch.bernoulli(torch.full((40,), 0.5, dtype=F64), generator=generator)
+    head.update(left, right, won)
+
+    def width():
+        return head.probability(left[:1], right[:1], "linear", differentiable=True).width.sum()
+
+    for answer in (lambda: head(left[:2], right[:2]).sum(), width):
+        network.zero_grad()
+        answer().backward()
+        slope = network.weight.grad[0, 1].item()
+        ends = []
+        for step in (1e-4, -1e-4):
+            with torch.no_grad():
+                network.weight[0, 1] += step
+            ends.append(float(answer().detach()))
+            with torch.no_grad():
+                network.weight[0, 1] -= step
+        assert abs(slope - (ends[0] - ends[1]) / 2e-4) < 2e-3 * (1.0 + abs(slope))

@@ -1,0 +1,142 @@
+"""A preference model as the last layer of any encoder: "a beats b", with intervals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchglb.checks import check_choice, check_count, refuse
+from torchglb.families import Bernoulli
+from torchglb.heads import GLMHead, UnitBall
+from torchglb.heads.unit_ball import unit_ball
+from torchglb.preferences.pairs import PreferenceSet, pair_ball
+from torchglb.preferences.widest import WidestPair
+from torchglb.radii import Radius
+from torchglb.sets import Interval, LikelihoodRatioSet
+
+
+class _PairEncoder(nn.Module):
+    """``(phi(a) - phi(b))/2`` of stacked pairs ``(N, 2, *E)``."""
+
+    def __init__(self, module: nn.Module, bound: UnitBall) -> None:
+        super().__init__()
+        self.module, self.bound = module, bound
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        left, right = self.embed(pairs.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
+        return 0.5 * (left - right)
+
+    def embed(self, items: Tensor) -> Tensor:
+        """phi of items ``(N, *E)``, in the unit ball."""
+        return self.bound(self.module(items))
+
+
+class PairHead(nn.Module):
+    """Puts a calibrated Bradley-Terry model on the embedding of a network.
+
+    ``P(a beats b) = sigma(<phi(a) - phi(b), theta>)`` with phi in the unit ball: a
+    :class:`torchglb.GLMHead` on rows ``(phi(a) - phi(b))/2``. What that says of guarantees and
+    gradients holds here: for an encoder that was fixed before the comparisons the intervals hold at
+    all times at once, however pairs were chosen; in training mode gradients pass through the fit.
+
+    Args:
+        module: the encoder, from ``(N, *E)`` to ``(N, d)``: of prompts, items, images.
+        dim: d.
+        S: ``|theta*| <= S``.
+        delta: the failure probability of the intervals.
+        radius: of :class:`torchglb.ConfidenceSequence`.
+        bound: how embeddings get into the unit ball, a mode of :class:`torchglb.UnitBall`.
+        regularization: lambda of a ridge in the fit behind ``forward``.
+        item_dims: the number of axes in ``*E``.
+        dtype: of features and results.
+
+    Example:
+        >>> head = PairHead(nn.Linear(5, 2).double(), dim=2, S=3.0)
+        >>> left, right = torch.randn(2, 20, 5).double()
+        >>> head.update(left, right, torch.ones(20).double())
+        >>> head.probability(left[:3], right[:3]).lower.shape
+        torch.Size([3])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dim: int,
+        S: float,
+        *,
+        delta: float = 0.05,
+        radius: str | Radius = "pac-bayes",
+        bound: str | UnitBall = "smooth",
+        regularization: float = 0.0,
+        item_dims: int = 1,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise refuse("module", "an nn.Module", type(module).__name__)
+        self._axes = check_count("item_dims", item_dims)
+        self._encoder = _PairEncoder(module, unit_ball(bound))
+        self.head = GLMHead(
+            self._encoder,
+            Bernoulli(),
+            pair_ball(dim, S),
+            delta=delta,
+            radius=radius,
+            bound="clip",  # half a difference is in the ball already
+            regularization=regularization,
+            context_dims=1 + item_dims,
+            dtype=dtype,
+        )
+
+    def __len__(self) -> int:
+        """The number of comparisons so far."""
+        return len(self.head)
+
+    def _pairs(self, left: Tensor, right: Tensor) -> Tensor:
+        for name, items in (("left", left), ("right", right)):
+            if not isinstance(items, Tensor) or items.ndim not in (self._axes, self._axes + 1):
+                expected = f"a tensor of {self._axes} axes, or one more for several items"
+                raise refuse(name, expected, getattr(items, "shape", type(items).__name__))
+        if left.shape != right.shape:
+            raise refuse("right", f"the shape of left {tuple(left.shape)}", tuple(right.shape))
+        return torch.stack([left, right], dim=left.ndim - self._axes)
+
+    def update(self, left: Tensor, right: Tensor, winner: Any) -> None:
+        """Adds comparisons of items ``(*E)`` or ``(k, *E)``; winner 1 for the left, ties 1/2."""
+        self.head.update(self._pairs(left, right), winner)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """The chance that the left items win, by the fit; differentiable in training mode."""
+        return self.head(self._pairs(left, right))
+
+    def probability(
+        self, left: Tensor, right: Tensor, scale: str = "mean", *, differentiable: bool = False
+    ) -> Interval:
+        """Where the chance that the left items win can be.
+
+        Args:
+            left: items ``(*E)`` or ``(K, *E)``.
+            right: the same.
+            scale: ``"mean"``, or ``"linear"`` for ``<phi(a) - phi(b), theta>``.
+            differentiable: with respect to items and the encoder's parameters.
+        """
+        check_choice("scale", scale, ("mean", "linear"))
+        pairs = self._pairs(left, right)
+        return self.head.confidence(pairs, scale, differentiable=differentiable)
+
+    @torch.no_grad()
+    def embed(self, items: Tensor) -> Tensor:
+        """The embeddings ``(K, d)`` of items ``(K, *E)``, in the unit ball."""
+        return self._encoder.embed(items).to(self.head.observations.rewards.dtype)
+
+    def confidence_set(self) -> LikelihoodRatioSet:
+        """The set of ``2 theta``, for :class:`torchglb.decisions.BestArm` with half embeddings."""
+        found = self.head.sequence().current()
+        assert isinstance(found, LikelihoodRatioSet)
+        return found
+
+    def widest(self, items: Tensor) -> WidestPair:
+        """The pair of items ``(K, *E)`` to ask about next: whose difference is known least."""
+        return PreferenceSet(self.confidence_set()).widest(self.embed(items))[0]
