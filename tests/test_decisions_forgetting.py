@@ -201,7 +201,9 @@ def played(runs, horizon, alpha, delta=0.1, conservative=True, seed=0, known=Fal
     means = torch.sigmoid((x * world.theta_star[:, None, :]).sum(-1))
     baseline = means.argsort(-1)[:, 3]  # neither the best nor the worst
     mean = means.gather(-1, baseline[:, None])[:, 0]
-    policy = Conservative(inner, baseline, alpha, mean if known else None) if conservative else inner
+    policy = (
+        Conservative(inner, baseline, alpha, mean if known else None) if conservative else inner
+    )
     earned, least, regret = (torch.zeros(runs, dtype=F64) for _ in range(3))
     least += math.inf
     for t in range(horizon):

@@ -207,8 +207,9 @@ def adaptive_run(seed, K=5, rounds=6, batch=60, delta=0.2):
     order = np.argsort(np.argsort(-scores)) + 1  # true ranks
     left, right, won = [], [], []
     pairs = [(i, j) for i in range(K) for j in range(i)]
-    for look in range(rounds):
-        if look == 0:
+    board = None
+    for _ in range(rounds):
+        if board is None:
             chosen = [pairs[i % len(pairs)] for i in range(batch)]
         else:  # the two that seem best, and those whose order is least clear
             top = [int(name) for name in board.names[:3]]
@@ -297,7 +298,10 @@ def test_results_may_be_written_in_many_ways():
 def test_the_command_prints_and_writes(tmp_path, capsys):
     path = tmp_path / "battles.csv"
     _, a, b, won = drawn(4, 400)
-    lines = [f"<m{i}>,<m{j}>,{'model_a' if w else 'model_b'}\n" for i, j, w in zip(a, b, won)]
+    lines = [
+        f"<m{i}>,<m{j}>,{'model_a' if w else 'model_b'}\n"
+        for i, j, w in zip(a, b, won, strict=True)
+    ]
     path.write_text(HEAD + "".join(lines) + "lone,other,tie\n")
     assert main(["leaderboard", str(path), "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
@@ -324,7 +328,7 @@ def test_two_hundred_models_and_a_million_battles(tmp_path):
     path = tmp_path / "battles.csv"
     with path.open("w") as file:
         file.write(HEAD)
-        file.writelines(f"m{i},m{j},{w:g}\n" for i, j, w in zip(a, b, won))
+        file.writelines(f"m{i},m{j},{w:g}\n" for i, j, w in zip(a, b, won, strict=True))
     begin = time.perf_counter()
     board = leaderboard(path)
     assert time.perf_counter() - begin < 30.0

@@ -137,7 +137,9 @@ def test_a_thousand_items_are_no_trouble():
     region = sequence.confidence_set()
     found = widest_pair(region, items)
     assert found.solved <= 4096
-    i, j = (torch.randint(0, 1000, (64,), generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    i, j = (
+        torch.randint(0, 1000, (64,), generator=torch.Generator().manual_seed(s)) for s in (1, 2)
+    )
     some = exact_widths(region, 0.5 * (items[i] - items[j]))
     assert found.bound >= float(some.max()) * (1 - 1e-6)
     assert found.width >= float(some.max()) * (1 - 1e-2)
@@ -238,9 +240,7 @@ def test_the_world_of_duels():
     assert bool((world.regret((best, best)) == 0).all())
     other = (best + 1) % 4
     assert bool((world.regret((best, other)) > 0).all())
-    torch.testing.assert_close(
-        2.0 * world.regret((best, other)), world.regret((other, other))
-    )
+    torch.testing.assert_close(2.0 * world.regret((best, other)), world.regret((other, other)))
     wins = torch.stack([world.winner(t, (best, other)) for t in range(800)]).mean(0)
     gap = world.scores.amax(-1) - world.scores.gather(-1, other[:, None])[:, 0]
     torch.testing.assert_close(wins, torch.sigmoid(gap), atol=0.07, rtol=0.0)

@@ -1,5 +1,6 @@
 """torchglb: generalized linear models under adaptive data, in PyTorch."""
 
+from torchglb.decisions import BestArm
 from torchglb.domain import Ball
 from torchglb.errors import InputError, SolverError
 from torchglb.families import (
@@ -16,6 +17,7 @@ from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, constrained_mle
 from torchglb.optim import SolveResult, Status
+from torchglb.preferences import PairHead, PreferenceSequence, leaderboard
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import EllipsoidSet, Interval, LikelihoodRatioSet
 from torchglb.ucb import (
@@ -32,6 +34,7 @@ __all__ = [
     "AnchoredProgram",
     "Ball",
     "Bernoulli",
+    "BestArm",
     "Binomial",
     "ConfidenceSequence",
     "CustomFamily",
@@ -46,7 +49,9 @@ __all__ = [
     "MLEResult",
     "NegativeLogLikelihood",
     "NeuralPolicy",
+    "PairHead",
     "Poisson",
+    "PreferenceSequence",
     "QuasiBounded",
     "Rows",
     "SolveResult",
@@ -57,5 +62,6 @@ __all__ = [
     "UnitBall",
     "argmax_ball",
     "constrained_mle",
+    "leaderboard",
     "support",
 ]

@@ -62,7 +62,9 @@ class Conservative:
         self.baseline = self._index(baseline)
         self._known = None
         if baseline_mean is not None:
-            mean = as_tensor("baseline_mean", baseline_mean, dtype=policy.dtype, device=policy.device)
+            mean = as_tensor(
+                "baseline_mean", baseline_mean, dtype=policy.dtype, device=policy.device
+            )
             self._known = mean.expand(policy.batch_shape)
         shape = policy.batch_shape
         #: earned for certain beyond (1 - alpha) of the baseline, by earlier arm sets

@@ -29,9 +29,7 @@ class Drifting(FiniteArms):
 
     name = "drifting"
 
-    def __init__(
-        self, *args: Any, period: int = 1000, speed: float = 0.0, **settings: Any
-    ) -> None:
+    def __init__(self, *args: Any, period: int = 1000, speed: float = 0.0, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.period = check_count("period", period)
         self.speed = check_tolerance("speed", speed)

@@ -128,9 +128,7 @@ def play_duels(
             new = best.should_stop() & (certified > horizon)
             certified = torch.where(new, t + 1, certified)
             right &= ~new | (best.recommendation()[:, 0] == world.best)
-    return DuelResult(
-        regret.cumsum(-1).numpy(), certified.numpy(), right.numpy(), missed.numpy()
-    )
+    return DuelResult(regret.cumsum(-1).numpy(), certified.numpy(), right.numpy(), missed.numpy())
 
 
 def compare_duels(

@@ -272,7 +272,7 @@ def _pairs(found: BattleSet, members: Ints, exact: int) -> Floats:
     bound = found.rough_pairs()[np.ix_(members, members)]
     scores, M = found.theta[members], len(members)
     middle = scores[:, None] - scores[None, :]
-    if M * (M - 1) <= exact:
+    if exact >= M * (M - 1):
         i, j = np.nonzero(~np.eye(M, dtype=bool))
     else:
         hopeful = (bound >= 0.0) & (middle + HOPE * (bound - middle) < 0.0)

@@ -90,7 +90,7 @@ def widest_pair(
 
 
 def rough_supports(region: LikelihoodRatioSet, items: Tensor) -> Tensor:
-    """Upper bounds on ``h((x_i - x_j)/2)`` of all pairs, ``(K, K)``, by an ellipsoid and the ball."""
+    """Upper bounds on ``h((x_i - x_j)/2)``, ``(K, K)``, by an ellipsoid and the ball."""
     z = 0.5 * items
     S = region.domain.radius_like(items)
     factor = _ellipsoid(region)

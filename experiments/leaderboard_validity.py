@@ -1,0 +1,105 @@
+"""Leaderboards under adaptive pairing: how often an interval or a range of ranks is wrong.
+
+    python experiments/leaderboard_validity.py [--quick] [--runs 200]
+
+Each run draws scores, lets the competitors that seem best meet again and again, and looks after
+every batch of battles. A run is missed if at any look any true difference of scores is outside its
+interval, or any true rank outside its range. Beside it, on the same battles, percentile bootstrap
+intervals of the differences, as arenas use them: each at its own level, and corrected for the
+number of pairs (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import numpy as np
+
+from torchglb.preferences import battles_of, leaderboard
+from torchglb.preferences.bradley_terry import BattleLoss, Rows, fit_scores
+from torchglb.report.tables import aligned
+
+
+def bootstrap(rows: Rows, K: int, resamples: int, generator: np.random.Generator) -> np.ndarray:
+    """Scores of resampled battles, ``(resamples, K)``."""
+    counts = np.stack([rows.wins, rows.weight - rows.wins]).ravel()
+    n = round(counts.sum())
+    found = []
+    for _ in range(resamples):
+        drawn = generator.multinomial(n, counts / counts.sum()).reshape(2, -1).astype(float)
+        part = rows._replace(weight=np.maximum(drawn.sum(0), 1e-9), wins=drawn[0])
+        found.append(fit_scores(BattleLoss(part, np.zeros(K, np.int64)), 3.0 * K**0.5).at.theta[:K])
+    return np.array(found)
+
+
+def outside(true: np.ndarray, low: np.ndarray, high: np.ndarray) -> bool:
+    return bool(((true < low - 1e-12) | (true > high + 1e-12)).any())
+
+
+def one_run(
+    seed: int, K: int, looks: int, batch: int, delta: float, resamples: int
+) -> tuple[list[bool], list[float]]:
+    """Which of the methods were ever wrong, and their mean widths at the end."""
+    generator = np.random.default_rng(seed)
+    scores = generator.normal(size=K)
+    ranks = np.argsort(np.argsort(-scores)) + 1
+    missed, widths = [False] * 3, [0.0] * 3
+    left: list[str] = []
+    right: list[str] = []
+    won: list[float] = []
+    pairs = [(i, j) for i in range(K) for j in range(i)]
+    order = list(range(K))
+    for look in range(looks):
+        top = order[:3]
+        chosen = pairs if look == 0 else [(top[0], top[1]), (top[1], top[2]), (top[0], top[2])]
+        for t in range(batch):
+            i, j = chosen[t % len(chosen)]
+            left.append(str(i))
+            right.append(str(j))
+            won.append(float(generator.random() < 1 / (1 + np.exp(scores[j] - scores[i]))))
+        battles = battles_of(left, right, won)
+        board = leaderboard(battles, delta=delta)
+        order = [int(name) for name in board.names]
+        true = scores[order][:, None] - scores[order][None, :]
+        wrong = outside(true, board.difference_lower, board.difference_upper)
+        wrong |= outside(ranks[order], board.best_rank, board.worst_rank)
+        missed[0] |= wrong
+        widths[0] = float((board.difference_upper - board.difference_lower).mean())
+        place = [battles.names.index(str(i)) for i in order]
+        drawn = bootstrap(battles.rows, K, resamples, generator)[:, place]
+        gaps = drawn[:, :, None] - drawn[:, None, :]
+        for number, level in ((1, delta), (2, delta / len(pairs))):
+            low, high = np.quantile(gaps, [level / 2, 1 - level / 2], axis=0)
+            missed[number] |= outside(true, low, high)
+            widths[number] = float((high - low).mean())
+    return missed, widths
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--competitors", type=int, default=5)
+    parser.add_argument("--looks", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=60)
+    parser.add_argument("--delta", type=float, default=0.1)
+    given = parser.parse_args()
+    if given.quick:
+        given.runs, given.looks = 3, 2
+    found = [
+        one_run(seed, given.competitors, given.looks, given.batch, given.delta, 100)
+        for seed in range(given.runs)
+    ]
+    missed = np.array([run[0] for run in found]).sum(0)
+    widths = np.array([run[1] for run in found]).mean(0)
+    names = ["torchglb (all at once, all looks)", "bootstrap, each pair", "bootstrap, Bonferroni"]
+    rows = [["intervals", f"runs missed of {given.runs}", "promised", "mean width at the end"]]
+    for name, count, width in zip(names, missed, widths, strict=True):
+        rows.append([name, str(count), f"{given.delta:g}", f"{width:.2f}"])
+    print("\n".join(aligned(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
