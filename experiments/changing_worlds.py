@@ -22,7 +22,7 @@ from torchglb import environments, policies
 from torchglb.decisions import Conservative, Discount, ForgettingOFUGLB, Window
 from torchglb.report.tables import aligned
 
-KINDS = {
+KINDS: dict[str, Discount | Window] = {
     "discount 0.98": Discount(0.98),
     "discount 0.995": Discount(0.995),
     "window 200": Window(200),
@@ -47,7 +47,7 @@ def regret(policy: Any, world: Any, horizon: int) -> np.ndarray:
 
 
 def drifting(replicates: int, horizon: int) -> dict[str, dict[str, np.ndarray]]:
-    worlds = {
+    worlds: dict[str, dict[str, Any]] = {
         "one jump": {"period": horizon // 2},
         "turning": {"period": 0, "speed": 2.0 * np.pi / horizon},
         "at rest": {"period": 0},
@@ -56,12 +56,17 @@ def drifting(replicates: int, horizon: int) -> dict[str, dict[str, np.ndarray]]:
     found: dict[str, dict[str, np.ndarray]] = {}
     for name, options in worlds.items():
         found[name] = {}
-        for label, kind in {"remembers": None, **KINDS}.items():
+        for label in ("remembers", *KINDS):
+            kind = KINDS.get(label)
             world = environments.make(
                 "drifting", family=family, S=4.0, replicates=replicates, arms=10, dim=2, seed=1,
                 shared_arms=False, theta="random", **options,
             )  # fmt: skip
-            settings = {"family": family, "domain": world.domain, "batch_shape": (replicates,)}
+            settings: dict[str, Any] = {
+                "family": family,
+                "domain": world.domain,
+                "batch_shape": (replicates,),
+            }
             policy = (
                 policies.make("ofuglb-pb", **settings)
                 if kind is None
@@ -83,6 +88,7 @@ def conservative(runs: int, horizon: int, alpha: float | None) -> tuple[np.ndarr
     policy: Any = policies.make(
         "ofuglb-pb", family=family, domain=world.domain, batch_shape=(runs,), aggregate=True
     )
+    assert world.theta_star is not None
     x = world.arms(0)
     means = torch.sigmoid((x * world.theta_star[:, None, :]).sum(-1))
     baseline = means.argsort(-1)[:, -2]  # the second best

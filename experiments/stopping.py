@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +34,12 @@ def stopped(
         "fixed", family=family, S=S, replicates=runs, seed=seed, arms=arms, dim=dim,
         shared_arms=False, theta="random",
     )  # fmt: skip
-    settings = {"family": family, "domain": world.domain, "delta": delta, "batch_shape": (runs,)}
-    policy = policies.make(rule, **settings, **({} if rule == "random" else {"aggregate": True}))
+    settings: dict[str, Any] = {} if rule == "random" else {"aggregate": True}
+    policy = policies.make(
+        rule, family=family, domain=world.domain, delta=delta, batch_shape=(runs,), **settings
+    )
     log = glb.ConfidenceSequence(family, world.domain, delta, batch_shape=(runs,), aggregate=True)
+    assert world.theta_star is not None
     x = world.arms(0)
     values = (x * world.theta_star[:, None, :]).sum(-1)
     best = BestArm(log if rule == "random" else policy, x, epsilon)

@@ -329,9 +329,9 @@ def test_two_hundred_models_and_a_million_battles(tmp_path):
     with path.open("w") as file:
         file.write(HEAD)
         file.writelines(f"m{i},m{j},{w:g}\n" for i, j, w in zip(a, b, won, strict=True))
-    begin = time.perf_counter()
+    begin = time.process_time()  # whatever else the machine does
     board = leaderboard(path)
-    assert time.perf_counter() - begin < 30.0
+    assert time.process_time() - begin < 30.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1e6  # kB, of the whole process
     assert len(board.names) == 200
     theta = np.array([board.scores[board.names.index(f"m{i}")] for i in range(200)])

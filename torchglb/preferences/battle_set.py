@@ -154,7 +154,7 @@ class BattleSet:
     @cached_property
     def _spectrum(self) -> Floats:
         """The eigenvalues of the Hessian."""
-        return np.linalg.eigvalsh(self.fit.at.hessian)
+        return np.linalg.eigvalsh(self.fit.at.hessian).astype(np.float64)
 
     def _choose(self, delta: float) -> None:
         """The smallest ellipsoid, and the smallest set over which maxima can be found.

@@ -115,7 +115,7 @@ class _Collector:
         if names[0] == names[1]:
             raise Refused(f"expected two different competitors, got {names[0]!r} against itself")
         numbers = [_control(k, v) for k, v in zip(self.columns.controls, controls, strict=True)]
-        won = outcome(winner, *names, self.columns)
+        won = outcome(winner, names[0], names[1], self.columns)
         for name in names:
             self.place.setdefault(name, len(self.place))
         self.left.append(self.place[names[0]])
@@ -161,7 +161,7 @@ def merged(left: Any, right: Any, controls: Any, won: Any) -> Rows:
         _, first, place = np.unique(code, return_index=True, return_inverse=True)
     place = place.reshape(-1)
     weight = np.bincount(place).astype(np.float64)
-    wins = np.bincount(place, won)
+    wins = np.bincount(place, won).astype(np.float64)
     return Rows(a[first], b[first], np.ascontiguousarray(controls[first]), weight, wins)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,7 +171,7 @@ def leaderboard(
     left: str = "model_a",
     right: str = "model_b",
     winner: str = "winner",
-    controls: tuple[str, ...] | list[str] = (),
+    controls: Sequence[str] = (),
     *,
     delta: float = 0.05,
     spread: float = 3.0,
