@@ -109,8 +109,7 @@ def requests(count: int, seed: int) -> list[Request]:
     ]
 
 
-def value(request: Request, choice: int) -> float:
-    """What an answer is worth: its verdict minus its price."""
+def value(request: Request, choice: int) -> float:  # of an answer: its verdict minus its price
     return float(request.verdicts[choice] - PRICES[choice])
 
 
@@ -134,7 +133,6 @@ def main() -> int:
         rows.append([f"always {name}", f"{sum(value(r, k) for r in stream) / len(stream):.3f}"])
     print("\n".join(aligned(rows)))
     print("second half:", ", ".join(f"{n} {c}" for n, c in zip(MODELS, counts, strict=True)))
-    # replay on a log of uniform choices: count only the requests on which both agree
     generator = torch.Generator().manual_seed(2)
     logged = torch.randint(0, len(MODELS), (len(stream),), generator=generator).tolist()
     replayed, kept = Router(), []
