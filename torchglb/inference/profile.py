@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from torchglb.checks import ValueChecks, as_tensor, check_choice, check_probability, check_shape
@@ -103,7 +103,7 @@ def profile_interval(
         fit = constrained_mle(
             family, history, domain, start=fit.theta, tol=tol, throw=False, validate=False
         )
-    quantile = float(stats.chi2.ppf(1.0 - alpha, d if joint else 1))
+    quantile = float(special.chdtri(d if joint else 1, alpha))
     program = SublevelProgram(likelihood, domain, fit.loss + 0.5 * quantile)
     both = torch.cat([arms, -arms], dim=-2)
     found = support(program, both, center=fit.theta, tol=tol, throw=tol is None)
