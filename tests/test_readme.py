@@ -1,4 +1,4 @@
-"""Every python block of README.md runs, each in a namespace of its own."""
+"""Every python block of README.md and of the guide runs, each in a namespace of its own."""
 
 import re
 import sys
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
+PROJECT = Path(__file__).parent.parent
+README = PROJECT / "README.md"
+PAGES = (README, PROJECT / "docs" / "guide.md")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)$")
 
 
@@ -41,24 +43,26 @@ def python_blocks(text: str) -> list[tuple[int, str]]:
     return blocks
 
 
-BLOCKS = python_blocks(README.read_text(encoding="utf-8"))
+BLOCKS = [(p, *block) for p in PAGES for block in python_blocks(p.read_text(encoding="utf-8"))]
 
 
-def run(line: int, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(line: int, code: str, monkeypatch: pytest.MonkeyPatch, page: Path = README) -> None:
     module = types.ModuleType("readme_example")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses and pickle look here
-    # The empty lines make a traceback show the line number of README.md itself.
-    exec(compile("\n" * line + code, str(README), "exec"), module.__dict__)
+    # The empty lines make a traceback show the line number of the page itself.
+    exec(compile("\n" * line + code, str(page), "exec"), module.__dict__)
 
 
-def test_readme_has_examples():
-    assert BLOCKS, "README.md has no python block"
+def test_both_pages_have_examples():
+    assert {page for page, _, _ in BLOCKS} == set(PAGES)
 
 
-@pytest.mark.parametrize(("line", "code"), BLOCKS, ids=[f"line{line}" for line, _ in BLOCKS])
-def test_example_runs(line, code, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("page", "line", "code"), BLOCKS, ids=[f"{page.stem}-line{line}" for page, line, _ in BLOCKS]
+)
+def test_example_runs(page, line, code, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    run(line, code, monkeypatch)
+    run(line, code, monkeypatch, page)
 
 
 def test_readme_opens_with_the_two_commands():
