@@ -636,13 +636,13 @@ class AnchoredProgram:
         table, least = batch.table, batch.minimum_table
         memory = round_memory(d, batch.number, table.count, least.count)
         anchor_work, minimum_work = new_workspace(table), new_workspace(least)
-        used = self._source.arrays().used
+        rows = len(self.history)  # those of all ranks: they must decide alike
         ints, numbers = np.empty(2 * K, np.int64), np.empty(K * (d + 2))
         rounds, searches = batch.rounds.view(np.recarray), batch.search.view(np.recarray)
         for b in range(self._source.problems):
             start_round(batch, asked, b)
             state, search = rounds[b], searches[b]
-            problem = problem_of(batch, b, asked.ridge[b], asked.tilt[b], used)
+            problem = problem_of(batch, b, asked.ridge[b], asked.tilt[b], rows)
             arms, settings = arms_of(asked, out, b, ints, numbers), settings_of(asked, b)
             work, trace = anchor_work, 0.0
             while (
