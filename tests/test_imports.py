@@ -19,6 +19,7 @@ ROOMS = (
     "errors",
     "recording",
     "checks",
+    "identity",
     "rounding",
     "arrays",
     "linalg",

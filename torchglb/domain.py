@@ -6,10 +6,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_count, check_float, check_positive, check_shape, refuse
+from torchglb.checks import (
+    FLOATS,
+    as_tensor,
+    check_count,
+    check_float,
+    check_positive,
+    check_shape,
+    refuse,
+)
 from torchglb.rounding import power_of_two
 
 
@@ -19,7 +28,7 @@ class Ball:
 
     Args:
         dim: d, at least 1.
-        radius: S > 0; a number, or a tensor that broadcasts with the batch shape ``*B``
+        radius: S > 0; a number, or a tensor, NumPy array or list that broadcasts with the batch shape ``*B``
             (one radius per problem).
 
     Example:
@@ -32,9 +41,15 @@ class Ball:
     radius: float | Tensor
 
     def __post_init__(self) -> None:
-        check_count("dim", self.dim, least=1)
-        if isinstance(self.radius, Tensor):
-            check_float("radius", self.radius)
+        object.__setattr__(self, "dim", check_count("dim", self.dim, least=1))
+        radius = self.radius
+        if isinstance(radius, Tensor | np.ndarray | list | tuple):
+            if not isinstance(radius, Tensor) or radius.dtype not in FLOATS:
+                where = radius.device if isinstance(radius, Tensor) else torch.device("cpu")
+                radius = as_tensor("radius", radius, dtype=torch.float64, device=where)
+            # a copy: what happens to the tensor that was given does not happen to the ball
+            object.__setattr__(self, "radius", radius.clone())
+            assert isinstance(self.radius, Tensor)
             if not bool((torch.isfinite(self.radius) & (self.radius > 0)).all()):
                 raise refuse("radius", "positive finite numbers", self.radius.tolist())
         else:

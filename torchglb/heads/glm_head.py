@@ -14,6 +14,7 @@ from torchglb.families import GLMFamily
 from torchglb.heads.embedding import Door, Observations
 from torchglb.heads.unit_ball import UnitBall, unit_ball
 from torchglb.history import Rows
+from torchglb.identity import check_belongs, describe
 from torchglb.mle import constrained_mle
 from torchglb.radii import Radius
 from torchglb.sequence import ConfidenceSequence
@@ -267,10 +268,22 @@ class GLMHead(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """The observations, for ``state_dict``."""
-        return {"observations": self.observations.saved()}
+        return {"observations": self.observations.saved(), "settings": self._belongs_to()}
+
+    def _belongs_to(self) -> dict[str, Any]:
+        """What the observations were collected for."""
+        return {
+            "family": describe(self.family),
+            "S": describe(self.domain.radius),
+            "delta": self.delta,
+            "radius": describe(self.radius),
+            "ellipsoidal": self.ellipsoidal,
+            "regularization": self.regularization,
+        }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes over saved observations; they are checked first."""
+        check_belongs("state['settings']", state.get("settings"), self._belongs_to())
         self.observations = self.observations.restored(state["observations"])
         self.refresh()
         self._start = None

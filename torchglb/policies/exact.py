@@ -144,7 +144,7 @@ class ExactPolicy(Policy):
 
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm with the largest ``h(x)``, certified."""
-        self._check_arms(arms)
+        arms = self._check_arms(arms)
         if self.solver != "native":
             return self._scores(arms).argmax(-1)
         self._decided = self._height()
@@ -183,6 +183,7 @@ class ExactPolicy(Policy):
         return self._ends(self._program.fork(), x, refine)
 
     def _ends(self, program: AnchoredProgram | RefitProgram, x: Tensor, refine: bool) -> Interval:
+        x = self._check_point(x)
         both = torch.stack([x, -x], dim=-2)
         tol = BOUND_TOLERANCE if refine else UNREFINED
         upper = self._ask(program.bound, both, tol=tol).upper
@@ -253,6 +254,8 @@ class LikelihoodRatioPolicy(ExactPolicy):
         settings: of :class:`ExactPolicy`.
     """
 
+    takes_weights = True
+
     def __init__(self, *args: Any, radius: str | Radius, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.radius = named_radius(radius)
@@ -309,13 +312,17 @@ class LikelihoodRatioPolicy(ExactPolicy):
         return rows
 
     def _update(self, x: Tensor, r: Tensor) -> None:
+        self._update_weighted(x, r, None)
+
+    def _update_weighted(self, x: Tensor, r: Tensor, w: Tensor | None) -> None:
+        """A radius that counts rows counts each as one: with smaller weights it is larger, valid."""
         if self._counts:
-            self._append(x, r)
+            self._append(x, r, w)
             return
 
         def learn() -> dict[str, Tensor]:
-            sums = self.radius.update(self._problem, self._sums, x, r)
-            self._append(x, r)
+            sums = self.radius.update(self._problem, self._sums, x, r, w)
+            self._append(x, r, w)
             return sums
 
         self._sums = learn_or_forget([self._program.history], learn)

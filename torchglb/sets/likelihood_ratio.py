@@ -16,7 +16,7 @@ from torchglb.families import GLMFamily
 from torchglb.inference.tests import TestResult, likelihood_ratio_test
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
-from torchglb.radii import self_concordance_of, theorem32_fixed_point
+from torchglb.radii import radius_refuted, self_concordance_of, theorem32_fixed_point
 from torchglb.radii.theorem32 import regularization_for
 from torchglb.recording import is_transformed
 from torchglb.sets.base import ConfidenceSet, Event
@@ -93,6 +93,17 @@ class LikelihoodRatioSet(ConfidenceSet):
     @cached_property
     def _at_center(self) -> Expansion:
         return self.likelihood.expand(self.theta_hat)
+
+    @cached_property
+    def on_boundary(self) -> Tensor | None:
+        """Whether the rows refute ``|theta*| <= S`` at level delta, ``(*B)``.
+
+        Then the ball is too small and the set within it wrong (:mod:`torchglb.radii.boundary`).
+        None where delta is not known, or the ball is not part of the set.
+        """
+        if self.delta is None or not self.confined or is_transformed(self.theta_hat):
+            return None
+        return radius_refuted(self.likelihood, self.domain, self.theta_hat, self.delta)
 
     @property
     def radius(self) -> Tensor:
