@@ -28,8 +28,8 @@ class Ball:
 
     Args:
         dim: d, at least 1.
-        radius: S > 0; a number, or a tensor, NumPy array or list that broadcasts with the batch shape ``*B``
-            (one radius per problem).
+        radius: S > 0; a number, or a tensor, NumPy array or list that
+            broadcasts with the batch shape ``*B`` (one radius per problem).
 
     Example:
         >>> ball = Ball(2, 4.0)

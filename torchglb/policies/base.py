@@ -54,7 +54,9 @@ class Requirements:
 
 
 #: settings that are said elsewhere, or that a state does not depend on
-SETTLED = frozenset({"family", "domain", "delta", "horizon", "batch_shape", "seed", "solver", "chunk"})
+SETTLED = frozenset(
+    {"family", "domain", "delta", "horizon", "batch_shape", "seed", "solver", "chunk"}
+)
 
 
 def _check_radius(domain: Ball, batch: torch.Size) -> None:

@@ -315,7 +315,7 @@ class LikelihoodRatioPolicy(ExactPolicy):
         self._update_weighted(x, r, None)
 
     def _update_weighted(self, x: Tensor, r: Tensor, w: Tensor | None) -> None:
-        """A radius that counts rows counts each as one: with smaller weights it is larger, valid."""
+        """A radius that counts rows counts each as one, which is valid for weights in [0, 1]."""
         if self._counts:
             self._append(x, r, w)
             return
