@@ -17,7 +17,7 @@ APART = frozenset({"torchglb.warm", "torchglb.__main__"})
 def examples():
     found = []
     for module in pkgutil.walk_packages(torchglb.__path__, "torchglb."):
-        if module.name in APART:
+        if module.name in APART or module.name.startswith("torchglb.testing"):
             continue
         loaded = importlib.import_module(module.name)
         finder = doctest.DocTestFinder(exclude_empty=True)

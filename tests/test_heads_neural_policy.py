@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 from encoders import DTYPE, FAULTS, Broken, network
-from policy_contract import assert_same, reload
 from torch import nn
 
 import torchglb as glb
 from torchglb import policies
 from torchglb.heads import NeuralPolicy, UnitBall
+from torchglb.testing.policies import assert_same, reload
 
 FAMILY, BALL = glb.Bernoulli(), glb.Ball(2, 3.0)
 

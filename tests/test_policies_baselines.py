@@ -7,13 +7,13 @@ import math
 import pytest
 import scipy.stats
 import torch
-from policy_contract import PolicyContract, World, rows_of, unit_arms
 
 from torchglb import policies
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import Bernoulli, Binomial, Gaussian, Poisson, QuasiBounded
 from torchglb.policies.rank_one import LIFETIME, RankOneInverse
+from torchglb.testing.policies import PolicyContract, World, rows_of, unit_arms
 
 DTYPE = torch.float64
 ALL = (Bernoulli(), Gaussian(0.5), Poisson())

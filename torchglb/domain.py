@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Ball:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dim", check_count("dim", self.dim, least=1))
-        radius = self.radius
+        radius: Any = self.radius
         if isinstance(radius, Tensor | np.ndarray | list | tuple):
             if not isinstance(radius, Tensor) or radius.dtype not in FLOATS:
                 where = radius.device if isinstance(radius, Tensor) else torch.device("cpu")
@@ -53,7 +54,7 @@ class Ball:
             if not bool((torch.isfinite(self.radius) & (self.radius > 0)).all()):
                 raise refuse("radius", "positive finite numbers", self.radius.tolist())
         else:
-            object.__setattr__(self, "radius", check_positive("radius", self.radius))
+            object.__setattr__(self, "radius", check_positive("radius", radius))
 
     def radius_like(self, other: Tensor) -> Tensor:
         """S with the dtype and device of ``other``; broadcasts with the batch shape."""

@@ -8,7 +8,8 @@ with probability 1 - delta, at all times at once,
 with K a Lipschitz constant of L on B(2S); that of the rows is ``K = sum_s w_s |x_s| max |mu(z) -
 r_s|/g`` over ``|z| <= 2 S |x_s|``, at one of the two ends since mu increases. If ``|theta*| <= S``,
 then ``min over B(S) of L <= L(theta*)``. So where the minimum over B(S) is above that level, the
-assumption ``|theta*| <= S`` is refuted: under it this happens, ever, with probability at most delta.
+assumption ``|theta*| <= S`` is refuted: under it this happens, at any time, with probability at
+most delta.
 
 By convexity the loss falls by at most ``|grad L(theta_hat)| 3 S`` from B(S) to B(2S): unless the
 score at an estimate on the sphere is longer than ``log(1/delta)/(3 S)``, nothing else is computed.
