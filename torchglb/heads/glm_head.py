@@ -146,16 +146,21 @@ class GLMHead(nn.Module):
         kept, known = self.observations.contexts, self.observations.known
         if not isinstance(contexts, Tensor):
             try:
-                entries = np.array(contexts)  # a copy, which may be written to
-                contexts = torch.from_numpy(entries).to(kept.device)
-            except (TypeError, ValueError) as error:
+                if any(isinstance(part, Tensor) for part in contexts):
+                    contexts = torch.stack(list(map(torch.as_tensor, contexts)))
+                else:
+                    entries = np.array(contexts)  # a copy, which may be written to
+                    native = entries.astype(entries.dtype.newbyteorder("="))
+                    contexts = torch.from_numpy(native)
+                contexts = contexts.to(kept.device)
+            except (TypeError, ValueError, RuntimeError) as error:
                 got = f"{type(contexts).__name__} ({error})"
                 raise refuse("contexts", "a tensor or numbers", got) from None
         if known and contexts.dtype != kept.dtype and contexts.device == kept.device:
             if not kept.is_floating_point():
                 wanted = f"the dtype of earlier contexts ({kept.dtype})"
                 raise refuse("contexts", wanted, contexts.dtype)
-            contexts = contexts.to(kept.dtype)
+            contexts = as_tensor("contexts", contexts, dtype=kept.dtype, device=kept.device)
         return contexts
 
     def _learn_axes(self, contexts: Tensor, leading: int) -> None:
@@ -376,11 +381,12 @@ class GLMHead(nn.Module):
         self._start = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GLMHead:
-        rewards = self.observations.rewards
+        rewards, contexts = self.observations.rewards, self.observations.contexts
         super()._apply(fn, recurse)
         moved = self.observations.rewards
         if moved.dtype not in FLOATS:  # the network may be in half precision, the GLM is not
             self.observations.rewards = rewards.to(moved.device)
+            self.observations.contexts = contexts.to(moved.device)
         self.refresh()
         self._start = None
         return self

@@ -54,6 +54,8 @@ class ConfidenceSetContract:
 
     #: whether the bound is the support itself
     exact = True
+    #: the radius of the ball
+    S = 3.0
 
     def make(
         self, batch: tuple[int, ...] = (), dtype: torch.dtype = torch.float64
@@ -157,7 +159,7 @@ class ConfidenceSetContract:
         points = made.boundary(60)
         slack = made.slack(made.center[..., None, :] + (1 - 1e-9) * (points - made.center[:, None]))
         assert bool((slack >= 0).all())
-        on_sphere = (torch.linalg.vector_norm(points, dim=-1) - S).abs() < 1e-9
+        on_sphere = (torch.linalg.vector_norm(points, dim=-1) - self.S).abs() < 1e-9
         assert bool(((slack.abs() < 1e-6) | on_sphere).all())
         middle = points.mean(-2, keepdim=True)
         beyond = middle + 1.001 * (points - middle)
@@ -191,7 +193,7 @@ class ConfidenceSetContract:
         ("question", "message"),
         [
             (lambda made: made.contains(torch.zeros(3).double()), "theta: expected shape"),
-            (lambda made: made.contains(torch.zeros(2)), "theta: expected dtype"),
+            (lambda made: made.contains("here"), "theta: expected a tensor or real numbers"),
             (lambda made: made.contains([math.nan, 0.0]), "theta: expected finite"),
             (lambda made: made.interval([math.inf, 0.0]), "x: expected finite"),
             (lambda made: made.interval([1.0]), "x: expected shape"),
