@@ -184,7 +184,8 @@ def test_sets_and_estimates_take_every_kind(kind):
     rows = glb.Rows(torch.tensor(X).double(), torch.tensor(R).double())
     fit = glb.constrained_mle(family(), rows, ball())
     other = glb.constrained_mle(family(), glb.Rows(convert(X), convert(R)), ball())
-    torch.testing.assert_close(other.theta.double(), fit.theta, rtol=0, atol=1e-3)
+    # in float32 the loss is certified to 1e-4
+    torch.testing.assert_close(other.loss.double(), fit.loss, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("scalar", [1, True, 1.0, np.int64(1), np.float32(1), np.bool_(True)])
@@ -205,7 +206,6 @@ def test_float64_into_float32_only_if_nothing_is_lost():
     assert into(torch.tensor([0.5]).double()).tolist() == into(np.array([0.5])).tolist() == [0.5]
     assert into([0.1]).dtype == torch.float32  # numbers without a dtype are rounded
     with pytest.raises(glb.InputError, match="x: expected dtype torch.float64"):
-        as_tensor("x", [0], dtype=torch.float64, device=torch.device("cpu"))
         as_tensor("x", torch.tensor(2**53 + 1), dtype=torch.float64, device=torch.device("cpu"))
 
 
@@ -225,8 +225,20 @@ def test_rows_normalised_in_another_dtype_are_scaled_back(dtype):
             policy.update(row, 1)
         assert policy.rounds == 20
     with pytest.raises(glb.InputError, match="norm at most 1 .*UnitBall.*Scaler.*got 1.04"):
-        glb.History(3).append(rows.double() * 1.05 / rows.double().norm(dim=-1, keepdim=True)
-                              * torch.tensor(1.04 / 1.05).double(), torch.ones(200))
+        glb.History(3).append(
+            rows.double()
+            * 1.05
+            / rows.double().norm(dim=-1, keepdim=True)
+            * torch.tensor(1.04 / 1.05).double(),
+            torch.ones(200),
+        )
+
+
+def test_only_who_says_bfloat16_has_rounded_to_it():
+    for given in ([1.0078125, 0.0], np.array([1.0078125, 0.0]), torch.tensor([1.0078125, 0.0])):
+        with pytest.raises(glb.InputError, match="x: expected rows of norm at most 1"):
+            glb.History(2).append(given, 1.0)
+    glb.History(2).append(torch.tensor([1.0078125, 0.0], dtype=torch.bfloat16), 1.0)
 
 
 def test_a_locked_array_gives_no_warning():
@@ -322,7 +334,9 @@ def test_states_of_other_settings_are_refused():
         return made
 
     def policy(fam=None, S=3.0, **settings):
-        return policies.make("ofuglb", family=fam or glb.Binomial(10), domain=glb.Ball(2, S), **settings)
+        return policies.make(
+            "ofuglb", family=fam or glb.Binomial(10), domain=glb.Ball(2, S), **settings
+        )
 
     for build, other, part in [
         (sequence, dict(fam=glb.Binomial(20)), "trials"),
@@ -341,8 +355,8 @@ def test_states_of_other_settings_are_refused():
         with pytest.raises(glb.InputError, match=rf"state\['settings'\].*{part}.*expected"):
             mine.load_state_dict(state)
         mine.load_state_dict(build().state_dict())
+    a, b = (policies.make("oful", family=glb.Gaussian(s), domain=ball()) for s in (1.0, 0.5))
     with pytest.raises(glb.InputError, match="sigma"):
-        a, b = (policies.make("oful", family=glb.Gaussian(s), domain=ball()) for s in (1.0, 0.5))
         a.load_state_dict(b.state_dict())
 
 
@@ -352,7 +366,9 @@ def test_states_of_other_settings_are_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_heads_take_the_dtype_and_the_axes_of_their_network(dtype):
     torch.manual_seed(1)
-    network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2))
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)
+    )
     head = glb.GLMHead(network.to(dtype), family(), ball()).eval()
     images, rewards = torch.randn(30, 1, 4, 4), (torch.rand(30) > 0.5).float()
     head.update(images, rewards)
@@ -360,7 +376,9 @@ def test_heads_take_the_dtype_and_the_axes_of_their_network(dtype):
     torch.testing.assert_close(family().mean(head.logits(images)), head(images))
     assert head(images[0]).shape == head.select(images).shape == ()
     one_by_one = torch.func.vmap(head)(images)
-    torch.testing.assert_close(one_by_one, head(images), rtol=0, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+    torch.testing.assert_close(
+        one_by_one, head(images), rtol=0, atol=1e-2 if dtype == torch.bfloat16 else 1e-5
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert head(images).dtype == torch.float64
         head.update(images[:3], rewards[:3])

@@ -379,7 +379,9 @@ def test_long_rows_and_any_reward_if_allowed():
     assert history.X.tolist() == [[30.0, 40.0]]
     history = glb.History(2, max_norm=50.0)
     history.append([30.0, 40.0], 1.0)
-    with pytest.raises(glb.InputError, match="x: expected rows of norm at most 50 .*Scaler.*, got 5[0-9.]+"):
+    with pytest.raises(
+        glb.InputError, match="x: expected rows of norm at most 50 .*Scaler.*, got 5[0-9.]+"
+    ):
         history.append([31.0, 40.0], 1.0)
 
 

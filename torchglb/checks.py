@@ -129,7 +129,8 @@ def within_norm(rows: Tensor, given: Any, limit: float | None = 1.0) -> Tensor:
         fits = (plain.to(dtype).to(plain.dtype) == plain).all(-1)
         room = 1.0 + ROUNDINGS[dtype] * torch.finfo(dtype).eps
         # short numbers are common: only who says float16 is taken to have rounded to it
-        if dtype == torch.float32 or getattr(given, "dtype", None) in (dtype, _NUMPY.get(dtype)):
+        said = getattr(given, "dtype", None)
+        if dtype == torch.float32 or (said is not None and said in (dtype, _NUMPY.get(dtype))):
             allowed = torch.where(fits, allowed.clamp_min(room), allowed)
     # rounded up, so that a row is scaled alike in whatever company it comes
     length = torch.ceil(norm * 2.0**40) / 2.0**40

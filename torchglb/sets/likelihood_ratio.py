@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import settled
-from torchglb.checks import check_same, check_shape, refuse
+from torchglb.checks import as_tensor, check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.tests import TestResult, likelihood_ratio_test
@@ -129,7 +129,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         inside = torch.linalg.vector_norm(points, dim=-1) <= limit
         return torch.where(inside, slack, -torch.inf)
 
-    def support(self, arms: Tensor, solver: str = "native", **options: Any) -> SupportResult:
+    def support(self, arms: Any, solver: str = "native", **options: Any) -> SupportResult:
         """``max <x, theta>`` over the set for every arm ``(*B, K, d)``.
 
         Args:
@@ -137,6 +137,7 @@ class LikelihoodRatioSet(ConfidenceSet):
             solver: ``"native"``, ``"conic"`` or ``"layer"``, as in :func:`torchglb.support`.
             options: of that solver.
         """
+        arms = as_tensor("arms", arms, dtype=self.level.dtype, device=self.level.device)
         if solver == "native":
             feasible = self._at_center.loss <= self.level
             center = torch.where(feasible[..., None], self.theta_hat, torch.nan).detach()
