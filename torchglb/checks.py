@@ -129,8 +129,7 @@ def within_norm(rows: Tensor, given: Any, limit: float | None = 1.0) -> Tensor:
         fits = (plain.to(dtype).to(plain.dtype) == plain).all(-1)
         room = 1.0 + ROUNDINGS[dtype] * torch.finfo(dtype).eps
         # short numbers are common: only who says float16 is taken to have rounded to it
-        said = getattr(given, "dtype", None)
-        if dtype == torch.float32 or (said is not None and said in (dtype, _NUMPY.get(dtype))):
+        if dtype == torch.float32 or _said(given) == str(dtype).removeprefix("torch."):
             allowed = torch.where(fits, allowed.clamp_min(room), allowed)
     # rounded up, so that a row is scaled alike in whatever company it comes
     length = torch.ceil(norm * 2.0**40) / 2.0**40
@@ -138,7 +137,9 @@ def within_norm(rows: Tensor, given: Any, limit: float | None = 1.0) -> Tensor:
     return rows * scale.to(rows.dtype)[..., None]
 
 
-_NUMPY = {torch.float16: np.dtype(np.float16)}
+def _said(given: Any) -> str:
+    """The name of the dtype that an object has, as torch and NumPy write it."""
+    return str(getattr(given, "dtype", "")).removeprefix("torch.")
 
 
 def check_float(name: str, value: Tensor) -> None:
