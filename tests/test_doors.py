@@ -468,3 +468,20 @@ def test_reprs_say_their_numbers():
     made = policies.make("ofuglb", family=glb.Binomial(10), domain=ball(), delta=0.1)
     assert all(word in repr(made) for word in ("OFUGLB", "10", "3.0", "0.1", "table1"))
     assert "table1" in repr(glb.radii.Lipschitz())
+
+
+def test_a_likelihood_is_a_module_that_moves_and_saves_its_rows():
+    rows = torch.tensor(X), torch.tensor(R)
+    loss = glb.NegativeLogLikelihood(family(), *rows, torch.ones(3), tilt=torch.zeros(2))
+    wide = copy.deepcopy(loss).double()
+    assert {t.dtype for t in wide.tensors()} == {torch.float64}
+    assert wide(torch.zeros(2).double()).dtype == torch.float64
+    assert {t.device.type for t in copy.deepcopy(loss).to("meta").tensors()} == {"meta"}
+    other = glb.NegativeLogLikelihood(
+        family(), *(0 * t for t in rows), torch.ones(3), tilt=torch.ones(2)
+    )
+    other.load_state_dict(loss.state_dict())
+    theta = torch.tensor([0.3, -0.2])
+    assert torch.equal(other(theta), loss(theta))
+    with pytest.raises(glb.InputError, match="dtype"):
+        other.load_state_dict(wide.state_dict())

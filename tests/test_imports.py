@@ -50,6 +50,7 @@ ROOMS = (
     "simulate",
     "plotting",
     "estimators",
+    "plugins",
     "testing",
     "report",
     "analyse",

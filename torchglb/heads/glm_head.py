@@ -28,7 +28,7 @@ from torchglb.identity import check_belongs, describe
 from torchglb.mle import constrained_mle
 from torchglb.radii import Radius
 from torchglb.sequence import ConfidenceSequence
-from torchglb.sets import EllipsoidSet, Interval
+from torchglb.sets import EllipsoidSet, Interval, LikelihoodRatioSet
 
 
 class GLMHead(nn.Module):
@@ -294,8 +294,9 @@ class GLMHead(nn.Module):
             torch.Size([4])
         """
         region = self.sequence().current()
-        if not isinstance(region, EllipsoidSet):
+        if isinstance(region, LikelihoodRatioSet):
             region = region.ellipsoid()
+        assert isinstance(region, EllipsoidSet)
         network = copy.deepcopy(Embedding(self.module, self.bound, region.gamma.dtype))
         return FrozenHead(network, self.family, region).eval()
 

@@ -180,10 +180,9 @@ class ExactPolicy(Policy):
     @torch.no_grad()
     def bounds(self, x: Tensor, refine: bool = True) -> Interval:
         """Certified ends of ``<x, theta>`` over the set; from a copy of what is carried."""
-        return self._ends(self._program.fork(), x, refine)
+        return self._ends(self._program.fork(), self._check_point(x), refine)
 
     def _ends(self, program: AnchoredProgram | RefitProgram, x: Tensor, refine: bool) -> Interval:
-        x = self._check_point(x)
         both = torch.stack([x, -x], dim=-2)
         tol = BOUND_TOLERANCE if refine else UNREFINED
         upper = self._ask(program.bound, both, tol=tol).upper
@@ -235,7 +234,7 @@ class _ExactTracker(BoundTracker):
 
     @torch.no_grad()
     def bounds(self, x: Tensor, refine: bool = True) -> Interval:
-        return self._exact._ends(self._program, x, refine)
+        return self._exact._ends(self._program, self._exact._check_point(x), refine)
 
     def state_dict(self) -> dict[str, Any]:
         state = self._program.state_dict()
