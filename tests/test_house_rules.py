@@ -73,3 +73,33 @@ def test_one_name_is_one_class():
                 places[node.name].append(str(path.relative_to(PACKAGE)))
     twins = {name: where for name, where in places.items() if len(where) > 1}
     assert set(twins) <= KNOWN_TWINS, twins
+
+
+def test_the_round_in_the_docs_names_what_there_is():
+    """docs/round.md: at most twelve hops, and every name in it is in the package."""
+    text = (PACKAGE.parent / "docs" / "round.md").read_text(encoding="utf-8")
+    hops = [line for line in text.splitlines() if line[:1].isdigit()]
+    assert 1 <= len(hops) <= 12
+    code = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
+    for word in ("_check_arms", "as_tensor", "within_norm", "_height", "of_rows", "decide", "argmax",
+                 "play_round", "CarriedMinimum", "_play_with_passes", "append_at_once", "learn_rows",
+                 "reserve", "commit"):  # fmt: skip
+        assert word in text
+        assert f"def {word}(" in code or f"class {word}" in code, word
+
+
+def test_a_policy_of_ones_own_at_the_command_line(tmp_path, monkeypatch, capsys):
+    from torchglb import policies
+    from torchglb.cli import main
+
+    (tmp_path / "my_policies.py").write_text(
+        "from torchglb.policies import OFUL, register\n\n\n@register\n"
+        "class Mine(OFUL):\n    '''Mine alone.'''\n\n    name = 'mine'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["--import", "my_policies", "policies"]) in (0, None) or "mine" in policies.available()
+    assert "mine" in policies.available()
+    assert main(["--import", "no_such_module", "policies"]) == 2
+    assert "--import: expected a module that can be imported" in capsys.readouterr().err
+    policies.registry._POLICIES.pop("mine")
