@@ -37,6 +37,7 @@ def test_example(example):
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy: an overflow may be meant
         runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE, verbose=False)
         said = []
         runner.run(example, out=said.append)

@@ -98,8 +98,8 @@ def test_a_policy_of_ones_own_at_the_command_line(tmp_path, monkeypatch, capsys)
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert main(["--import", "my_policies", "policies"]) in (0, None) or "mine" in policies.available()
+    assert main(["--import", "my_policies", "list"]) == 0
     assert "mine" in policies.available()
-    assert main(["--import", "no_such_module", "policies"]) == 2
+    assert main(["--import", "no_such_module", "list"]) == 2
     assert "--import: expected a module that can be imported" in capsys.readouterr().err
     policies.registry._POLICIES.pop("mine")
