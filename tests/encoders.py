@@ -34,7 +34,6 @@ FAULTS = {
     "width": (lambda f: f[..., :1], r"encoder Broken: expected features of shape \(.*2\), d = 2"),
     "rows": (lambda f: f.repeat(2, 1), "encoder Broken: expected features of shape"),
     "device": (lambda f: f.to("meta"), "encoder Broken: expected features on device cpu"),
-    "dtype": (lambda f: f.float(), "encoder Broken: expected features of dtype torch.float64"),
-    "integers": (lambda f: f.long(), "encoder Broken: expected dtype float32 or float64"),
+    "integers": (lambda f: f.long(), "encoder Broken: expected features of a floating-point dtype"),
     "no tensor": (lambda f: (f, f), "encoder Broken: expected a tensor of features, got tuple"),
 }

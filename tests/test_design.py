@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
-from policy_contract import unit_arms
 
 from torchglb.errors import InputError, SolverError
 from torchglb.policies.design import g_optimal
+from torchglb.testing.policies import unit_arms
 
 DTYPE = torch.float64
 

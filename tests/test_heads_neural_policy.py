@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 from encoders import DTYPE, FAULTS, Broken, network
-from policy_contract import assert_same, reload
 from torch import nn
 
 import torchglb as glb
 from torchglb import policies
 from torchglb.heads import NeuralPolicy, UnitBall
+from torchglb.testing.policies import assert_same, reload
 
 FAMILY, BALL = glb.Bernoulli(), glb.Ball(2, 3.0)
 
@@ -272,7 +272,6 @@ def test_bad_input_changes_nothing():
     for bad_x, bad_r, message in [
         (x, r + 5, "r: expected rewards of Bernoulli"),
         (x, r[:1], r"r: expected shape \(2,\)"),
-        (x, r.float(), "r: expected dtype"),
         (x[:, :4], r, "x: expected shape"),
         (x[:1], r, "x: expected shape"),
         (x.float(), r, "x: expected the dtype of earlier contexts"),

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from policy_contract import PolicyContract, World, rows_of, unit_arms
 from torch import Tensor
 
 from torchglb import policies
@@ -26,6 +25,7 @@ from torchglb.policies.exact import ExactPolicy, Height
 from torchglb.policies.ofuglb import PAPER
 from torchglb.radii import Lipschitz, PACBayes
 from torchglb.sequence import ConfidenceSequence
+from torchglb.testing.policies import PolicyContract, World, rows_of, unit_arms
 
 ALL = (Bernoulli(), Gaussian(0.5), Poisson())
 NOT_LOGISTIC = (Gaussian(0.5), Poisson(), Binomial(3))

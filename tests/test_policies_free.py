@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from policy_contract import unit_arms
 
 from torchglb import policies
 from torchglb.carried.carried_minimum import CarriedMinimum
@@ -27,6 +26,7 @@ from torchglb.policies.parts import (
     minimum_in_ball,
     ridge_minimum,
 )
+from torchglb.testing.policies import unit_arms
 
 DTYPE = torch.float64
 

@@ -141,7 +141,7 @@ GOOD = ([0.6, 0.8], 1.0, None)
         ([0.6, 0.8, 0.0], 1.0, None, "x: expected shape"),
         ([[0.6, 0.8]], 1.0, None, "r: expected shape"),
         ([[0.6, 0.8]], [1.0], [0.5, 0.5], "weight: expected shape"),
-        (torch.zeros(2), 1.0, None, "x: expected dtype"),
+        (torch.zeros(2).cfloat(), 1.0, None, "x: expected a dense tensor of real numbers"),
     ],
 )
 def test_refusals_leave_the_state_untouched(x, r, weight, message):

@@ -3,10 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torchglb import policies, radii
 from torchglb.contrasts import ContrastSequence
 from torchglb.decisions import BestArm
 from torchglb.domain import Ball
-from torchglb.errors import InputError, SolverError
+from torchglb.errors import BoundaryWarning, InputError, SolverError
 from torchglb.families import (
     Bernoulli,
     Binomial,
@@ -46,6 +47,7 @@ __all__ = [
     "Bernoulli",
     "BestArm",
     "Binomial",
+    "BoundaryWarning",
     "ConfidenceSequence",
     "ContrastSequence",
     "CustomFamily",
@@ -74,13 +76,23 @@ __all__ = [
     "UnitBall",
     "argmax_ball",
     "constrained_mle",
+    "environments",
     "glm",
     "leaderboard",
+    "policies",
+    "radii",
+    "simulate",
     "support",
 ]
 
 
+#: rooms that are opened when they are first asked for
+_LATER_ROOMS = ("environments", "simulate")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _LATER_ROOMS:
+        return import_module(f"torchglb.{name}")
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

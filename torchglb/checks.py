@@ -17,6 +17,7 @@ from torchglb.errors import InputError
 from torchglb.recording import is_transformed
 
 FLOATS = (torch.float32, torch.float64)
+NUMBERS = (int, float, np.integer, np.floating)
 
 
 def refuse(name: str, expected: str, got: object) -> InputError:
@@ -25,20 +26,120 @@ def refuse(name: str, expected: str, got: object) -> InputError:
 
 
 def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of exactly this dtype and device; Python numbers and lists are converted.
+    """A tensor of exactly this dtype and device, of whatever holds the same numbers.
 
-    Tensors are never converted silently: another dtype or device is refused.
+    Tensors and NumPy arrays of any real dtype (float16, bfloat16, float32, integers, booleans) are
+    widened, which loses nothing. Those that are wider than ``dtype`` (float64 into an object of
+    float32) are taken if every entry is a number of ``dtype``, and refused otherwise: rounding them
+    is the caller's decision. Numbers and lists of numbers have no dtype of their own and are
+    rounded to the nearest; so are NumPy's scalars. A NumPy array is copied, so one that must not be
+    written to is as good as any. A tensor on another device is refused.
+
+    Example:
+        >>> x = np.float32([0.5, 1.0])
+        >>> as_tensor("x", x, dtype=torch.float64, device=torch.device("cpu"))
+        tensor([0.5000, 1.0000], dtype=torch.float64)
     """
     if isinstance(value, Tensor):
-        if value.dtype != dtype:
-            raise refuse(name, f"dtype {dtype}", f"{value.dtype}")
         if value.device != device:
             raise refuse(name, f"a tensor on device {device}", f"device {value.device}")
-        return value
+        return value if value.dtype == dtype else _converted(name, value, dtype)
+    if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
+        parts = [as_tensor(name, part, dtype=dtype, device=device) for part in value]
+        if len({part.shape for part in parts}) > 1:
+            raise refuse(name, "entries of one shape", [tuple(part.shape) for part in parts])
+        return torch.stack(parts)
     try:
-        return torch.as_tensor(value, dtype=dtype, device=device)
+        entries = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise refuse(name, "a tensor or numbers", f"{type(value).__name__} ({error})") from None
+    if entries.dtype.kind not in "biuf":
+        raise refuse(name, "a tensor or real numbers", f"{type(value).__name__} {_short(value)}")
+    wide = np.float32 if dtype == torch.float32 else np.float64
+    with np.errstate(over="ignore"):
+        copied = np.array(entries, dtype=wide, order="C")  # in native order, and writable
+    has_dtype = not isinstance(value, list | tuple | int | float | np.generic)
+    if has_dtype and not np.can_cast(entries.dtype, wide, "safe"):
+        back = copied.astype(np.longdouble)
+        if not bool(((back == entries) | np.isnan(copied)).all()):
+            raise refuse(name, _fitting(dtype), f"dtype {entries.dtype}")
+    return torch.from_numpy(copied).to(device=device, dtype=dtype)
+
+
+def _converted(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in another dtype, if nothing is lost."""
+    if value.is_complex() or value.layout is not torch.strided or value.is_quantized:
+        raise refuse(name, "a dense tensor of real numbers", f"{value.dtype}, {value.layout}")
+    found = value.to(dtype)
+    if torch.promote_types(value.dtype, dtype) == dtype and value.dtype not in UNSURE:
+        return found
+    if is_transformed(value):  # nobody may look
+        raise refuse(name, f"dtype {dtype}", f"{value.dtype}")
+    if value.is_floating_point():
+        same = (found.to(value.dtype) == value) | value.isnan()
+    else:
+        limit = 2 ** (24 if dtype == torch.float32 else 53)
+        same = (value <= limit) & (value >= -limit)
+    if not bool(same.all()):
+        raise refuse(name, _fitting(dtype), f"dtype {value.dtype}")
+    return found
+
+
+#: whole numbers of these may be too long for a float
+UNSURE = (torch.int32, torch.int64)
+
+
+def _fitting(dtype: torch.dtype) -> str:
+    return f"dtype {dtype}, or numbers that it holds exactly (round them yourself: .to({dtype}))"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+#: what a row of norm 1 may be longer by, in units of the last place of the dtype it was made in
+ROUNDINGS = {torch.float64: 64, torch.float32: 64, torch.float16: 4, torch.bfloat16: 4}
+#: what to do with rows that are too long
+TOO_LONG = "scale them: torchglb.UnitBall() in a network, torchglb.estimators.Scaler for tables"
+
+
+def within_norm(rows: Tensor, given: Any, limit: float | None = 1.0) -> Tensor:
+    """Rows ``(..., d)`` with those scaled back that are too long only by rounding.
+
+    A row that was normalised in float32 (float16, bfloat16) and then widened is longer than 1 by
+    what that dtype rounds. It is known by its entries, all of which are numbers of that dtype, and
+    divided by its length. Rows that are longer than that are returned as they are, to be refused.
+
+    Args:
+        rows: as :func:`as_tensor` made them.
+        given: what was passed in, which tells the dtype; any object.
+        limit: the longest row.
+    """
+    if limit is None or not rows.numel() or is_transformed(rows):
+        return rows
+    plain = rows.detach()
+    norm = torch.linalg.vector_norm(plain.double(), dim=-1) / limit
+    own = 1.0 + ROUNDINGS[rows.dtype] * torch.finfo(rows.dtype).eps
+    long = (norm > own) & (norm <= 1.0 + ROUNDINGS[torch.bfloat16] * 2.0**-7)
+    if not bool(long.any()):
+        return rows
+    allowed = torch.full_like(norm, own)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        fits = (plain.to(dtype).to(plain.dtype) == plain).all(-1)
+        room = 1.0 + ROUNDINGS[dtype] * torch.finfo(dtype).eps
+        # short numbers are common: only who says float16 is taken to have rounded to it
+        if dtype == torch.float32 or _said(given) == str(dtype).removeprefix("torch."):
+            allowed = torch.where(fits, allowed.clamp_min(room), allowed)
+    # rounded up, so that a row is scaled alike in whatever company it comes
+    length = torch.ceil(norm * 2.0**40) / 2.0**40
+    scale = torch.where(long & (norm <= allowed), 1.0 / length, 1.0)
+    return rows * scale.to(rows.dtype)[..., None]
+
+
+def _said(given: Any) -> str:
+    """The name of the dtype that an object has, as torch and NumPy write it."""
+    return str(getattr(given, "dtype", "")).removeprefix("torch.")
 
 
 def check_float(name: str, value: Tensor) -> None:
@@ -95,7 +196,7 @@ def check_tensors(name: str, given: Mapping[str, Any], like: Mapping[str, Tensor
 
 def check_positive(name: str, value: float) -> float:
     """A finite number above zero."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise refuse(name, "a positive number", repr(value))
     if not 0.0 < float(value) < float("inf"):
         raise refuse(name, "a positive finite number", value)
@@ -104,7 +205,7 @@ def check_positive(name: str, value: float) -> float:
 
 def check_tolerance(name: str, value: float) -> float:
     """A finite number of at least zero."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise refuse(name, "a non-negative number", repr(value))
     if not 0.0 <= float(value) < float("inf"):
         raise refuse(name, "a non-negative finite number", value)
@@ -113,14 +214,27 @@ def check_tolerance(name: str, value: float) -> float:
 
 def check_count(name: str, value: int, least: int = 0) -> int:
     """A whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise refuse(name, f"an integer of at least {least}", repr(value))
-    return value
+    return int(value)
+
+
+def check_batch_shape(value: Any) -> tuple[int, ...]:
+    """A tuple of sizes; a bare number is refused."""
+    if (
+        not isinstance(value, Sequence)
+        or isinstance(value, str)
+        or any(isinstance(n, bool) or not isinstance(n, int | np.integer) for n in value)
+        or any(n < 0 for n in value)
+    ):
+        expected = "a tuple of non-negative integers, such as (4,)"
+        raise refuse("batch_shape", expected, repr(value))
+    return tuple(int(n) for n in value)
 
 
 def check_probability(name: str, value: float) -> float:
     """A number strictly between 0 and 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise refuse(name, "a number in (0, 1)", repr(value))
     if not 0.0 < float(value) < 1.0:
         raise refuse(name, "a number in (0, 1)", value)

@@ -19,6 +19,7 @@ from torchglb import environments, policies
 from torchglb import report as reports
 from torchglb.analyse import add_command
 from torchglb.errors import InputError, RunError, SolverError
+from torchglb.plugins import load_plugins
 from torchglb.preferences import leaderboard
 from torchglb.random_streams import GENERATOR
 from torchglb.report.tables import aligned
@@ -54,7 +55,11 @@ class ReaderGone(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, or 1 failed, 2 wrong usage, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    given = _parser().parse_args(words)
+    try:
+        given = _parser().parse_args(load_plugins(words))
+    except InputError as error:
+        print(f"torchglb: {error}", file=sys.stderr)
+        return WRONG
     given.again = shlex.join(["torchglb", *words])
     try:
         return int(given.command(given) or 0)

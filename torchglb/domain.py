@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_count, check_float, check_positive, check_shape, refuse
+from torchglb.checks import (
+    FLOATS,
+    as_tensor,
+    check_count,
+    check_float,
+    check_positive,
+    check_shape,
+    refuse,
+)
 from torchglb.rounding import power_of_two
 
 
@@ -19,8 +29,8 @@ class Ball:
 
     Args:
         dim: d, at least 1.
-        radius: S > 0; a number, or a tensor that broadcasts with the batch shape ``*B``
-            (one radius per problem).
+        radius: S > 0; a number, or a tensor, NumPy array or list that
+            broadcasts with the batch shape ``*B`` (one radius per problem).
 
     Example:
         >>> ball = Ball(2, 4.0)
@@ -32,13 +42,19 @@ class Ball:
     radius: float | Tensor
 
     def __post_init__(self) -> None:
-        check_count("dim", self.dim, least=1)
-        if isinstance(self.radius, Tensor):
-            check_float("radius", self.radius)
+        object.__setattr__(self, "dim", check_count("dim", self.dim, least=1))
+        radius: Any = self.radius
+        if isinstance(radius, Tensor | np.ndarray | list | tuple):
+            if not isinstance(radius, Tensor) or radius.dtype not in FLOATS:
+                where = radius.device if isinstance(radius, Tensor) else torch.device("cpu")
+                radius = as_tensor("radius", radius, dtype=torch.float64, device=where)
+            # a copy: what happens to the tensor that was given does not happen to the ball
+            object.__setattr__(self, "radius", radius.clone())
+            assert isinstance(self.radius, Tensor)
             if not bool((torch.isfinite(self.radius) & (self.radius > 0)).all()):
                 raise refuse("radius", "positive finite numbers", self.radius.tolist())
         else:
-            object.__setattr__(self, "radius", check_positive("radius", self.radius))
+            object.__setattr__(self, "radius", check_positive("radius", radius))
 
     def radius_like(self, other: Tensor) -> Tensor:
         """S with the dtype and device of ``other``; broadcasts with the batch shape."""

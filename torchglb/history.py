@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,13 +13,16 @@ from torch import Tensor
 from torchglb.arrays import array
 from torchglb.checks import (
     FLOATS,
+    TOO_LONG,
     ValueChecks,
     as_tensor,
+    check_batch_shape,
     check_count,
     check_float,
     check_positive,
     check_shape,
     refuse,
+    within_norm,
 )
 from torchglb.distributed import Shards, current
 from torchglb.families import GLMFamily
@@ -106,13 +109,10 @@ class History:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        check_count("dim", dim, least=1)
+        dim = check_count("dim", dim, least=1)
         if dtype not in FLOATS:
             raise refuse("dtype", "torch.float32 or torch.float64", dtype)
-        if not isinstance(batch_shape, Sequence) or not all(
-            isinstance(size, int) and size >= 0 for size in batch_shape
-        ):
-            raise refuse("batch_shape", "a tuple of non-negative integers", repr(batch_shape))
+        batch_shape = check_batch_shape(batch_shape)
         if family is not None and not isinstance(family, GLMFamily):
             raise refuse("family", "a GLMFamily or None", type(family).__name__)
         if max_norm is not None:
@@ -311,7 +311,9 @@ class History:
         Raises:
             InputError: on any argument that does not fit; the history is then unchanged.
         """
-        x = as_tensor("x", x, dtype=self.dtype, device=self.device)
+        given, x = x, as_tensor("x", x, dtype=self.dtype, device=self.device)
+        if self.validate:
+            x = within_norm(x, given, self.max_norm)
         r = as_tensor("r", r, dtype=self.dtype, device=self.device)
         batch = tuple(self.batch_shape)
         if x.ndim == len(batch) + 1:
@@ -360,7 +362,7 @@ class History:
         checks.finite("x", x)
         if self.max_norm is not None:
             norm, limit = torch.linalg.vector_norm(x, dim=-1), self.longest_row
-            checks.within("x", norm, 0.0, limit, lambda: f"rows of norm at most {self.max_norm:g}")
+            checks.within("x", norm, 0.0, limit, self._short_rows)
         if self.family is not None:
             self.family.require_rewards(checks, r)
         else:
@@ -368,6 +370,9 @@ class History:
         checks.finite("weight", w)
         checks.within("weight", w, 0.0, math.inf, lambda: "non-negative weights")
         checks.settle()
+
+    def _short_rows(self) -> str:
+        return f"rows of norm at most {self.max_norm:g} ({TOO_LONG})"
 
     def mark(self) -> _Held:
         """Where the history stands, for :meth:`reset`; costs nothing."""

@@ -9,7 +9,7 @@ One evaluation of loss, gradient and Hessian is one *pass* over the history: O(n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchglb.arrays import Array, array, identity, like, single, tensor
-from torchglb.checks import ValueChecks, check_float, check_same, check_shape, refuse
+from torchglb.checks import ValueChecks, check_float, check_same, check_shape, check_tensors, refuse
 from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
@@ -290,6 +290,10 @@ class RowSums:
         return hessian
 
 
+#: what a likelihood holds of its rows
+ROW_TENSORS = ("X", "r", "w", "regularization", "tilt")
+
+
 class NegativeLogLikelihood(RowSums, nn.Module):
     """The weighted GLM loss of fixed rows, evaluated at parameters ``theta``.
 
@@ -356,6 +360,28 @@ class NegativeLogLikelihood(RowSums, nn.Module):
             if type(value) is not Tensor and isinstance(value, nn.Parameter):
                 del vars(self)[name]
                 setattr(self, name, value)
+
+    # the rows are no buffers, whose names a module would look up at every access: what a module
+    # does with its buffers, moving and saving, is said here
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NegativeLogLikelihood:
+        super()._apply(fn, recurse)
+        for name in ROW_TENSORS:
+            if isinstance(value := vars(self).get(name), Tensor):
+                vars(self)[name] = fn(value)
+        return self
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """The rows, for ``state_dict``."""
+        kept = {name: getattr(self, name) for name in ROW_TENSORS}
+        return {name: t.detach().clone() for name, t in kept.items() if isinstance(t, Tensor)}
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Takes over saved rows of the same shape and dtype."""
+        mine = self.get_extra_state()
+        check_tensors("state", state, mine)
+        for name in set(mine) & set(vars(self)):
+            vars(self)[name] = state[name].to(self.X.device).clone()
 
     @classmethod
     def of(

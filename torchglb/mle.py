@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import (
+    FLOATS,
     ValueChecks,
+    as_tensor,
     check_choice,
     check_count,
     check_positive,
@@ -155,6 +157,11 @@ def constrained_mle(
     """
     if not isinstance(history, History | Rows):
         raise refuse("history", "a History or Rows", type(history).__name__)
+    if isinstance(history, Rows):
+        history = _as_tensors(history)
+    X = history.view().X if isinstance(history, History) else history.X
+    if start is not None:
+        start = as_tensor("start", start, dtype=X.dtype, device=X.device)
     likelihood = NegativeLogLikelihood.of(family, history, regularization=regularization)
     if validate and isinstance(domain, Ball) and not isinstance(domain.radius, Tensor):
         family.require_convex(domain.radius)
@@ -179,6 +186,17 @@ def constrained_mle(
         throw=throw,
         validate=validate and not _was_checked(history, family),
     )
+
+
+def _as_tensors(rows: Rows) -> Rows:
+    """Rows of one dtype: that of X if it is float32 or float64, else float64."""
+    X, r, w = rows
+    where = X.device if isinstance(X, Tensor) else torch.device("cpu")
+    if not isinstance(X, Tensor) or X.dtype not in FLOATS:
+        X = as_tensor("X", X, dtype=torch.float64, device=where)
+    r = as_tensor("r", r, dtype=X.dtype, device=where)
+    w = None if w is None else as_tensor("w", w, dtype=X.dtype, device=where)
+    return Rows(X, r, w)
 
 
 def _was_checked(history: History | Rows, family: GLMFamily) -> bool:

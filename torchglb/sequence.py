@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,11 +18,13 @@ from torchglb.checks import (
     check_same,
     check_shape,
     refuse,
+    within_norm,
 )
 from torchglb.domain import Ball
-from torchglb.errors import SolverError
+from torchglb.errors import BoundaryWarning, SolverError
 from torchglb.families import GLMFamily
 from torchglb.history import History
+from torchglb.identity import check_belongs, describe
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
@@ -35,7 +38,7 @@ from torchglb.radii import (
     require_weights,
     theorem32,
 )
-from torchglb.recording import without_autocast
+from torchglb.recording import is_transformed, without_autocast
 from torchglb.sets import (
     CentredSet,
     EllipsoidSet,
@@ -140,6 +143,7 @@ class ConfidenceSequence:
         )
         self._state = self.radius.init(self.problem)
         self._start: Tensor | None = None  # the last estimate, where the next fit begins
+        self._warned = False  # of a ball that is too small
         self._fresh: tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation] | None = None
         self._running = RunningBounds(self.history, queries) if running else None
         if queries is not None and not running:
@@ -164,7 +168,9 @@ class ConfidenceSequence:
         history = self.history
         if self._running is not None and self._running.snapshots.is_due(len(self)):
             self._keep_snapshot(self._running)
-        x = as_tensor("x", x, dtype=history.dtype, device=history.device)
+        given, x = x, as_tensor("x", x, dtype=history.dtype, device=history.device)
+        if history.validate:
+            x = within_norm(x, given, history.max_norm)
         r = as_tensor("r", r, dtype=history.dtype, device=history.device)
         if weight is not None:
             weight = as_tensor("weight", weight, dtype=history.dtype, device=history.device)
@@ -241,9 +247,24 @@ class ConfidenceSequence:
             if found.refinement is None
             else CentredSet(*given, found.refinement)
         )
+        if confined and likelihood.X.is_cpu and not is_transformed(fit.theta):
+            self._look_at_boundary(outer)
         current = self._as_ellipsoid(outer, fit, found.radius) if self.ellipsoidal else outer
         self._fresh = current, found
         return self._fresh
+
+    def _look_at_boundary(self, outer: LikelihoodRatioSet) -> None:
+        """Warns, once, where the rows refute ``|theta*| <= S``."""
+        if self._warned or outer.on_boundary is None or not bool(outer.on_boundary.any()):
+            return
+        self._warned = True
+        warnings.warn(
+            f"the observations refute |theta*| <= S = {describe(self.domain.radius)} at level "
+            f"{self.delta:g}: intervals within this ball are wrong. Take a larger S, or "
+            'radius="gaussian-prior", which needs none.',
+            BoundaryWarning,
+            stacklevel=4,
+        )
 
     def _inside(self, likelihood: NegativeLogLikelihood, fit: MLEResult, level: Tensor) -> Tensor:
         """The estimate; where the set has left the ball, the minimiser over a larger one."""
@@ -290,10 +311,7 @@ class ConfidenceSequence:
         missing = {"history", "radius", "start", "settings"} - set(state)
         if missing:
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
-        for name, mine in self._settings().items():
-            if state["settings"].get(name) != mine:
-                got = state["settings"].get(name)
-                raise refuse(f"state['settings'][{name!r}]", repr(mine), repr(got))
+        check_belongs("state['settings']", state["settings"], self._settings())
         if set(state["radius"]) != set(self._state):
             expected = f"the entries {sorted(self._state)}"
             raise refuse("state['radius']", expected, sorted(state["radius"]))
@@ -331,9 +349,8 @@ class ConfidenceSequence:
     def _settings(self) -> dict[str, Any]:
         """What the carried sums depend on; another would make them wrong."""
         return {
-            "family": type(self.family).__name__,
-            "dispersion": self.family.dispersion,
+            "family": describe(self.family),
             "S": self.problem.S.tolist(),
-            "radius": type(self.radius).__name__,
+            "radius": describe(self.radius),
             "delta": self.delta,
         }

@@ -50,7 +50,7 @@ class BestArm:
     Example:
         >>> import torchglb as glb
         >>> log = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
-        >>> log.update([[1.0, 0.0], [0.0, 1.0]] * 200, [1.0, 0.0] * 200)
+        >>> log.update([[1.0, 0.0], [0.0, 1.0]] * 200, ([1.0, 0.0] * 9 + [0.0, 1.0]) * 20)
         >>> best = BestArm(log, torch.eye(2).double())
         >>> bool(best.should_stop()), best.candidates().tolist()
         (True, [True, False])

@@ -47,6 +47,13 @@ class GLMFamily(nn.Module):
         super().__init_subclass__(**options)
         cls.takes_arrays = cls.__dict__.get("takes_arrays", False)
 
+    def __repr__(self) -> str:
+        shown = {k: v for k, v in vars(self).items() if k in self.shown}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    #: attributes that ``repr`` shows
+    shown: tuple[str, ...] = ("trials", "sigma", "link", "name")
+
     @property
     def dispersion(self) -> float:
         """The dispersion g; the variance of a reward is ``g * variance(z)``."""

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchglb.checks import ValueChecks, check_count, check_float, check_shape, refuse
+from torchglb.checks import ValueChecks, check_count, check_shape, refuse
 from torchglb.heads.unit_ball import UnitBall
+from torchglb.recording import is_transformed
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class Door:
         name = f"encoder {self.name}"
         if not isinstance(raw, Tensor):
             raise refuse(name, "a tensor of features", type(raw).__name__)
-        check_float(name, raw)
+        if not raw.is_floating_point():
+            raise refuse(name, "features of a floating-point dtype", raw.dtype)
+        if torch.promote_types(raw.dtype, like.dtype) == like.dtype:
+            raw = raw.to(like.dtype)  # what half precision lost, it lost in the network
         if raw.device != like.device:
             raise refuse(name, f"features on device {like.device}", f"device {raw.device}")
         if tuple(raw.shape) != (*lead, self.dim):
@@ -53,7 +57,7 @@ class Door:
         if features.dtype != like.dtype:
             wanted = f"features of dtype {like.dtype} (UnitBall(dtype=...) converts)"
             raise refuse(name, wanted, raw.dtype)
-        if self.validate:
+        if self.validate and not is_transformed(features):
             checks = ValueChecks()
             checks.finite(name, features)
             checks.settle()

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchglb.checks import as_tensor, check_shape, check_tolerance, refuse
+from torchglb.checks import (
+    FLOATS,
+    as_tensor,
+    check_batch_shape,
+    check_shape,
+    check_tolerance,
+    refuse,
+)
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.heads.embedding import Door, Observations
+from torchglb.heads.frozen import Embedding, FrozenHead
 from torchglb.heads.unit_ball import UnitBall, unit_ball
 from torchglb.history import Rows
+from torchglb.identity import check_belongs, describe
 from torchglb.mle import constrained_mle
 from torchglb.radii import Radius
 from torchglb.sequence import ConfidenceSequence
-from torchglb.sets import Interval
+from torchglb.sets import EllipsoidSet, Interval, LikelihoodRatioSet
 
 
 class GLMHead(nn.Module):
@@ -49,17 +60,23 @@ class GLMHead(nn.Module):
         regularization: lambda of a ridge in the fit behind ``forward``. A derivative needs a unique
             minimiser: lambda > 0, or observations that span the features.
         batch_shape: ``*B``, problems with observations of their own under one network.
-        context_dims: the number of axes in ``*E``.
+        context_dims: the number of axes in ``*E``; None reads it off the first ``update`` or
+            ``select`` (before, contexts are taken to be vectors).
         validate: look at the values of what comes in and of what the network returns.
-        dtype: of features and rewards; follows ``.float()`` and ``.double()``.
+        dtype: in which the GLM computes, float64 unless told; follows ``.float()`` and
+            ``.double()``. The network has a dtype of its own: contexts are handed over in that of
+            its parameters, and features of float32, float16, bfloat16 or autocast are widened.
         device: of the observations; follows ``.to()``.
+
+    ``torch.func.vmap(head)`` maps over contexts in evaluation mode. ``torch.compile`` leaves out
+    the fit (it is not traced, and breaks the graph); compile the network instead, or export
+    :meth:`freeze`.
 
     Example:
         >>> import torchglb as glb
-        >>> network = nn.Linear(5, 2).double()
-        >>> head = GLMHead(network, glb.Bernoulli(), glb.Ball(2, 3.0))
-        >>> head.update(torch.randn(20, 5).double(), torch.ones(20).double())
-        >>> head.select(torch.randn(4, 5).double()).shape
+        >>> head = GLMHead(nn.Linear(5, 2), glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> head.update(torch.randn(20, 5), torch.ones(20))
+        >>> head.select(torch.randn(4, 5)).shape
         torch.Size([])
     """
 
@@ -75,7 +92,7 @@ class GLMHead(nn.Module):
         bound: str | UnitBall = "smooth",
         regularization: float = 0.0,
         batch_shape: tuple[int, ...] = (),
-        context_dims: int = 1,
+        context_dims: int | None = None,
         validate: bool = True,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
@@ -86,9 +103,14 @@ class GLMHead(nn.Module):
         self.module, self.family, self.domain = module, family, domain
         self.delta, self.radius, self.ellipsoidal = delta, radius, ellipsoidal
         self.regularization = check_tolerance("regularization", regularization)
+        batch_shape = check_batch_shape(batch_shape)
         self.batch_shape = torch.Size(batch_shape)
+        if not isinstance(domain, Ball):
+            raise refuse("domain", "a Ball, such as Ball(dim, S)", repr(domain))
         self.bound = unit_ball(bound)
-        self.observations = Observations(batch_shape, context_dims, None, dtype, device)
+        self._infer = context_dims is None  # until the first update or choice
+        dims = 1 if context_dims is None else context_dims
+        self.observations = Observations(batch_shape, dims, None, dtype, device)
         self._door = Door(type(module).__name__, domain.dim, self.bound, validate)
         # refuses settings that do not fit
         self._kept: ConfidenceSequence | None = self._empty_sequence()
@@ -102,22 +124,58 @@ class GLMHead(nn.Module):
 
     # ---- features ------------------------------------------------------------------------
 
-    def features(self, contexts: Tensor) -> Tensor:
+    def features(self, contexts: Any) -> Tensor:
         """The features ``(..., d)`` of contexts ``(..., *E)``, in the unit ball."""
+        contexts = self._contexts(contexts)
         dims = self.observations.context_dims
-        if not isinstance(contexts, Tensor) or contexts.ndim < dims:
-            got = getattr(contexts, "shape", type(contexts).__name__)
+        if contexts.ndim < dims:
+            got = f"shape {tuple(contexts.shape)}"
             raise refuse("contexts", f"a tensor of at least {dims} axes", got)
         split = contexts.ndim - dims
         lead, own = contexts.shape[:split], contexts.shape[split:]
-        raw = self.module(contexts.reshape(lead.numel(), *own))
+        flat = contexts.reshape(lead.numel(), *own)
+        takes = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), None)
+        if takes is not None and flat.is_floating_point():
+            flat = flat.to(takes)
+        raw = self.module(flat)
         features = self._door.admit(raw, (lead.numel(),), self.observations.rewards)
         return features.reshape(*lead, self.domain.dim)
+
+    def _contexts(self, contexts: Any) -> Tensor:
+        """A tensor on the head's device, of the dtype of earlier contexts."""
+        kept, known = self.observations.contexts, self.observations.known
+        if not isinstance(contexts, Tensor):
+            try:
+                if any(isinstance(part, Tensor) for part in contexts):
+                    contexts = torch.stack(list(map(torch.as_tensor, contexts)))
+                else:
+                    entries = np.array(contexts)  # a copy, which may be written to
+                    native = entries.astype(entries.dtype.newbyteorder("="))
+                    contexts = torch.from_numpy(native)
+                contexts = contexts.to(kept.device)
+            except (TypeError, ValueError, RuntimeError) as error:
+                got = f"{type(contexts).__name__} ({error})"
+                raise refuse("contexts", "a tensor or numbers", got) from None
+        if known and contexts.dtype != kept.dtype and contexts.device == kept.device:
+            if not kept.is_floating_point():
+                wanted = f"the dtype of earlier contexts ({kept.dtype})"
+                raise refuse("contexts", wanted, contexts.dtype)
+            contexts = as_tensor("contexts", contexts, dtype=kept.dtype, device=kept.device)
+        return contexts
+
+    def _learn_axes(self, contexts: Tensor, leading: int) -> None:
+        """Notes how many axes a context has, where nobody has said so."""
+        if self._infer:
+            dims = contexts.ndim - len(self.batch_shape) - leading
+            if dims < 0:
+                got = f"shape {tuple(contexts.shape)}"
+                raise refuse("contexts", f"at least {len(self.batch_shape) + leading} axes", got)
+            self.observations.context_dims = dims
 
     # ---- learning ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def update(self, contexts: Tensor, rewards: Any) -> None:
+    def update(self, contexts: Any, rewards: Any) -> None:
         """Adds an observation, contexts ``(*B, *E)``, rewards ``(*B)``, or k, ``(*B, k, *E)``.
 
         They may come late and out of order, as long as the delay does not depend on the reward,
@@ -128,7 +186,8 @@ class GLMHead(nn.Module):
         """
         like = self.observations.rewards
         rewards = as_tensor("rewards", rewards, dtype=like.dtype, device=like.device)
-        axis = len(self.batch_shape)
+        axis, contexts = len(self.batch_shape), self._contexts(contexts)
+        self._learn_axes(contexts, rewards.ndim - axis)
         if self.observations.check(contexts):
             contexts = contexts.unsqueeze(axis)
             check_shape("rewards", rewards, self.batch_shape)
@@ -137,7 +196,7 @@ class GLMHead(nn.Module):
         sequence = self.sequence()
         sequence.update(self.features(contexts), rewards)
         self.observations.append(contexts, rewards)
-        self._theta = None
+        self._theta, self._infer = None, False
 
     def refresh(self) -> None:
         """Forgets everything that was computed from the network's parameters."""
@@ -200,18 +259,46 @@ class GLMHead(nn.Module):
 
     # ---- answers -------------------------------------------------------------------------
 
-    def forward(self, contexts: Tensor) -> Tensor:
+    def forward(self, contexts: Any) -> Tensor:
         """Mean predictions ``(*B)`` or ``(*B, K)`` for contexts ``(*B, *E)`` or ``(*B, K, *E)``.
 
         In training mode, with gradients enabled, differentiable through the fit of the last layer
         too; in evaluation mode theta_hat is a constant.
         """
+        mean: Tensor = self.family.mean(self.logits(contexts))
+        return mean
+
+    def logits(self, contexts: Any) -> Tensor:
+        """``<phi(c), theta_hat>``, of the shape of :meth:`forward` and differentiable alike."""
+        contexts = self._contexts(contexts)
         single = self.observations.check(contexts)
         theta = self.theta()
         features = self.features(contexts)
         features = features[..., None, :] if single else features
-        mean = self.family.mean((features @ theta[..., None])[..., 0])
-        return mean[..., 0] if single else mean
+        linear = (features @ theta[..., None])[..., 0]
+        return linear[..., 0] if single else linear
+
+    @torch.no_grad()
+    def freeze(self) -> FrozenHead:
+        """The head as it stands now, for serving: no fit, no history, and it can be exported.
+
+        Intervals are those of an ellipsoid around the confidence set: valid, and wider. The network
+        is copied, in evaluation mode.
+
+        Example:
+            >>> import torchglb as glb
+            >>> head = GLMHead(nn.Linear(5, 2), glb.Bernoulli(), glb.Ball(2, 3.0))
+            >>> head.update(torch.randn(20, 5), torch.ones(20))
+            >>> program = torch.export.export(head.freeze(), (torch.randn(4, 5),))
+            >>> program.module()(torch.randn(4, 5)).score.shape
+            torch.Size([4])
+        """
+        region = self.sequence().current()
+        if isinstance(region, LikelihoodRatioSet):
+            region = region.ellipsoid()
+        assert isinstance(region, EllipsoidSet)
+        network = copy.deepcopy(Embedding(self.module, self.bound, region.gamma.dtype))
+        return FrozenHead(network, self.family, region).eval()
 
     def theta(self) -> Tensor:
         """theta_hat ``(*B, d)``; 0 before the first observation. Differentiable as ``forward``."""
@@ -240,7 +327,7 @@ class GLMHead(nn.Module):
         return theta
 
     def confidence(
-        self, contexts: Tensor, scale: str = "mean", *, differentiable: bool = False
+        self, contexts: Any, scale: str = "mean", *, differentiable: bool = False
     ) -> Interval:
         """Intervals for contexts ``(*B, *E)`` or ``(*B, K, *E)``.
 
@@ -251,14 +338,17 @@ class GLMHead(nn.Module):
                 the history, the MLE and the bound. For ellipsoids the observations must then span
                 the features, unless all parameters are frozen.
         """
+        contexts = self._contexts(contexts)
         self.observations.check(contexts)
         with torch.set_grad_enabled(differentiable):
             current = self.sequence(differentiable).current()
             return current.interval(self.features(contexts), scale=scale)
 
     @torch.no_grad()
-    def select(self, contexts: Tensor) -> Tensor:
+    def select(self, contexts: Any) -> Tensor:
         """The index ``(*B)`` of the context with the largest upper bound, of ``(*B, K, *E)``."""
+        contexts = self._contexts(contexts)
+        self._learn_axes(contexts, 1)
         if self.observations.check(contexts):
             raise refuse("contexts", "shape (*B, K, *E)", f"shape {tuple(contexts.shape)}")
         return self.sequence().current().upper_bound(self.features(contexts)).argmax(-1)
@@ -267,16 +357,37 @@ class GLMHead(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """The observations, for ``state_dict``."""
-        return {"observations": self.observations.saved()}
+        return {"observations": self.observations.saved(), "settings": self._belongs_to()}
+
+    def _belongs_to(self) -> dict[str, Any]:
+        """What the observations were collected for."""
+        return {
+            "family": describe(self.family),
+            "S": describe(self.domain.radius),
+            "delta": self.delta,
+            "radius": describe(self.radius),
+            "ellipsoidal": self.ellipsoidal,
+            "regularization": self.regularization,
+        }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes over saved observations; they are checked first."""
-        self.observations = self.observations.restored(state["observations"])
+        check_belongs("state['settings']", state.get("settings"), self._belongs_to())
+        saved = state["observations"]
+        if saved is not None:
+            self._learn_axes(saved["contexts"], 1)
+            self._infer = False
+        self.observations = self.observations.restored(saved)
         self.refresh()
         self._start = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GLMHead:
+        rewards, contexts = self.observations.rewards, self.observations.contexts
         super()._apply(fn, recurse)
+        moved = self.observations.rewards
+        if moved.dtype not in FLOATS:  # the network may be in half precision, the GLM is not
+            self.observations.rewards = rewards.to(moved.device)
+            self.observations.contexts = contexts.to(moved.device)
         self.refresh()
         self._start = None
         return self

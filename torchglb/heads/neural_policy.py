@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -98,6 +99,10 @@ class NeuralPolicy(Policy):
         chunk: int = 4096,
         **settings: Any,
     ) -> None:
+        known = list(inspect.signature(Policy.__init__).parameters)[3:]
+        for setting in settings:
+            if setting not in known:
+                raise refuse("setting", "one of " + ", ".join(sorted(known)), repr(setting))
         super().__init__(family, domain, **settings)
         if train_every is not None:
             check_count("train_every", train_every, least=1)
@@ -157,15 +162,16 @@ class NeuralPolicy(Policy):
 
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm to play, of raw contexts ``arms (*B, K, *E)``."""
-        self._check_arms(arms)
+        arms = self._check_arms(arms)
         return self.inner.select(self.features(arms))
 
     def _scores(self, arms: Tensor) -> Tensor:
         return self.inner.scores(self.features(arms))
 
-    def _check_arms(self, arms: Tensor) -> None:
+    def _check_arms(self, arms: Tensor) -> Tensor:
         if self.observations.check(arms, "arms"):
             raise refuse("arms", "shape (*B, K, *E)", f"shape {tuple(arms.shape)}")
+        return arms
 
     def _embed(self, contexts: Tensor, encoders: EncoderStack | None = None) -> Tensor:
         """Features ``(*B, n, d)`` of contexts ``(*B, n, *E)``, in chunks of rows."""
@@ -183,7 +189,7 @@ class NeuralPolicy(Policy):
 
     # ---- learning ------------------------------------------------------------------------
 
-    def update(self, x: Tensor, r: Any) -> None:
+    def update(self, x: Tensor, r: Any, weight: Any = None, mask: Any = None) -> None:
         """Adds an observation: the raw context ``x (*B, *E)`` that was played and its reward.
 
         Or k of them, ``(*B, k, *E)`` and ``(*B, k)``. They may come late and out of order, as long
@@ -196,6 +202,8 @@ class NeuralPolicy(Policy):
                 kept, encoder and policy are those from before, and the next training comes at its
                 usual time.
         """
+        if weight is not None or mask is not None:
+            raise refuse("weight, mask", "none: every replicate trains on every row", "one")
         r = as_tensor("r", r, dtype=self.dtype, device=self.device)
         axis = len(self.batch_shape)
         if self.observations.check(x, "x"):

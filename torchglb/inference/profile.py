@@ -78,13 +78,13 @@ def profile_interval(
 
     Example:
         >>> import torchglb as glb
-        >>> rows = glb.Rows(torch.ones(20, 1).double(), torch.tensor([1.0] * 14 + [0.0] *
-        6).double())
+        >>> rewards = torch.tensor([1.0] * 14 + [0.0] * 6).double()
+        >>> rows = glb.Rows(torch.ones(20, 1).double(), rewards)
         >>> found = profile_interval(
         ...     glb.Bernoulli(), rows, [1.0], domain=glb.Ball(1, 10.0), scale="mean"
         ... )
         >>> [round(float(end), 3) for end in (found.lower, found.upper)]
-        [0.484, 0.87]
+        [0.483, 0.868]
     """
     check_probability("alpha", alpha)
     check_choice("scale", scale, ("linear", "mean"))

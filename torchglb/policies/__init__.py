@@ -27,7 +27,24 @@ from torchglb.policies import (
     rs_glincb,
     ts,
 )
+from torchglb.policies.ada_ofu_ecolog import AdaOFUECOLog
 from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.emk import EMK
+from torchglb.policies.evill import EVILL, EVILLTheory
+from torchglb.policies.glb_omd import GLBOMD, GLBOMDRealised, GLBOMDRows
+from torchglb.policies.glm_ucb import GLMUCB
+from torchglb.policies.gloc import GLOC
+from torchglb.policies.greedy import Greedy
+from torchglb.policies.log_ucb_1 import LogUCB1
+from torchglb.policies.ofuglb import OFUGLB
+from torchglb.policies.ofuglb_e import OFUGLBE
+from torchglb.policies.ofuglb_pb import OFUGLBPB
+from torchglb.policies.oful import OFUL
+from torchglb.policies.ofulog_plus import OFULogPlus
+from torchglb.policies.ofulog_r import OFULogR
+from torchglb.policies.ol2m import OL2M
+from torchglb.policies.oracle import Oracle
+from torchglb.policies.random_choice import RandomChoice
 from torchglb.policies.registry import (
     available,
     make,
@@ -37,10 +54,34 @@ from torchglb.policies.registry import (
     requirements_of,
     summary_of,
 )
+from torchglb.policies.rs_glincb import RSGLinCB
+from torchglb.policies.ts import ThompsonSampling
 
 __all__ = [
+    "EMK",
+    "EVILL",
+    "GLBOMD",
+    "GLMUCB",
+    "GLOC",
+    "OFUGLB",
+    "OFUGLBE",
+    "OFUGLBPB",
+    "OFUL",
+    "OL2M",
+    "AdaOFUECOLog",
+    "EVILLTheory",
+    "GLBOMDRealised",
+    "GLBOMDRows",
+    "Greedy",
+    "LogUCB1",
+    "OFULogPlus",
+    "OFULogR",
+    "Oracle",
     "Policy",
+    "RSGLinCB",
+    "RandomChoice",
     "Requirements",
+    "ThompsonSampling",
     "ada_ofu_ecolog",
     "available",
     "emk",

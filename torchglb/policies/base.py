@@ -6,9 +6,10 @@ a batch run at once, and what one does never depends on the others.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,16 +18,19 @@ from torch import Tensor
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.checks import (
     FLOATS,
+    TOO_LONG,
     ValueChecks,
     as_tensor,
+    check_batch_shape,
     check_probability,
-    check_same,
     check_shape,
     refuse,
+    within_norm,
 )
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
+from torchglb.identity import check_belongs, describe
 from torchglb.random_streams import RandomStreams
 from torchglb.recording import is_transformed
 from torchglb.sets import ConfidenceSet, Interval
@@ -47,6 +51,21 @@ class Requirements:
     bounded_rewards: bool = False
     horizon: bool = False
     fixed_arms: bool = False
+
+
+#: settings that are said elsewhere, or that a state does not depend on
+SETTLED = frozenset(
+    {"family", "domain", "delta", "horizon", "batch_shape", "seed", "solver", "chunk"}
+)
+
+
+def _check_radius(domain: Ball, batch: torch.Size) -> None:
+    """Refuses radii that do not fit the batch."""
+    if isinstance(radius := domain.radius, Tensor):
+        fits = zip(radius.shape[::-1], batch[::-1], strict=False)
+        if radius.ndim > len(batch) or not all(have in (1, want) for have, want in fits):
+            expected = f"a radius that broadcasts to the batch shape {tuple(batch)}"
+            raise refuse("domain", expected, f"radius of shape {tuple(radius.shape)}")
 
 
 def towards(theta: Tensor) -> Tensor:
@@ -101,6 +120,8 @@ class Policy(ABC):
     #: the name in the registry
     name: ClassVar[str]
     requires: ClassVar[Requirements] = Requirements()
+    #: whether rows may have weights in [0, 1], and rewards may be missing
+    takes_weights: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -117,13 +138,16 @@ class Policy(ABC):
         device: torch.device | str | None = None,
     ) -> None:
         self._check_coverage(family, horizon)
+        if not isinstance(domain, Ball):
+            raise refuse("domain", "a Ball, such as Ball(dim, S)", repr(domain))
         if dtype not in FLOATS:
             raise refuse("dtype", "torch.float32 or torch.float64", dtype)
         self.family = family
         self.domain = domain
         self.delta = check_probability("delta", delta)
         self.horizon = horizon
-        self.batch_shape = torch.Size(batch_shape)
+        self.batch_shape = torch.Size(check_batch_shape(batch_shape))
+        _check_radius(domain, self.batch_shape)
         if not self.batch_shape.numel():
             raise refuse("batch_shape", "one replicate or more", tuple(self.batch_shape))
         self.validate = validate
@@ -174,14 +198,17 @@ class Policy(ABC):
 
     # ---- choosing ------------------------------------------------------------------------
 
-    def select(self, arms: Tensor) -> Tensor:
-        """The index ``(*B)`` of the arm to play, of ``arms (*B, K, d)``."""
+    def select(self, arms: Any) -> Tensor:
+        """The index ``(*B)`` of the arm to play, of ``arms (*B, K, d)``.
+
+        Arms, rows and rewards may be tensors or NumPy arrays of any real dtype, or lists
+        (:func:`torchglb.checks.as_tensor`).
+        """
         return self.scores(arms).argmax(-1)
 
-    def scores(self, arms: Tensor) -> Tensor:
+    def scores(self, arms: Any) -> Tensor:
         """The index that is maximised over the arms, ``(*B, K)``."""
-        self._check_arms(arms)
-        return self._scores(arms)
+        return self._scores(self._check_arms(arms))
 
     @abstractmethod
     def _scores(self, arms: Tensor) -> Tensor:
@@ -196,17 +223,30 @@ class Policy(ABC):
         """
         raise refuse("arms", f"finitely many, of which {self.name} takes the best", "the unit ball")
 
-    def _check_arms(self, arms: Tensor) -> None:
-        check_same("arms", arms, "the policy", self)
+    def _check_arms(self, given: Any) -> Tensor:
+        """The arms as a tensor of the policy's dtype, once they have passed the checks."""
+        arms = as_tensor("arms", given, dtype=self.dtype, device=self.device)
         shape = arms.shape
         if shape[:-2] != self.batch_shape or len(shape) < 2 or shape[-1] != self.domain.dim:
             check_shape("arms", arms, (*self.batch_shape, "K", self.domain.dim))
         if shape[-2] == 0:
             raise refuse("arms", "at least one arm", f"shape {tuple(shape)}")
         if self.validate and not self._rows_within(arms):
+            arms = within_norm(arms, given)
             checks = ValueChecks()
             self._require_rows(checks, "arms", arms)
             checks.settle()
+        return arms
+
+    def _check_point(self, x: Any) -> Tensor:
+        """One direction for each replicate, ``(*B, d)``, as a tensor of the policy's dtype."""
+        x = as_tensor("x", x, dtype=self.dtype, device=self.device)
+        check_shape("x", x, (*self.batch_shape, self.domain.dim))
+        if self.validate and not is_transformed(x):
+            checks = ValueChecks()
+            checks.finite("x", x)
+            checks.settle()
+        return x
 
     def _rows_within(self, rows: Tensor) -> bool:
         """Whether the values of some rows can be seen at once and are fine."""
@@ -224,23 +264,34 @@ class Policy(ABC):
     def _require_rows(self, checks: ValueChecks, name: str, rows: Tensor) -> None:
         checks.finite(name, rows)
         norm = torch.linalg.vector_norm(rows, dim=-1)
-        checks.require(name, norm <= self._longest, "rows of norm at most 1", norm)
+        checks.require(name, norm <= self._longest, f"rows of norm at most 1 ({TOO_LONG})", norm)
 
     # ---- learning ------------------------------------------------------------------------
 
-    def update(self, x: Any, r: Any) -> None:
+    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
         """Adds one observation, ``x (*B, d)``, ``r (*B)``, or k, ``x (*B, k, d)``, ``r (*B, k)``.
 
         Observations may come late and out of order. Confidence sets stay valid as long as the delay
         does not depend on the reward, given x and the past (:class:`torchglb.ConfidenceSequence`).
 
+        Args:
+            x: features of norm at most 1.
+            r: rewards.
+            weight: of the rows, shaped like ``r`` or one number, in [0, 1] and fixed before the
+                reward was seen; 1 if left out. Only where the policy's theory allows it
+                (``takes_weights``), else refused.
+            mask: booleans shaped like ``r``: False where there is no reward (a replicate that did
+                not play, a label that is not in). Such a row gets weight 0, whatever ``x`` and
+                ``r`` are there. Whether a reward is there must not depend on it.
+
         Raises:
             InputError: on any argument that does not fit; the state is then unchanged.
         """
-        if rows := self._learn_at_once(x, r):
+        plain = weight is None and mask is None
+        if plain and (rows := self._learn_at_once(x, r)):
             self.rounds += rows
             return
-        x = as_tensor("x", x, dtype=self.dtype, device=self.device)
+        given, x = x, as_tensor("x", x, dtype=self.dtype, device=self.device)
         r = as_tensor("r", r, dtype=self.dtype, device=self.device)
         batch = self.batch_shape
         if x.ndim == len(batch) + 1:
@@ -250,13 +301,56 @@ class Policy(ABC):
         else:
             check_shape("x", x, (*batch, "k", self.domain.dim))
             check_shape("r", r, (*batch, x.shape[-2]))
+        w = None
+        if not plain:
+            w = self._weights(r, weight, mask)
+            x = torch.where((w > 0)[..., None], x, 0.0)
+            r = torch.where(w > 0, r, self._some_reward)
         if self.validate and not (self._rows_within(x) and self._rewards_within(r)):
+            x = within_norm(x, given)
             checks = ValueChecks()
             self._require_rows(checks, "x", x)
             self.family.require_rewards(checks, r)
             checks.settle()
-        self._update(x, r)
+        if w is None:
+            self._update(x, r)
+        else:
+            self._update_weighted(x, r, w)
         self.rounds += x.shape[-2]
+
+    def _weights(self, r: Tensor, weight: Any, mask: Any) -> Tensor:
+        """Weights ``(*B, k)`` like the rewards, 0 where the mask says so."""
+        if not self.takes_weights:
+            name = "weight" if mask is None else "mask"
+            expected = f"none, since {self.name} is stated for rows of weight 1"
+            raise refuse(name, expected, "one (a policy with takes_weights, such as ofuglb, does)")
+        w = torch.ones_like(r)
+        for name, value in (("weight", weight), ("mask", mask)):
+            if value is None:
+                continue
+            part = as_tensor(name, value, dtype=self.dtype, device=self.device)
+            if part.ndim == len(self.batch_shape) and part.ndim < r.ndim and r.shape[-1] == 1:
+                part = part[..., None]
+            if part.ndim:
+                check_shape(name, part, tuple(r.shape))
+            checks = ValueChecks()
+            if name == "mask":
+                checks.require(name, (part == 0) | (part == 1), "booleans", part)
+            else:
+                checks.require(name, (part >= 0) & (part <= 1), "weights in [0, 1]", part)
+            checks.settle()
+            w = w * part
+        return w
+
+    @property
+    def _some_reward(self) -> float:
+        """A reward that the family can have, for rows that do not count."""
+        low, high = self.family.reward_range
+        return min(max(0.0, low), high)
+
+    def _update_weighted(self, x: Tensor, r: Tensor, w: Tensor) -> None:
+        """:meth:`_update` of rows with weights ``(*B, k)``, where ``takes_weights``."""
+        raise NotImplementedError(f"{type(self).__name__} says takes_weights and has none")
 
     def _learn_at_once(self, x: Any, r: Any) -> int:
         """Checks and learns plain rows in one compiled call, where a policy has one.
@@ -287,6 +381,7 @@ class Policy(ABC):
             refine: whether to spend passes over the history on ends that what is already known
                 leaves wide.
         """
+        x = self._check_point(x)
         region = self.confidence_set()
         return None if region is None else region.interval(x)
 
@@ -310,6 +405,7 @@ class Policy(ABC):
         """The whole state, as plain tensors, numbers, lists and dictionaries of them."""
         return {
             "policy": self.name,
+            "settings": self._belongs_to(),
             "rounds": self.rounds,
             "random": self.random.state_dict(),
             "state": self._state(),
@@ -317,17 +413,42 @@ class Policy(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues bit by bit from a saved state of the same policy and settings."""
-        missing = {"policy", "rounds", "random", "state"} - set(state)
+        missing = {"policy", "settings", "rounds", "random", "state"} - set(state)
         if missing:
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
         if state["policy"] != self.name:
             raise refuse("state", f"a state of {self.name}", f"one of {state['policy']}")
+        check_belongs("state['settings']", state["settings"], self._belongs_to())
         try:
             self._load(state["state"])
         except (KeyError, TypeError) as error:
             raise InputError(f"state: expected a state of {self.name}, got {error!r}") from None
         self.random.load_state_dict(state["random"])
         self.rounds = int(state["rounds"])
+
+    def _belongs_to(self) -> dict[str, Any]:
+        """Family, ball and settings, without which the state means nothing."""
+        found: dict[str, Any] = {
+            "family": describe(self.family),
+            "d": self.domain.dim,
+            "S": describe(self.domain.radius),
+            "delta": self.delta,
+            "horizon": self.horizon if self.requires.horizon else None,
+        }
+        for cls in type(self).__mro__:
+            if "__init__" in cls.__dict__ and cls is not Policy and issubclass(cls, Policy):
+                for name in inspect.signature(cls.__init__).parameters:
+                    value = getattr(self, name, None)
+                    plain = isinstance(value, bool | int | float | str)
+                    if name not in SETTLED and (plain or is_dataclass(value)):
+                        found.setdefault(name, describe(value))
+        return found
+
+    def __repr__(self) -> str:
+        given = {k: v for k, v in self._belongs_to().items() if k not in ("family", "d", "S")}
+        words = [f"{self.family!r}", f"{self.domain!r}"]
+        words += [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        return f"{type(self).__name__}({', '.join(words)}, rounds={self.rounds})"
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Perturbed(FittedPolicy):
 
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm to play; draws the perturbation of the next choice."""
-        self._check_arms(arms)
+        arms = self._check_arms(arms)
         index = self._winner(arms)
         self._noise = self.random.normal(self.domain.dim, dtype=self.dtype)
         return index

@@ -144,7 +144,7 @@ class ExactPolicy(Policy):
 
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm with the largest ``h(x)``, certified."""
-        self._check_arms(arms)
+        arms = self._check_arms(arms)
         if self.solver != "native":
             return self._scores(arms).argmax(-1)
         self._decided = self._height()
@@ -180,7 +180,7 @@ class ExactPolicy(Policy):
     @torch.no_grad()
     def bounds(self, x: Tensor, refine: bool = True) -> Interval:
         """Certified ends of ``<x, theta>`` over the set; from a copy of what is carried."""
-        return self._ends(self._program.fork(), x, refine)
+        return self._ends(self._program.fork(), self._check_point(x), refine)
 
     def _ends(self, program: AnchoredProgram | RefitProgram, x: Tensor, refine: bool) -> Interval:
         both = torch.stack([x, -x], dim=-2)
@@ -234,7 +234,7 @@ class _ExactTracker(BoundTracker):
 
     @torch.no_grad()
     def bounds(self, x: Tensor, refine: bool = True) -> Interval:
-        return self._exact._ends(self._program, x, refine)
+        return self._exact._ends(self._program, self._exact._check_point(x), refine)
 
     def state_dict(self) -> dict[str, Any]:
         state = self._program.state_dict()
@@ -252,6 +252,8 @@ class LikelihoodRatioPolicy(ExactPolicy):
         radius: a name of :func:`torchglb.radii.by_name` or a :class:`torchglb.radii.Radius`.
         settings: of :class:`ExactPolicy`.
     """
+
+    takes_weights = True
 
     def __init__(self, *args: Any, radius: str | Radius, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -309,13 +311,17 @@ class LikelihoodRatioPolicy(ExactPolicy):
         return rows
 
     def _update(self, x: Tensor, r: Tensor) -> None:
+        self._update_weighted(x, r, None)
+
+    def _update_weighted(self, x: Tensor, r: Tensor, w: Tensor | None) -> None:
+        """A radius that counts rows counts each as one, which is valid for weights in [0, 1]."""
         if self._counts:
-            self._append(x, r)
+            self._append(x, r, w)
             return
 
         def learn() -> dict[str, Tensor]:
-            sums = self.radius.update(self._problem, self._sums, x, r)
-            self._append(x, r)
+            sums = self.radius.update(self._problem, self._sums, x, r, w)
+            self._append(x, r, w)
             return sums
 
         self._sums = learn_or_forget([self._program.history], learn)

@@ -54,7 +54,7 @@ class Greedy(FittedPolicy):
     @torch.no_grad()
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm to play; of theta_hat no more is found than decides."""
-        self._check_arms(arms)
+        arms = self._check_arms(arms)
         theta = self._rough_fit().theta
         zero = torch.zeros_like(theta)
         choice = self._estimator.choose(self._lam, zero, theta, arms, zero[..., 0], zero)

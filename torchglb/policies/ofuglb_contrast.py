@@ -144,7 +144,7 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
 
     def select(self, arms: Tensor) -> Tensor:
         """Which arm ``(*B)`` has the largest index; the first call declares the arms."""
-        self._check_arms(arms)
+        arms = self._check_arms(arms)
         if self._declared.declare(arms):
             self._contrasts = self._new_contrasts(arms)
         self._decided = self._height()

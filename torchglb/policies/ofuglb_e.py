@@ -220,7 +220,7 @@ class OFUGLBE(Policy):
         fit = self._fit
         if self._few or not self._estimator.rough:
             return super().select(arms)
-        self._check_arms(arms)
+        arms = self._check_arms(arms)
         ellipsoid = self._ellipsoid
         # gamma of an estimate without a gap: as that of a fine one, up to its eight digits
         gamma = theorem32(

@@ -184,7 +184,7 @@ class OFULContrast(Policy):
 
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm to play; the first call declares the arms."""
-        self._check_arms(arms)
+        arms = self._check_arms(arms)
         if self._declared.declare(arms):
             shape = (*arms.shape[:-1], self.domain.dim + 2)
             self._sums = torch.zeros(shape, dtype=torch.float64, device=self.device)

@@ -26,7 +26,7 @@ class RandomChoice(Policy):
 
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm to play."""
-        self._check_arms(arms)
+        arms = self._check_arms(arms)
         K = arms.shape[-2]
         uniform = self.random.uniform(dtype=torch.float64)
         return (uniform * K).long().clamp_max(K - 1)

@@ -125,7 +125,8 @@ class RSGLinCB(Policy):
 
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm to play: the largest score of the arms kept."""
-        scores = self.scores(arms)
+        arms = self._check_arms(arms)
+        scores = self._scores(arms)
         return torch.where(self.kept(arms), scores, -torch.inf).argmax(-1)
 
     def estimate(self) -> Tensor:  # noqa: D102

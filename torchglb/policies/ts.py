@@ -83,7 +83,7 @@ class ThompsonSampling(FittedPolicy):
 
     def select(self, arms: Tensor) -> Tensor:
         """The index ``(*B)`` of the arm to play; draws the numbers of the next choice."""
-        self._check_arms(arms)
+        arms = self._check_arms(arms)
         index = self._winner(arms)
         self._noise = self.random.normal(self.domain.dim, dtype=self.dtype)
         return index

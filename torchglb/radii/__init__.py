@@ -9,6 +9,7 @@ from __future__ import annotations
 from torchglb.checks import check_choice
 from torchglb.families import GLMFamily
 from torchglb.radii.base import Evaluation, Radius, Refinement, State, require_weights
+from torchglb.radii.boundary import radius_refuted
 from torchglb.radii.centred import centred_level
 from torchglb.radii.centred_radius import Centred
 from torchglb.radii.covering import covering
@@ -104,6 +105,7 @@ __all__ = [
     "mixture_level",
     "pac_bayes_level",
     "poisson_martingale",
+    "radius_refuted",
     "regularization_for",
     "require_weights",
     "self_concordance_of",

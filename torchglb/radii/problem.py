@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats
-from torchglb.checks import FLOATS, check_probability, refuse
+from torchglb.checks import FLOATS, check_batch_shape, check_probability, refuse
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
@@ -62,7 +62,7 @@ class Problem:
             self.family.require_convex(self.domain.radius)
         if self.dtype not in FLOATS:
             raise refuse("dtype", "torch.float32 or torch.float64", self.dtype)
-        object.__setattr__(self, "batch_shape", tuple(self.batch_shape))
+        object.__setattr__(self, "batch_shape", check_batch_shape(self.batch_shape))
         try:
             object.__setattr__(self, "_radii", self._host_radii().expand(self.batch_shape))
         except RuntimeError:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import settled
-from torchglb.checks import check_same, check_shape, refuse
+from torchglb.checks import as_tensor, check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.tests import TestResult, likelihood_ratio_test
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
-from torchglb.radii import self_concordance_of, theorem32_fixed_point
+from torchglb.radii import radius_refuted, self_concordance_of, theorem32_fixed_point
 from torchglb.radii.theorem32 import regularization_for
 from torchglb.recording import is_transformed
 from torchglb.sets.base import ConfidenceSet, Event
@@ -94,6 +94,17 @@ class LikelihoodRatioSet(ConfidenceSet):
     def _at_center(self) -> Expansion:
         return self.likelihood.expand(self.theta_hat)
 
+    @cached_property
+    def on_boundary(self) -> Tensor | None:
+        """Whether the rows refute ``|theta*| <= S`` at level delta, ``(*B)``.
+
+        Then the ball is too small and the set within it wrong (:mod:`torchglb.radii.boundary`).
+        None where delta is not known, or the ball is not part of the set.
+        """
+        if self.delta is None or not self.confined or is_transformed(self.theta_hat):
+            return None
+        return radius_refuted(self.likelihood, self.domain, self.theta_hat, self.delta)
+
     @property
     def radius(self) -> Tensor:
         """``beta^2 = B - L(theta_hat)``."""
@@ -118,7 +129,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         inside = torch.linalg.vector_norm(points, dim=-1) <= limit
         return torch.where(inside, slack, -torch.inf)
 
-    def support(self, arms: Tensor, solver: str = "native", **options: Any) -> SupportResult:
+    def support(self, arms: Any, solver: str = "native", **options: Any) -> SupportResult:
         """``max <x, theta>`` over the set for every arm ``(*B, K, d)``.
 
         Args:
@@ -126,6 +137,7 @@ class LikelihoodRatioSet(ConfidenceSet):
             solver: ``"native"``, ``"conic"`` or ``"layer"``, as in :func:`torchglb.support`.
             options: of that solver.
         """
+        arms = as_tensor("arms", arms, dtype=self.level.dtype, device=self.level.device)
         if solver == "native":
             feasible = self._at_center.loss <= self.level
             center = torch.where(feasible[..., None], self.theta_hat, torch.nan).detach()

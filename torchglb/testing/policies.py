@@ -404,7 +404,7 @@ class PolicyContract:
         x, r = rows_of(world, torch.zeros((1, 2), dtype=torch.int64), 3)
         x, r = x[:, 0], r[:, 0]
         nan = torch.full_like(r, torch.nan)
-        wrong = [(x[:1], r), (x, r[:1]), (3.0 * x, r), (x, nan), (x / 0.0, r), (x.float(), r)]
+        wrong = [(x[:1], r), (x, r[:1]), (3.0 * x, r), (x, nan), (x / 0.0, r)]
         if max(abs(end) for end in policy.family.reward_range) < float("inf"):
             wrong.append((x, r + 1e3))
         for bad_x, bad_r in wrong:

@@ -1,0 +1,487 @@
+"""Every public door x every kind of input: the accepted value, or the exact error and no change."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import torchglb as glb
+from torchglb import policies
+from torchglb.checks import as_tensor
+from torchglb.testing.policies import assert_same
+
+X = [[1.0, 0.0], [0.5, -0.25], [0.0, 1.0]]
+R = [1.0, 0.0, 1.0]
+
+
+def locked(values):
+    array = np.array(values)
+    array.setflags(write=False)
+    return array
+
+
+KINDS = {
+    "list": lambda v: v,
+    "tuple": lambda v: tuple(v),
+    "float64": lambda v: torch.tensor(v, dtype=torch.float64),
+    "float32": lambda v: torch.tensor(v, dtype=torch.float32),
+    "float16": lambda v: torch.tensor(v, dtype=torch.float16),
+    "bfloat16": lambda v: torch.tensor(v, dtype=torch.bfloat16),
+    "numpy float64": lambda v: np.array(v),
+    "numpy float32": lambda v: np.array(v, dtype=np.float32),
+    "numpy float16": lambda v: np.array(v, dtype=np.float16),
+    "numpy locked": locked,
+    "numpy big-endian": lambda v: np.array(v, dtype=">f4"),
+    "numpy reversed": lambda v: np.array(v)[::-1][::-1],
+    "list of tensors": lambda v: [torch.tensor(row) for row in v],
+    "list of arrays": lambda v: [np.array(row, dtype=np.float32) for row in v],
+}
+WHOLE = {
+    "ints": lambda v: [[int(n) for n in row] if isinstance(row, list) else int(row) for row in v],
+    "int64": lambda v: torch.tensor(v).long(),
+    "bool": lambda v: torch.tensor(v).bool(),
+    "numpy int64": lambda v: np.array(v).astype(np.int64),
+    "numpy bool": lambda v: np.array(v).astype(bool),
+}
+REFUSED = {
+    "complex": (lambda v: torch.tensor(v).cfloat(), "expected a dense tensor of real numbers"),
+    "words": (lambda v: "one", "expected a tensor or (real )?numbers"),
+    "nothing": (lambda v: [None, None, None], "expected a tensor or (real )?numbers"),
+    "ragged": (lambda v: [[1.0], [1.0, 2.0]], "expected a tensor or numbers"),
+    "other device": (lambda v: torch.tensor(v).to("meta"), "expected a tensor on device cpu"),
+    "not a number": (lambda v: torch.tensor(v) * torch.nan, "expected"),
+    "too long": (lambda v: 3.0 * torch.tensor(v), "expected"),
+}
+
+
+def family():
+    return glb.Bernoulli()
+
+
+def ball():
+    return glb.Ball(2, 3.0)
+
+
+class History:
+    def __init__(self):
+        self.made = glb.History(2, family=family())
+        self.made.append([0.6, 0.8], 1.0)
+
+    def put(self, x, r):
+        self.made.append(x, r)
+        return self.made.X[1:]
+
+    def state(self):
+        return self.made.state_dict()
+
+
+class Sequence(History):
+    def __init__(self):
+        self.made = glb.ConfidenceSequence(family(), ball(), 0.05)
+        self.made.update([0.6, 0.8], 1.0)
+
+    def put(self, x, r):
+        self.made.update(x, r)
+        return self.made.history.X[1:]
+
+
+class Policy(History):
+    name = "ofuglb"
+
+    def __init__(self):
+        self.made = policies.make(self.name, family=family(), domain=ball(), horizon=50)
+        self.made.update([0.6, 0.8], 1.0)
+
+    def put(self, x, r):
+        plain = copy.deepcopy(self.made)
+        self.made.update(x, r)
+        plain.update(torch.tensor(X).double(), torch.tensor(R).double())
+        assert_same(self.made.state_dict(), plain.state_dict())
+
+
+class Ellipsoidal(Policy):
+    name = "ofuglb-e"
+
+
+class Greedy(Policy):
+    name = "greedy"
+
+
+class Head(History):
+    def __init__(self):
+        torch.manual_seed(0)
+        network = torch.nn.Linear(2, 2)
+        self.made = glb.GLMHead(network, family(), ball())
+        self.made.update(torch.tensor([[0.6, 0.8]]), [1.0])
+
+    def put(self, x, r):
+        self.made.update(x, r)
+        return self.made.observations.rows()[0][1:]
+
+    def state(self):
+        return {"rows": self.made.get_extra_state()["observations"]}
+
+
+DOORS = [History, Sequence, Policy, Ellipsoidal, Greedy, Head]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_rows_of_every_kind(door, kind):
+    stored = door().put(KINDS[kind](X), KINDS[kind](R))
+    if stored is not None:
+        assert stored.tolist() == X
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("kind", [*WHOLE])
+def test_whole_rewards_of_every_kind(door, kind):
+    door().put(X, WHOLE[kind](R))
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("kind", [*REFUSED])
+def test_refusals_change_nothing(door, kind):
+    make, message = REFUSED[kind]
+    if door is Head and kind in ("too long", "complex"):
+        pytest.skip("contexts are the network's business")
+    opened = door()
+    before = opened.state()
+    with pytest.raises(glb.InputError, match=message):
+        opened.put(make(X), R)
+    if kind not in ("too long", "ragged"):
+        with pytest.raises(glb.InputError, match=message):
+            opened.put(X, make(R))
+    assert_same(opened.state(), before)
+
+
+@pytest.mark.parametrize("name", policies.available(glb.Bernoulli()))
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_arms_of_every_kind(name, kind):
+    options = {"theta_star": [1.0, 0.0]} if name == "oracle" else {}
+    made = [
+        policies.make(name, family=family(), domain=ball(), horizon=50, **options) for _ in range(2)
+    ]
+    chosen, expected = made[0].select(KINDS[kind](X)), made[1].select(torch.tensor(X).double())
+    assert int(chosen) == int(expected)
+    assert torch.equal(made[0].scores(KINDS[kind](X)), made[1].scores(torch.tensor(X).double()))
+    ends = [one.bounds(point) for one, point in zip(made, (KINDS[kind](X[1]), X[1]), strict=True)]
+    assert (ends[0] is None) == (ends[1] is None)
+    if ends[0] is not None:
+        assert torch.equal(ends[0].upper, ends[1].upper)
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_sets_and_estimates_take_every_kind(kind):
+    sequence = glb.ConfidenceSequence(family(), ball(), 0.05)
+    sequence.update(X, R)
+    region, convert = sequence.current(), KINDS[kind]
+    assert torch.equal(region.interval(convert(X)).upper, region.interval(X).upper)
+    assert torch.equal(region.support(convert(X)).upper, region.support(X).upper)
+    assert bool(region.contains(convert(X[1])))
+    rows = glb.Rows(torch.tensor(X).double(), torch.tensor(R).double())
+    fit = glb.constrained_mle(family(), rows, ball())
+    other = glb.constrained_mle(family(), glb.Rows(convert(X), convert(R)), ball())
+    # in float32 the loss is certified to 1e-4
+    torch.testing.assert_close(other.loss.double(), fit.loss, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("scalar", [1, True, 1.0, np.int64(1), np.float32(1), np.bool_(True)])
+def test_scalars(scalar):
+    for made in (Policy().made, Sequence().made):
+        made.update([1.0, 0.0], scalar)
+    for S in (np.float32(3.0), np.int64(3), [1.0, 2.0], np.array([1.0, 2.0]), torch.tensor([1, 2])):
+        assert glb.Ball(np.int64(2), S).max_radius in (2.0, 3.0)
+
+
+def test_float64_into_float32_only_if_nothing_is_lost():
+    def into(value):
+        return as_tensor("x", value, dtype=torch.float32, device=torch.device("cpu"))
+
+    for value in (torch.tensor([0.1]).double() + 1e-12, np.array([0.1]), torch.tensor([2**24 + 1])):
+        with pytest.raises(glb.InputError, match="x: expected dtype torch.float32, or numbers"):
+            into(value)
+    assert into(torch.tensor([0.5]).double()).tolist() == into(np.array([0.5])).tolist() == [0.5]
+    assert into([0.1]).dtype == torch.float32  # numbers without a dtype are rounded
+    with pytest.raises(glb.InputError, match="x: expected dtype torch.float64"):
+        as_tensor("x", torch.tensor(2**53 + 1), dtype=torch.float64, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_normalised_in_another_dtype_are_scaled_back(dtype):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.randn(200, 3, generator=generator).to(dtype), dim=-1)
+    domain = glb.Ball(3, 2.0)
+    for given in (rows, rows.double()) if dtype == torch.float32 else (rows,):
+        history = glb.History(3)
+        history.append(given, torch.ones(200))
+        assert float(history.X.norm(dim=-1).max()) <= 1.0 + 1e-12
+        torch.testing.assert_close(history.X, rows.double(), rtol=2e-2, atol=0)
+        policy = policies.make("ofuglb", family=family(), domain=domain)
+        for row in given[:20]:
+            policy.select(given[:5])
+            policy.update(row, 1)
+        assert policy.rounds == 20
+    with pytest.raises(glb.InputError, match="norm at most 1 .*UnitBall.*Scaler.*got 1.04"):
+        glb.History(3).append(
+            rows.double()
+            * 1.05
+            / rows.double().norm(dim=-1, keepdim=True)
+            * torch.tensor(1.04 / 1.05).double(),
+            torch.ones(200),
+        )
+
+
+def test_only_who_says_bfloat16_has_rounded_to_it():
+    for given in ([1.0078125, 0.0], np.array([1.0078125, 0.0]), torch.tensor([1.0078125, 0.0])):
+        with pytest.raises(glb.InputError, match="x: expected rows of norm at most 1"):
+            glb.History(2).append(given, 1.0)
+    glb.History(2).append(torch.tensor([1.0078125, 0.0], dtype=torch.bfloat16), 1.0)
+
+
+def test_a_locked_array_gives_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        glb.History(2).append(locked(X), locked(R))
+
+
+def test_what_was_passed_in_may_change():
+    S, x = torch.tensor([1.0, 2.0]).double(), torch.tensor(X).double()
+    made, history = glb.Ball(2, S), glb.History(2)
+    array = np.array(X)
+    history.append(x, R)
+    history.append(array, R)
+    S[0], x[0], array[0] = 9.0, 9.0, 9.0
+    history.rows().X[0] = 9.0
+    assert made.radius.tolist() == [1.0, 2.0]
+    assert history.X.tolist() == X + X
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: policies.make("ofuglb", family=family(), domain=3.0), "domain: expected a Ball"),
+        (lambda: policies.make("ofuglb", family=family(), domain=ball(), batch_shape=4), "batch_shape: expected a tuple"),
+        (lambda: glb.ConfidenceSequence(family(), 3.0, 0.05), "domain: expected a Ball"),
+        (lambda: glb.ConfidenceSequence(family(), ball(), 0.05, batch_shape=4), "batch_shape"),
+        (lambda: glb.GLMHead(torch.nn.Linear(2, 2), family(), 3.0), "domain: expected a Ball"),
+        (lambda: glb.GLMHead(torch.nn.Linear(2, 2), family(), ball(), batch_shape=4), "batch_shape"),
+        (lambda: glb.History(2, 4), "batch_shape"),
+        (lambda: policies.make("ofuglb", family=family(), domain=glb.Ball(2, [1.0, 2.0, 3.0]), batch_shape=(2,)), "domain: expected a radius that broadcasts"),
+        (lambda: policies.make("oful", family=glb.Gaussian(), domain=glb.Ball(2, [1.0, 2.0])), "domain: expected a radius that broadcasts"),
+        (lambda: glb.NeuralPolicy(torch.nn.Linear(2, 2), "ofuglb", family(), ball(), colour=1), "setting: expected one of .*'colour'"),
+        (lambda: glb.Ball(2, float("nan")), "radius: expected"),
+        (lambda: glb.AnchoredProgram(family(), ball()).argmax(torch.eye(2).double(), float("nan")), "radius: expected numbers of at least 0"),
+    ],
+)  # fmt: skip
+def test_raw_errors_have_names(call, message):
+    with pytest.raises(glb.InputError, match=message):
+        call()
+
+
+# ---- weights and masks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("radius", ["lipschitz", "pac-bayes"])
+def test_a_masked_replicate_learns_nothing(radius):
+    settings = {"family": family(), "domain": ball(), "radius": radius}
+    both = policies.make("ofuglb", batch_shape=(2,), **settings)
+    alone = policies.make("ofuglb", **settings)
+    generator = torch.Generator().manual_seed(3)
+    for t in range(30):
+        x = 0.9 * torch.nn.functional.normalize(torch.randn(2, 2, generator=generator), dim=-1)
+        r = torch.tensor([float(t % 2), torch.nan if t % 3 else 1.0])
+        both.update(x, r, mask=[True, t % 3 == 0])
+        if t % 3 == 0:
+            alone.update(x[1], r[1])
+    assert both.rounds == 30
+    torch.testing.assert_close(both.estimate()[1], alone.estimate(), rtol=0, atol=1e-4)
+    level = both.confidence_set().level[1] - alone.confidence_set().level
+    assert float(level) >= -1e-6  # a masked row never makes a set smaller
+
+
+def test_weights_where_the_theory_allows_them():
+    policy = policies.make("ofuglb", family=family(), domain=ball(), radius="pac-bayes")
+    sequence = glb.ConfidenceSequence(family(), ball(), 0.05)
+    for made in (policy, sequence):
+        made.update(X, R, weight=[0.5, 1.0, 0.25])
+    torch.testing.assert_close(
+        policy.confidence_set().level, sequence.current().level, rtol=1e-6, atol=1e-6
+    )
+    before = policy.state_dict()
+    with pytest.raises(glb.InputError, match=r"weight: expected weights in \[0, 1\]"):
+        policy.update(X, R, weight=2.0)
+    with pytest.raises(glb.InputError, match="mask: expected booleans"):
+        policy.update(X, R, mask=[0.5, 1.0, 1.0])
+    assert_same(policy.state_dict(), before)
+    with pytest.raises(glb.InputError, match="mask: expected none, since oful is stated"):
+        policies.make("oful", family=glb.Gaussian(), domain=ball()).update(X, R, mask=[1, 0, 1])
+
+
+# ---- states say what they belong to --------------------------------------------------------------
+
+
+def test_states_of_other_settings_are_refused():
+    def sequence(fam=None, S=3.0, delta=0.05, radius="pac-bayes"):
+        return glb.ConfidenceSequence(fam or glb.Binomial(10), glb.Ball(2, S), delta, radius)
+
+    def head(fam=None, **settings):
+        torch.manual_seed(0)
+        made = glb.GLMHead(torch.nn.Linear(2, 2), fam or glb.Binomial(10), ball(), **settings)
+        made.update([[0.6, 0.8]], [1.0])
+        return made
+
+    def policy(fam=None, S=3.0, **settings):
+        return policies.make(
+            "ofuglb", family=fam or glb.Binomial(10), domain=glb.Ball(2, S), **settings
+        )
+
+    for build, other, part in [
+        (sequence, dict(fam=glb.Binomial(20)), "trials"),
+        (sequence, dict(fam=glb.Gaussian()), "class"),
+        (sequence, dict(S=2.0), "S"),
+        (sequence, dict(delta=0.1), "delta"),
+        (sequence, dict(radius=glb.radii.Lipschitz()), "radius"),
+        (head, dict(fam=glb.Binomial(20)), "trials"),
+        (head, dict(delta=0.1), "delta"),
+        (policy, dict(fam=glb.Binomial(20)), "trials"),
+        (policy, dict(S=2.0), "S"),
+        (policy, dict(delta=0.1), "delta"),
+        (policy, dict(radius="lipschitz"), "inf"),
+    ]:
+        mine, state = build(), build(**other).state_dict()
+        with pytest.raises(glb.InputError, match=rf"state\['settings'\].*{part}.*expected"):
+            mine.load_state_dict(state)
+        mine.load_state_dict(build().state_dict())
+    a, b = (policies.make("oful", family=glb.Gaussian(s), domain=ball()) for s in (1.0, 0.5))
+    with pytest.raises(glb.InputError, match="sigma"):
+        a.load_state_dict(b.state_dict())
+
+
+# ---- heads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_take_the_dtype_and_the_axes_of_their_network(dtype):
+    torch.manual_seed(1)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)
+    )
+    head = glb.GLMHead(network.to(dtype), family(), ball()).eval()
+    images, rewards = torch.randn(30, 1, 4, 4), (torch.rand(30) > 0.5).float()
+    head.update(images, rewards)
+    assert head(images).dtype == head.logits(images).dtype == torch.float64
+    torch.testing.assert_close(family().mean(head.logits(images)), head(images))
+    assert head(images[0]).shape == head.select(images).shape == ()
+    one_by_one = torch.func.vmap(head)(images)
+    torch.testing.assert_close(
+        one_by_one, head(images), rtol=0, atol=1e-2 if dtype == torch.bfloat16 else 1e-5
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert head(images).dtype == torch.float64
+        head.update(images[:3], rewards[:3])
+    if dtype == torch.float32:
+        head.bfloat16()
+        assert head(images).dtype == torch.float64
+
+
+def test_a_frozen_head_can_be_exported():
+    torch.manual_seed(2)
+    head = glb.GLMHead(torch.nn.Linear(5, 2), family(), ball())
+    contexts = torch.randn(40, 5)
+    head.update(contexts, (torch.rand(40) > 0.3).float())
+    frozen = head.freeze()
+    served = torch.export.export(frozen, (contexts,)).module()(contexts)
+    torch.testing.assert_close(served.mean, head.eval()(contexts), rtol=0, atol=1e-6)
+    exact = head.confidence(contexts)
+    assert bool((served.lower <= exact.lower + 1e-9).all())
+    assert bool((served.upper >= exact.upper - 1e-9).all())
+    head.update(contexts, torch.ones(40))
+    assert torch.equal(frozen(contexts).mean, served.mean)  # it stays as it was
+
+
+# ---- a ball that is too small --------------------------------------------------------------------
+
+
+def sequence_of(length, S, seed=0, n=600):
+    generator = torch.Generator().manual_seed(seed)
+    rows = 0.99 * torch.nn.functional.normalize(torch.randn(n, 2, generator=generator), dim=-1)
+    made = glb.ConfidenceSequence(family(), glb.Ball(2, S), 0.05)
+    made.update(rows, family().sample(rows @ torch.tensor([length, 0.0]), generator))
+    return made
+
+
+def test_a_ball_that_is_too_small_is_said_once():
+    made = sequence_of(6.0, 2.0)
+    with pytest.warns(glb.BoundaryWarning, match=r"refute \|theta\*\| <= S = 2.0"):
+        assert bool(made.current().on_boundary)
+    made.update([1.0, 0.0], 1.0)
+    assert bool(made.current().on_boundary)  # no second warning: it would be an error here
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_ball_that_is_large_enough_is_left_alone(seed):
+    assert not bool(sequence_of(2.0, 2.0, seed, n=200).current().on_boundary)
+
+
+def test_the_level_against_which_S_is_held():
+    """500 rewards of 6 at x = 1, S = 2: all of it by hand."""
+    from torchglb.radii import radius_refuted
+
+    def refuted(n, mean):
+        loss = glb.NegativeLogLikelihood(
+            glb.Gaussian(), torch.ones(n, 1).double(), torch.full((n,), mean).double()
+        )
+        return bool(radius_refuted(loss, glb.Ball(1, 2.0), torch.tensor([2.0]).double(), 0.05))
+
+    def by_hand(n, mean):
+        fall = n * ((4.0**2 / 2 - mean * 4.0) - (2.0**2 / 2 - mean * 2.0))  # L(4) - L(2), mean > 4
+        steepness = n * (mean + 4.0)
+        c = np.linspace(1e-6, 1.0, 2_000_001)
+        price = (np.log(1 / c) + 8.0 * c * steepness).min()
+        return -fall > price + np.log(20.0)
+
+    answers = [(n, mean) for n in (1, 2, 3, 4, 6, 9) for mean in (4.1, 5.0, 6.0)]
+    assert [refuted(*a) for a in answers] == [by_hand(*a) for a in answers]
+    assert len({refuted(*a) for a in answers}) == 2
+
+
+# ---- what is there on purpose --------------------------------------------------------------------
+
+
+def test_rooms_and_classes_are_reachable():
+    from torchglb.policies import OFUGLB, OFUL  # noqa: F401
+
+    for name in ("radii", "policies", "simulate", "environments"):
+        assert getattr(glb, name).__name__ == f"torchglb.{name}"
+        assert name in dir(glb)
+    with pytest.raises(AttributeError, match="kitchen"):
+        glb.kitchen  # noqa: B018
+
+
+def test_reprs_say_their_numbers():
+    assert "10" in repr(glb.Binomial(10))
+    assert "0.5" in repr(glb.Gaussian(0.5))
+    assert repr(glb.Ball(2, 3.0)) == "Ball(dim=2, radius=3.0)"
+    made = policies.make("ofuglb", family=glb.Binomial(10), domain=ball(), delta=0.1)
+    assert all(word in repr(made) for word in ("OFUGLB", "10", "3.0", "0.1", "table1"))
+    assert "table1" in repr(glb.radii.Lipschitz())
+
+
+def test_a_likelihood_is_a_module_that_moves_and_saves_its_rows():
+    rows = torch.tensor(X), torch.tensor(R)
+    loss = glb.NegativeLogLikelihood(family(), *rows, torch.ones(3), tilt=torch.zeros(2))
+    wide = copy.deepcopy(loss).double()
+    assert {t.dtype for t in wide.tensors()} == {torch.float64}
+    assert wide(torch.zeros(2).double()).dtype == torch.float64
+    assert {t.device.type for t in copy.deepcopy(loss).to("meta").tensors()} == {"meta"}
+    other = glb.NegativeLogLikelihood(
+        family(), *(0 * t for t in rows), torch.ones(3), tilt=torch.ones(2)
+    )
+    other.load_state_dict(loss.state_dict())
+    theta = torch.tensor([0.3, -0.2])
+    assert torch.equal(other(theta), loss(theta))
+    with pytest.raises(glb.InputError, match="dtype"):
+        other.load_state_dict(wide.state_dict())

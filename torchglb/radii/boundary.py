@@ -1,0 +1,84 @@
+"""Is S too small? What the likelihood says about a ball that holds the estimate back.
+
+Take the ball of twice the radius. Theorem 3.1 with the uniform prior there holds for every theta*:
+with probability 1 - delta, at all times at once,
+
+    ``L(theta*) <= min over B(2S) of L + inf_c { d log(1/c) + 4 S c K } + log(1/delta)``
+
+with K a Lipschitz constant of L on B(2S); that of the rows is ``K = sum_s w_s |x_s| max |mu(z) -
+r_s|/g`` over ``|z| <= 2 S |x_s|``, at one of the two ends since mu increases. If ``|theta*| <= S``,
+then ``min over B(S) of L <= L(theta*)``. So where the minimum over B(S) is above that level, the
+assumption ``|theta*| <= S`` is refuted: under it this happens, at any time, with probability at
+most delta.
+
+By convexity the loss falls by at most ``|grad L(theta_hat)| 3 S`` from B(S) to B(2S): unless the
+score at an estimate on the sphere is longer than ``log(1/delta)/(3 S)``, nothing else is computed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchglb.domain import Ball
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.mle import minimize_likelihood
+from torchglb.optim import frank_wolfe_gap
+from torchglb.radii.theorem31 import shrinkage_infimum
+
+#: an estimate this close to the sphere is on it
+NEAR = 1e-6
+
+
+@torch.no_grad()
+def radius_refuted(
+    likelihood: NegativeLogLikelihood, domain: Ball, theta_hat: Tensor, delta: float
+) -> Tensor:
+    """Whether the rows refute ``|theta*| <= S`` at level delta, ``(*B)``.
+
+    Args:
+        likelihood: the loss L of the rows, without ridge or tilt.
+        domain: the ball B(S).
+        theta_hat: the minimiser of L over it, ``(*B, d)``.
+        delta: the probability, over all times, of refuting an S that is large enough.
+
+    Costs a pass, and one more fit where the ball is active and the score is long.
+
+    Example:
+        >>> from torchglb.families import Gaussian
+        >>> X, r = torch.ones(500, 1).double(), torch.full((500,), 6.0).double()
+        >>> loss = NegativeLogLikelihood(Gaussian(), X, r)
+        >>> radius_refuted(loss, Ball(1, 2.0), torch.tensor([2.0]).double(), 0.05)
+        tensor(True)
+    """
+    theta = theta_hat.detach()
+    loss, gradient, _ = likelihood.expand(theta)
+    S = domain.radius_like(loss).expand(loss.shape)
+    active = torch.linalg.vector_norm(theta, dim=-1) >= S * (1.0 - NEAR)
+    longest = torch.linalg.vector_norm(gradient, dim=-1) * 3.0 * S
+    pulled = active & (longest > math.log(1.0 / delta))
+    if not bool(pulled.any()):
+        return pulled
+    wider = domain.resized(2.0 * S)
+    outer = minimize_likelihood(likelihood, wider, start=theta, throw=False, loss_only=True)
+    slope = 4.0 * S.double() * _steepness(likelihood, 2.0 * S)
+    finite = torch.isfinite(slope)
+    price = shrinkage_infimum(torch.where(finite, slope, 1.0), likelihood.dim, "exact")
+    level = outer.loss.double() + price + math.log(1.0 / delta)
+    least = (loss - frank_wolfe_gap(theta, gradient, S)).double()
+    lost = 64.0 * torch.finfo(loss.dtype).eps * (loss.abs() + outer.loss.abs()).double()
+    return pulled & finite & (least > level + lost)
+
+
+def _steepness(likelihood: NegativeLogLikelihood, radius: Tensor) -> Tensor:
+    """K, ``(*B)``: a Lipschitz constant of the loss on the ball of this radius."""
+    family, r = likelihood.family, likelihood.r
+    length = torch.linalg.vector_norm(likelihood.X, dim=-1)
+    reach = radius[..., None] * length
+    worst = torch.maximum((family.mean(reach) - r).abs(), (family.mean(-reach) - r).abs())
+    each = worst.double() * length
+    total = (each if likelihood.w is None else each * likelihood.w).sum(-1)
+    (whole,) = likelihood.shards.sum(total)
+    return whole / family.dispersion
