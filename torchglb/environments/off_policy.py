@@ -87,8 +87,9 @@ def off_policy_value(
         >>> world = environments.make("fixed", family=families.Bernoulli(), S=3.0, replicates=2)
         >>> log = environments.uniform_log(world, 500)
         >>> found = off_policy_value(log, torch.zeros_like(log.index), reward_range=(0.0, 1.0))
-        >>> bool((found.lower[:, -1] < found.value).all() & (found.value < found.upper[:,
-        -1]).all()) True
+        >>> above = found.lower[:, -1] < found.value
+        >>> bool((above & (found.value < found.upper[:, -1])).all())
+        True
     """
     low, high = (float(end) for end in reward_range)
     if not -math.inf < low < high < math.inf:

@@ -78,8 +78,8 @@ def profile_interval(
 
     Example:
         >>> import torchglb as glb
-        >>> rows = glb.Rows(torch.ones(20, 1).double(), torch.tensor([1.0] * 14 + [0.0] *
-        6).double())
+        >>> r = torch.tensor([1.0] * 14 + [0.0] * 6).double()
+        >>> rows = glb.Rows(torch.ones(20, 1).double(), r)
         >>> found = profile_interval(
         ...     glb.Bernoulli(), rows, [1.0], domain=glb.Ball(1, 10.0), scale="mean"
         ... )
