@@ -36,7 +36,7 @@ def made_pages() -> dict[str, str]:
 def on_config(config: Any) -> Any:
     """Puts the made pages into the navigation."""
     lists = {
-        "Tutorials": ["tutorials/index.md", *(f"tutorials/{t.name}.md" for t in tutorials.all())],
+        "Tutorials": ["tutorials/index.md", *(f"tutorials/{t.name}.md" for t in tutorials.every())],
         "Reference": sorted(reference.pages(), key=lambda path: (path != "reference/index.md", path)),
     }
     for section in config["nav"]:
@@ -48,7 +48,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """Adds the made pages; tutorials are run here, so that what they print is what they printed."""
     made: dict[str, str | bytes] = dict(made_pages())
-    for tutorial in tutorials.all():
+    for tutorial in tutorials.every():
         made |= tutorials.rendered(tutorial)
     made["tutorials/index.md"] = tutorials.index()
     for path, content in made.items():

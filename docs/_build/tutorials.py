@@ -2,7 +2,7 @@
 
 A script is cut into cells at lines that begin with ``# %%``. A cell that is ``# %% text`` is Markdown
 behind ``# ``; any other is code, shown with what it printed and with the figures that it left
-open. ``python docs/_build/tutorials.py NAME`` prints a page.
+open. ``python docs/_build/tutorials.py NAME...`` prints pages, a form feed after each.
 
 Set ``TORCHGLB_SMOKE=1`` to run a script in small: each reads it through ``SMOKE`` at its top.
 """
@@ -95,7 +95,7 @@ class Tutorial:
         return text.split("\n\n")[1].replace("\n", " ")
 
 
-def all() -> list[Tutorial]:
+def every() -> list[Tutorial]:
     """Those that there are, in their order."""
     return [Tutorial(name) for name in ORDER if (FOLDER / f"{name}.py").exists()]
 
@@ -147,10 +147,11 @@ def index() -> str:
     lines = [
         "# Tutorials",
         "Each is a plain Python script of under a minute; outputs and figures are of the run that built this site.",
-        "\n".join(f"- [{t.title}]({t.name}.md): {t.opening}" for t in all()),
+        "\n".join(f"- [{t.title}]({t.name}.md): {t.opening}" for t in every()),
     ]
     return "\n\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(str(rendered(Tutorial(sys.argv[1]))[f"tutorials/{sys.argv[1]}.md"]))
+    for name in sys.argv[1:]:
+        sys.stdout.write(f"{rendered(Tutorial(name))[f'tutorials/{name}.md']}\f")
