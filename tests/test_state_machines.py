@@ -297,7 +297,7 @@ def run(machine: type[Machine], examples: int, steps: int) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_any_order_gives_the_answers_of_a_fresh_object(machine):
-    run(machine, examples=6, steps=8)
+    run(machine, examples=15, steps=10)
 
 
 @pytest.mark.slow
