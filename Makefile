@@ -65,11 +65,12 @@ bench: $(STAMP)
 	@begin=$$(date +%s); $(RUN) experiments/bench.py all --quick; status=$$?; \
 	  echo "make bench took $$(( $$(date +%s) - begin )) s"; exit $$status
 
-# Compiled functions run as plain Python here, so that their lines are seen; that is slow, hence the subset.
+# A subset that takes minutes; `make coverage COVERED=tests` measures all.
 COVERED ?= tests/test_history.py tests/test_domain.py tests/test_families.py tests/test_optim.py tests/test_sets.py \
   tests/test_theory.py tests/test_inference_tests.py tests/test_docstrings.py
 coverage: $(STAMP)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --cov=torchglb --cov-branch --cov-report= $(COVERED)
+	$(RUN) -m coverage json -q -o .coverage.json
 	$(RUN) experiments/coverage_by_room.py
 
 docs: $(STAMP)
@@ -86,7 +87,7 @@ format: $(STAMP)
 	$(RUN) -m ruff format .
 
 clean:
-	rm -rf build dist site *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site *.egg-info .coverage .coverage.json .mypy_cache .pytest_cache .ruff_cache
 	find torchglb tests experiments -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted installation is repeated. An environment without a working

@@ -1,7 +1,7 @@
 """Release: ``python experiments/release.py`` checks, builds and tags the version of pyproject.toml.
 
-``--check`` only checks, ``--tag vX.Y.Z`` compares with a tag, ``--notes`` prints the changelog of the
-version. Nothing is pushed: that is a person's decision.
+``--check`` only checks, ``--tag vX.Y.Z`` compares with a tag, ``--notes`` prints the changelog of
+the version. Nothing is pushed: that is a person's decision.
 """
 
 import argparse

@@ -1,9 +1,7 @@
 """Every example in a docstring runs and prints what it says."""
 
-import ast
 import doctest
 import importlib
-import re
 from pathlib import Path
 
 import pytest

@@ -34,7 +34,9 @@ items = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6]]).double()
 sequence = PreferenceSequence(dim=2, S=3.0, delta=0.05)
 sequence.update(items[[0] * 60], items[[1] * 60], [1.0] * 48 + [0.0] * 12)
 chance = sequence.current().probability(items[0], items[1])
-print(f"item 0 beats item 1 with a chance in [{float(chance.lower):.2f}, {float(chance.upper):.2f}]")
+print(
+    f"item 0 beats item 1 with a chance in [{float(chance.lower):.2f}, {float(chance.upper):.2f}]"
+)
 print("ask next:", sequence.current().widest(items)[0])
 
 # %% text

@@ -39,7 +39,7 @@ for line in board.table():
     print({key: round(v, 2) if isinstance(v, float) else v for key, v in line.items()})
 
 # %%
-for place, name in enumerate(board.names):
+for place in range(len(board.names)):
     best, worst = int(board.best_rank[place]), int(board.worst_rank[place])
     plt.plot([best, worst], [place, place], lw=6, solid_capstyle="round")
 plt.yticks(range(len(board.names)), board.names)

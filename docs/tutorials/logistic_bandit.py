@@ -30,7 +30,7 @@ for name in names:
     generator = torch.Generator().manual_seed(0)
     policy = policies.make(name, family=family, domain=ball, delta=0.05, batch_shape=(REPLICATES,))
     lost = []
-    for t in range(ROUNDS):
+    for _ in range(ROUNDS):
         arms = torch.randn(REPLICATES, 20, 2, generator=generator).double()
         arms = torch.nn.functional.normalize(arms, dim=-1)
         x = arms[torch.arange(REPLICATES), policy.select(arms)]
@@ -58,5 +58,10 @@ plt.legend()
 region = policy.confidence_set()
 arm = torch.tensor([0.6, -0.8]).double().expand(REPLICATES, 2)
 interval = region.interval(arm, scale="mean")
-print("mean reward of one arm, first replicate:", interval.lower[0].item(), interval.upper[0].item())
-print("theta* inside, in every replicate:", bool(region.contains(theta_star.expand(REPLICATES, 2)).all()))
+print(
+    "mean reward of one arm, first replicate:", interval.lower[0].item(), interval.upper[0].item()
+)
+print(
+    "theta* inside, in every replicate:",
+    bool(region.contains(theta_star.expand(REPLICATES, 2)).all()),
+)

@@ -28,7 +28,9 @@ print("arms", tuple(log.arms.shape), "index", tuple(log.index.shape))
 for name in ("ofuglb-pb", "ts", "random"):
     policy = policies.make(name, family=world.family, domain=world.domain, batch_shape=(4,))
     found = environments.replay(policy, log)
-    print(f"{name:10} mean reward {found.mean_over_replicates()}, events kept {found.kept.tolist()}")
+    print(
+        f"{name:10} mean reward {found.mean_over_replicates()}, events kept {found.kept.tolist()}"
+    )
 
 # %% text
 # A fixed choice needs no learning, so every event counts: inverse propensities and a doubly robust correction, with a confidence sequence.
@@ -37,11 +39,15 @@ for name in ("ofuglb-pb", "ts", "random"):
 always = [torch.full_like(log.index, k) for k in range(5)]
 values = [environments.off_policy_value(log, a, reward_range=(0.0, 1.0)) for a in always]
 for k, value in enumerate(values):
-    print(f"always arm {k}: {value.value[0]:.3f} in [{value.lower[0, -1]:.3f}, {value.upper[0, -1]:.3f}]")
+    print(
+        f"always arm {k}: {value.value[0]:.3f} in [{value.lower[0, -1]:.3f}, {value.upper[0, -1]:.3f}]"
+    )
 
 # %%
 for k, value in enumerate(values[:3]):
-    plt.fill_between(range(EVENTS), value.lower[0], value.upper[0], alpha=0.3, label=f"always arm {k}")
+    plt.fill_between(
+        range(EVENTS), value.lower[0], value.upper[0], alpha=0.3, label=f"always arm {k}"
+    )
 plt.xlabel("events")
 plt.ylabel("value: 95%, at all times at once")
 plt.legend()

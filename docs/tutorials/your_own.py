@@ -76,7 +76,12 @@ class Prequential(Radius):
             z = (row * theta).sum(-1)
             weight = 1.0 if w is None else w[..., s]
             paid = paid + weight * family.nll(z, reward)
-            H = H + (weight * family.variance(z))[..., None, None] * row[..., None] * row[..., None, :]
+            H = (
+                H
+                + (weight * family.variance(z))[..., None, None]
+                * row[..., None]
+                * row[..., None, :]
+            )
             step = torch.linalg.solve(H, row) * (weight * (family.mean(z) - reward))[..., None]
             theta = problem.domain.project(theta - step)
         return {"paid": paid, "theta": theta, "H": H}
@@ -140,7 +145,7 @@ family, regret = glb.Bernoulli(), torch.zeros(8).double()
 policy = policies.make(
     "tutorial-epsilon-greedy", family=family, domain=glb.Ball(2, 4.0), batch_shape=(8,)
 )
-for t in range(ROUNDS):
+for _ in range(ROUNDS):
     arms = torch.nn.functional.normalize(torch.randn(8, 20, 2).double(), dim=-1)
     x = arms[torch.arange(8), policy.select(arms)]
     policy.update(x, family.sample(x @ theta_star))

@@ -84,7 +84,7 @@ def profile_interval(
         ...     glb.Bernoulli(), rows, [1.0], domain=glb.Ball(1, 10.0), scale="mean"
         ... )
         >>> [round(float(end), 3) for end in (found.lower, found.upper)]
-        [0.484, 0.87]
+        [0.483, 0.868]
     """
     check_probability("alpha", alpha)
     check_choice("scale", scale, ("linear", "mean"))
