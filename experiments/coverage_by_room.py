@@ -1,7 +1,7 @@
 """Prints what ``make coverage`` measured, room by room, and the branches of solvers not taken.
 
 Reads ``.coverage.json`` (``python -m coverage json -o .coverage.json``). Compiled functions are not
-seen by a tracer: files of kernels are left out, and what is compiled elsewhere counts as not reached.
+seen by a tracer: files of kernels are left out, and what is compiled elsewhere counts as missed.
 """
 
 import json
