@@ -303,4 +303,4 @@ def test_any_order_gives_the_answers_of_a_fresh_object(machine):
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_any_order_of_many(machine):
-    run(machine, examples=2000, steps=15)
+    run(machine, examples=2000, steps=8)
