@@ -70,6 +70,6 @@ print(f"requests still waiting for feedback: {len(waiting)}")
 
 # %% text
 # !!! warning "Which delays are allowed"
-#     Any delay that does not depend on the reward. If complaints come late and praise at once, the rows that are in hold too much praise, and no likelihood can see that: confidence sets then miss (`tests/test_limits.py` shows 200 of 200 runs). Wait until all feedback of a round is due, and add it together.
+#     Any delay that does not depend on the reward. If complaints come late and praise at once, the rows that are in hold too much praise, and no likelihood can see that: confidence sets then miss in most runs (`tests/test_limits.py` shows it). Wait until all feedback of a round is due, and add it together.
 #
 # `glb-omd-rows` keeps no history and costs the same at every time, which is what a service wants. `ofuglb-pb` plays a little better and keeps all rows; see [choose](../choose.md).
