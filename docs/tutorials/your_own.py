@@ -153,4 +153,11 @@ for _ in range(ROUNDS):
 print("regret", regret.mean().item())
 
 # %% text
-# A new policy for the library inherits `PolicyContract` of `tests/policy_contract.py`, some thirty tests: batches equal loops, states continue bit by bit, refused or interrupted updates leave no trace. [Contributing](../contributing.md) has the steps.
+# A new policy for the library inherits `PolicyContract` of `tests/policy_contract.py`, some thirty tests: batches equal loops, states continue bit by bit, refused or interrupted updates leave no trace. This one passes with
+#
+#     class TestEpsilonGreedy(PolicyContract):
+#         name = "tutorial-epsilon-greedy"
+#         greedy = False  # choices are random beyond the scores
+#         ball_arms = False  # it cannot maximise over the unit ball
+#
+# [Contributing](../contributing.md) has the steps.
