@@ -57,7 +57,7 @@ test-lowest:
 	else cp constraints-lowest.txt $(LOWEST)/constraints.txt; fi
 	$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check \
 	  -c $(LOWEST)/constraints.txt -e ".[data,plot,solvers,table]" build mpmath polars pyarrow \
-	  pytest pytest-xdist
+	  hypothesis pytest pytest-xdist
 	NUMBA_CACHE_DIR=$(CURDIR)/$(LOWEST)/numba OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 \
 	  --dist loadfile -W default
 
