@@ -10,7 +10,7 @@ INSTALLING := $(VENV)/.torchglb-installing
 PYTHON ?= $(shell if python3.11 -c '' >/dev/null 2>&1; then echo python3.11; else echo python3; fi)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-browser test-lowest bench format clean
+.PHONY: help demo test test-slow test-browser test-lowest bench coverage docs docs-serve release format clean
 
 help:
 	@echo "make demo       the paper's Figure 1 in small, in about a minute; writes results/figure1-quick"
@@ -19,6 +19,9 @@ help:
 	@echo "make test-browser  the report in headless Chromium, which has to be installed"
 	@echo "make test-lowest   the tests with the lowest versions that pyproject.toml allows"
 	@echo "make bench      the benchmarks, quick mode"
+	@echo "make coverage   lines and branches that the tests reach, room by room"
+	@echo "make docs       the site, into site/; make docs-serve shows it"
+	@echo "make release    checks, builds and tags the version of pyproject.toml"
 	@echo "make format     format the code, fix what lint can fix"
 	@echo "make clean      remove caches and build leftovers"
 
@@ -54,7 +57,7 @@ test-lowest:
 	else cp constraints-lowest.txt $(LOWEST)/constraints.txt; fi
 	$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check \
 	  -c $(LOWEST)/constraints.txt -e ".[data,plot,solvers,table]" build mpmath polars pyarrow \
-	  pytest pytest-xdist
+	  hypothesis pytest pytest-xdist
 	NUMBA_CACHE_DIR=$(CURDIR)/$(LOWEST)/numba OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 \
 	  --dist loadfile -W default
 
@@ -62,12 +65,29 @@ bench: $(STAMP)
 	@begin=$$(date +%s); $(RUN) experiments/bench.py all --quick; status=$$?; \
 	  echo "make bench took $$(( $$(date +%s) - begin )) s"; exit $$status
 
+# A subset that takes minutes; `make coverage COVERED=tests` measures all.
+COVERED ?= tests/test_history.py tests/test_domain.py tests/test_families.py tests/test_optim.py tests/test_sets.py \
+  tests/test_theory.py tests/test_inference_tests.py tests/test_docstrings.py
+coverage: $(STAMP)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --cov=torchglb --cov-branch --cov-report= $(COVERED)
+	$(RUN) -m coverage json -q -o .coverage.json
+	$(RUN) experiments/coverage_by_room.py
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+docs-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
+
+release: $(STAMP)
+	$(RUN) experiments/release.py
+
 format: $(STAMP)
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site *.egg-info .coverage .coverage.json .mypy_cache .pytest_cache .ruff_cache
 	find torchglb tests experiments -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted installation is repeated. An environment without a working

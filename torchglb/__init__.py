@@ -36,7 +36,7 @@ from torchglb.ucb import (
 if TYPE_CHECKING:
     from torchglb.estimators import Scaler, glm
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: names that are loaded when they are first asked for
 _LATER = {"Scaler": "torchglb.estimators", "glm": "torchglb.estimators"}

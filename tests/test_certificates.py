@@ -1,0 +1,49 @@
+"""What mutation tests found unguarded: a certificate pays for an estimate that is not the minimum."""
+
+import pytest
+import torch
+
+from torchglb import radii
+
+F64 = torch.float64
+
+
+def number(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=F64)
+
+
+def test_ellipsoids_pay_for_the_gap_of_their_center():
+    """beta^2 = 3, S = 2, R = 1, lam = 0.1, |theta_hat| = 1, gap = 0.5, by hand."""
+    printed = radii.theorem32(number(3.0), 2.0, 1.0, 0.1, gap=0.5)
+    assert float(printed) == pytest.approx(6.0 * (1.6 + 3.0 + 0.5), rel=1e-15)
+    outside = radii.theorem32_outside(number(3.0), 2.0, 1.0, 0.1, number(1.0), gap=0.5)
+    assert float(outside) == pytest.approx(6.0 * 3.5 + 0.1 * 9.0, rel=1e-15)
+    X, hessian = torch.eye(2, dtype=F64), torch.eye(2, dtype=F64)
+    quadratic = radii.theorem32_fixed_point(
+        number(3.0), 2.0, 0.0, 0.1, number(1.0), X, hessian, gap=0.5
+    )
+    assert float(quadratic) == pytest.approx(2.0 * 3.5 + 0.1 * 9.0, rel=1e-12)
+
+
+def test_a_quadratic_level_set_lies_in_the_ellipsoid_around_a_point_that_is_not_its_minimum():
+    """L = |theta - p|^2/2 around c: the level set reaches to |c - p| + sqrt(|c - p|^2 + 2 beta^2)."""
+    S, beta2 = 4.0, 0.01
+    p, c = torch.tensor([0.3, 0.0], dtype=F64), torch.tensor([0.9, 0.0], dtype=F64)
+    gradient = c - p
+    gap = float(gradient @ c + S * gradient.norm())  # Frank-Wolfe
+    gamma = radii.theorem32_fixed_point(
+        number(beta2),
+        S,
+        0.0,
+        0.0,
+        c.norm(),
+        torch.eye(2, dtype=F64),
+        torch.eye(2, dtype=F64),
+        gap=gap,
+    )
+    farthest = float(gradient.norm()) + (float(gradient.norm()) ** 2 + 2.0 * beta2) ** 0.5
+    assert float(gamma) ** 0.5 >= farthest
+    unpaid = radii.theorem32_fixed_point(
+        number(beta2), S, 0.0, 0.0, c.norm(), torch.eye(2, dtype=F64), torch.eye(2, dtype=F64)
+    )
+    assert float(unpaid) ** 0.5 < farthest  # what the gap is for
