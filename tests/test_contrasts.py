@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from policy_contract import Interruption, assert_same, reload
+from torchglb.testing.policies import Interruption, assert_same, reload
 
 import torchglb as glb
 from torchglb.contrasts import ContrastSequence

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 import scipy.stats
 import torch
-from policy_contract import PolicyContract
+from torchglb.testing.policies import PolicyContract
 
 import torchglb as glb
 from torchglb import environments, policies

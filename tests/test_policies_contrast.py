@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from policy_contract import PolicyContract
+from torchglb.testing.policies import PolicyContract
 from scipy import stats
 
 from torchglb import policies
