@@ -15,12 +15,12 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from policy_contract import Interruption, assert_same, reload
 from torch import Tensor
 
 import torchglb as glb
 from torchglb import policies
 from torchglb.errors import InputError
+from torchglb.testing.policies import Interruption, assert_same, reload
 
 F64 = torch.float64
 FAMILY, BALL = glb.Bernoulli(), glb.Ball(2, 3.0)
