@@ -15,12 +15,12 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from policy_contract import Interruption, assert_same, reload
 from torch import Tensor
 
 import torchglb as glb
 from torchglb import policies
 from torchglb.errors import InputError
+from torchglb.testing.policies import Interruption, assert_same, reload
 
 F64 = torch.float64
 FAMILY, BALL = glb.Bernoulli(), glb.Ball(2, 3.0)
@@ -52,6 +52,8 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.subject: Any = self.fresh()
         self.rows: list[tuple[float, float, float]] = []
+        #: sums may be behind the rows until the next call mends them, whatever that call is
+        self.was_interrupted = False
 
     # ---- what a subclass says -------------------------------------------------------------
 
@@ -85,6 +87,7 @@ class Machine(RuleBasedStateMachine):
     def append(self, drawn):
         self.add(self.subject, *tensors(drawn))
         self.rows += drawn
+        self.was_interrupted = False
 
     @rule(drawn=row, fault=st.sampled_from(["long", "nan", "reward", "shape"]))
     def refuse(self, drawn, fault):
@@ -94,14 +97,16 @@ class Machine(RuleBasedStateMachine):
         r = r + 7.0 if fault == "reward" else r
         with pytest.raises(InputError):
             self.add(self.subject, x, r)
-        assert_same(self.kept(), before)
+        if not self.was_interrupted:
+            assert_same(self.kept(), before)
 
     @rule()
     def query(self):
         before = self.kept()
         first, second = self.ask(self.subject), self.ask(self.subject)
         self.agree(first, second)
-        assert_same(self.kept(), before)
+        if not self.was_interrupted:
+            assert_same(self.kept(), before)
 
     @rule(how=st.sampled_from(["deepcopy", "pickle"]), drawn=rows)
     def copy(self, how, drawn):
@@ -130,7 +135,7 @@ class Machine(RuleBasedStateMachine):
             with Interruption(call):
                 self.add(self.subject, x, r)
         except KeyboardInterrupt:
-            pass
+            self.was_interrupted = True
         found = self.count(self.subject)
         assert found in (len(self.rows), len(self.rows) + len(drawn))
         if found != len(self.rows):

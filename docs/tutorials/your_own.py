@@ -153,7 +153,7 @@ for _ in range(ROUNDS):
 print("regret", regret.mean().item())
 
 # %% text
-# A new policy for the library inherits `PolicyContract` of `tests/policy_contract.py`, some thirty tests: batches equal loops, states continue bit by bit, refused or interrupted updates leave no trace. This one passes with
+# A new policy for the library inherits `torchglb.testing.PolicyContract`, some thirty tests: batches equal loops, states continue bit by bit, refused or interrupted updates leave no trace. This one passes with
 #
 #     class TestEpsilonGreedy(PolicyContract):
 #         name = "tutorial-epsilon-greedy"

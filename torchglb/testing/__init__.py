@@ -9,7 +9,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchglb.testing.families import FamilyContract
+    from torchglb.testing.policies import PolicyContract
+    from torchglb.testing.radii import RadiusContract
+    from torchglb.testing.sets import ConfidenceSetContract
 
 _PLACES = {
     "FamilyContract": "families",
