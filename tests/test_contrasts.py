@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torchglb.testing.policies import Interruption, assert_same, reload
 
 import torchglb as glb
 from torchglb.contrasts import ContrastSequence
 from torchglb.errors import InputError
+from torchglb.testing.policies import Interruption, assert_same, reload
 
 DTYPE = torch.float64
 

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 import pytest
 import scipy.stats
 import torch
-from torchglb.testing.policies import PolicyContract
 
 import torchglb as glb
 from torchglb import environments, policies
 from torchglb.decisions import BestArm
 from torchglb.errors import InputError
 from torchglb.radii import PACBayes
+from torchglb.testing.policies import PolicyContract
 
 F64 = torch.float64
 ARMS = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.8, 0.6]], dtype=F64)

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torchglb.testing.policies import PolicyContract
 from scipy import stats
 
 from torchglb import policies
@@ -15,6 +14,7 @@ from torchglb.errors import InputError
 from torchglb.families import Bernoulli, Gaussian, Poisson, QuasiBounded
 from torchglb.radii import PACBayes
 from torchglb.simulate import Configuration
+from torchglb.testing.policies import PolicyContract
 
 
 class TestOFULContrast(PolicyContract):
