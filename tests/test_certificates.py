@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.distributions import MultivariateNormal, kl_divergence
 
 from torchglb import radii
+from torchglb.radii.gaussian_prior import gaussian_divergence
 
 F64 = torch.float64
 
@@ -47,3 +49,18 @@ def test_a_quadratic_level_set_lies_in_the_ellipsoid_around_a_point_that_is_not_
         number(beta2), S, 0.0, 0.0, c.norm(), torch.eye(2, dtype=F64), torch.eye(2, dtype=F64)
     )
     assert float(unpaid) ** 0.5 < farthest  # what the gap is for
+
+
+def test_the_divergence_from_a_gaussian_prior_is_that_of_two_normal_laws():
+    """Every term of it, the centre's too, against torch's own formula."""
+    values = torch.tensor([0.5, 2.0, 7.0], dtype=F64)
+    point = torch.tensor([0.3, -1.0, 2.0], dtype=F64)
+    variance, temper = 1.7, 0.8
+    found, scale = gaussian_divergence(
+        values, point, number(variance), torch.tensor([temper], dtype=F64)
+    )
+    precision = torch.diag(values / temper + 1.0 / variance)
+    posterior = MultivariateNormal(point, precision_matrix=precision)
+    prior = MultivariateNormal(torch.zeros_like(point), variance * torch.eye(3, dtype=F64))
+    assert float(found) == pytest.approx(float(kl_divergence(posterior, prior)), rel=1e-12)
+    torch.testing.assert_close(scale[0], torch.diagonal(precision), rtol=1e-14, atol=0.0)

@@ -456,7 +456,9 @@ class AnchoredProgram:
 
         Args:
             arms: ``(*B, K, d)``.
-            radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``.
+            radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``, with ``min L`` as
+                :meth:`minimum` has it, from above and at most ``level_tol`` too high; both bounds
+                are those of that level.
             level: the level itself, ``(*B)``, instead of a radius.
             regularization: lambda of a ridge term, a number or ``(*B)``; may change between rounds.
             tol: arms whose values agree to ``tol (1 + |h|)`` count as tied; 1e-7, and 1e-4 in
