@@ -92,6 +92,7 @@ def test_gaussian_prior_covers_outside_the_ball(family):
     check(count_misses(family, "gaussian-prior", size=1.5, optimistic=False))
 
 
+@pytest.mark.filterwarnings("ignore::torchglb.errors.BoundaryWarning")
 def test_outside_the_ball_the_others_do_not_cover():
     """They assume |theta*| <= S; so the test above is about the prior."""
     misses = count_misses("gaussian", "pac-bayes", size=1.5, optimistic=False)

@@ -152,7 +152,9 @@ def test_constants_do_not_mix(name):
         policies.make(name, family=glb.Bernoulli(), domain=glb.Ball(2, 2.0), constants=constants)
         for constants in ("proven", "public")
     )
-    with pytest.raises(glb.InputError, match=r"state\['constants'\]: expected 'public'"):
+    with pytest.raises(
+        glb.InputError, match=r"state\['settings'\]\['constants'\]: expected 'public'"
+    ):
         public.load_state_dict(proven.state_dict())
 
 

@@ -281,7 +281,7 @@ def _pictures(record: Record) -> list[Path]:
     try:
         from torchglb.plotting import save_figures
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         print("no pictures without matplotlib: pip install matplotlib", file=sys.stderr)
         return []

@@ -155,7 +155,7 @@ def _pictures(record: Record) -> list[Picture]:
     try:
         from torchglb.plotting import figures  # here, so that tables need no matplotlib
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         return []
     found = []

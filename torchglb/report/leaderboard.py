@@ -94,7 +94,7 @@ def _pictures(board: Leaderboard) -> list[Picture]:
     try:
         from torchglb.plotting import leaderboard_plot
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         return []
     buffer = io.BytesIO()
