@@ -100,8 +100,9 @@ def test_the_bits_of_the_serial_run(undisturbed, cluster, tmp_path):
     assert not watch.notices
     assert len(watch.states) == 4
     assert all(states == ["running", "finished"] for states in watch.states.values())
-    assert 0 in watch.rounds
-    assert any(0 < rounds < 150 for rounds in watch.rounds)  # progress, not only the end
+    # progress, not only the end; the mailbox keeps the latest, so the first may be past 0
+    assert any(rounds < 150 for rounds in watch.rounds)
+    assert max(watch.rounds) == 150
 
 
 def test_a_worker_that_dies_is_replaced(undisturbed, cluster, tmp_path):
