@@ -359,3 +359,25 @@ def test_mixed_radii_equal_the_loop(radius, kind):
     for i in range(4):
         alone = intervals(float(S[i]), X[i], r[i], x)
         torch.testing.assert_close(together[i], alone, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_an_interrupted_update_leaves_no_row_that_the_radius_has_not_seen(monkeypatch, aggregate):
+    sequence = glb.ConfidenceSequence(
+        glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05, aggregate=aggregate
+    )
+    sequence.update([0.6, 0.8], 1.0)
+    before = sequence.state_dict()
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sequence.radius), "update", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sequence.update([1.0, 0.0], 0.0)
+    assert len(sequence) == 1
+    after = sequence.state_dict()
+    assert all(torch.equal(after["radius"][name], t) for name, t in before["radius"].items())
+    assert torch.equal(after["history"]["X"], before["history"]["X"])
+    assert torch.equal(after["history"]["w"], before["history"]["w"])

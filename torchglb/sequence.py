@@ -178,15 +178,20 @@ class ConfidenceSequence:
                 checks = ValueChecks()
                 require_weights(checks, weight)
                 checks.settle()
-        history.append(x, r, weight)
-        batch = tuple(history.batch_shape)
-        if x.ndim == len(batch) + 1:
-            x, r = x[..., None, :], r[..., None]
-            weight = None if weight is None else weight.expand(batch)[..., None]
-        elif weight is not None:
-            weight = weight.expand(r.shape)
-        self._state = self.radius.update(self.problem, self._state, x, r, weight)
-        self._fresh = None
+        mark = history.mark()
+        try:
+            history.append(x, r, weight)
+            batch = tuple(history.batch_shape)
+            if x.ndim == len(batch) + 1:
+                x, r = x[..., None, :], r[..., None]
+                weight = None if weight is None else weight.expand(batch)[..., None]
+            elif weight is not None:
+                weight = weight.expand(r.shape)
+            state = self.radius.update(self.problem, self._state, x, r, weight)
+        except BaseException:  # rows that the radius has not seen would make its level wrong
+            history.reset(mark)
+            raise
+        self._state, self._fresh = state, None
 
     def current(self) -> LikelihoodRatioSet | EllipsoidSet | RunningSet:
         """The set now: an immutable snapshot. Costs a fit, and the passes of the radius."""
