@@ -1,4 +1,4 @@
-"""The price of peeking: widths of anytime-valid intervals over Wald's, for the coefficients of a fit.
+"""The price of peeking: anytime-valid intervals of a fit's coefficients over Wald's.
 
     python experiments/analyst_widths.py [--quick]
 
