@@ -32,7 +32,7 @@ class Style:
 
 
 #: The hues of the paper for its seven policies, with lightness and lines that keep them apart
-#: also for people who see red and green alike (tests/test_plotting.py measures it).
+#: also for people who see red and green alike (tests/plotting/test_plotting.py measures it).
 POLICY_STYLE: dict[str, Style] = {
     "ofuglb": Style("OFUGLB", "#d7191c"),
     "ofuglb-pb": Style("OFUGLB-PB", "#1fa8d8"),

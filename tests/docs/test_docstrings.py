@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "torchglb"
+PACKAGE = Path(__file__).parents[2] / "torchglb"
 RUNNER = doctest.DocTestRunner(
     optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS, verbose=False
 )

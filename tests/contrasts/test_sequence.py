@@ -1,4 +1,4 @@
-"""Contrast sequences: what they promise, degenerate cases, saving. Bounds: test_contrasts_bounds."""
+"""Contrast sequences: what they promise, degenerate cases, saving. Bounds: test_bounds."""
 
 import copy
 import importlib
@@ -341,7 +341,7 @@ def test_undeclared_and_custom_families():
 
 def test_the_experiment_runs_in_small(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "experiments")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "experiments")
     script = importlib.import_module("contrast_widths")
     assert script.main(["--quick", "--out", str(tmp_path)]) == 0
     drawn = {path.name for path in tmp_path.iterdir()}

@@ -10,7 +10,7 @@ import torch
 import torchglb as glb
 from torchglb.plotting.neural import design_plot, race_plot, regret_curves_plot
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torchglb.simulate import Record, simulate
 from torchglb.simulate.files import UnsoundError, read_sealed, write_sealed
 from torchglb.simulate.record import read_manifest, write_manifest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import faults
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")

@@ -2,7 +2,7 @@
 
 The oracle sees the rows as they were given, in float64 and unmerged: what a history or a program
 makes of them cannot hide. It is the native solver at a tolerance of 1e-12, whose own two bounds are
-certified (``test_ucb_random.py`` compares them with a cone solver and with fifty digits), so that
+certified (``ucb/test_random.py`` compares them with a cone solver and with fifty digits), so that
 ``upper >= their lower`` and ``lower <= their upper`` hold without any tolerance.
 """
 

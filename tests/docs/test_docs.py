@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[2]
 BUILD = PROJECT / "docs" / "_build"
 sys.path.insert(0, str(BUILD))
 

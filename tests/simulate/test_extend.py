@@ -14,7 +14,7 @@ import torchglb as glb
 from torchglb.simulate import Configuration, Record, Watch, runner, simulate
 from torchglb.simulate import run as run_configuration
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import faults
 
 BASE = dict(

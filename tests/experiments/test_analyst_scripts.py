@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from test_readme import python_blocks
+from documents import python_blocks
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = [
     (page, line, code)
     for page in ("preferences.md", "stopping.md")
