@@ -36,6 +36,7 @@ from torch import Tensor
 
 import torchglb as glb
 from torchglb import radii
+from torchglb.estimate import Estimate
 
 DELTA = 0.05
 NUM_ARMS = 20
@@ -160,10 +161,11 @@ def simulate(cells: list[Cell], settings: Settings, device: str) -> Iterator[dic
     for t in range(settings.horizon + 1):
         likelihood = glb.NegativeLogLikelihood.of(family, program.history)
         minimum = program.minimum()  # its loss may lie above L(theta_hat) by 1e-6: so may the level
+        known = Estimate(minimum.theta, minimum.loss, minimum.loss - minimum.slack)
         for name, state in states.items():
             if not is_checked(name, t):
                 continue
-            found = RADII[name].evaluate(problem, state, likelihood, minimum.theta, minimum.loss)
+            found = RADII[name].evaluate(problem, state, likelihood, known)
             states[name] = found.state
             outside = true_loss > found.level
             if found.refinement is not None:

@@ -86,10 +86,10 @@ def curves(
         loss = glb.NegativeLogLikelihood(family, X[:, :now], r[:, :now])
         fit = minimize_likelihood(loss, ball, start=start)
         start = fit.theta
-        known = (fit.theta, fit.loss, fit.gradient, fit.hessian)
+        known = fit.estimate(hessian=True)
         for name, radius in used.items():
             state = radius.update(problem, states[name], X[:, before:now], r[:, before:now])
-            result = radius.evaluate(problem, state, loss, *known)
+            result = radius.evaluate(problem, state, loss, known)
             states[name] = result.state
             values[name].append(float(result.radius.mean()))
         progress.step(f"d = {d}, S = {S:g}, n = {now}")

@@ -33,8 +33,8 @@ class Third(radii.Radius):
     def update(self, problem, state, x, r, w=None):
         return self.inner.update(problem, state, x, r, w)
 
-    def evaluate(self, problem, state, likelihood, theta_hat, *known):
-        found = self.inner.evaluate(problem, state, likelihood, theta_hat, *known)
+    def evaluate(self, problem, state, likelihood, estimate):
+        found = self.inner.evaluate(problem, state, likelihood, estimate)
         radius = found.radius / 3.0
         return found._replace(level=found.level - 2.0 * radius, radius=radius)
 

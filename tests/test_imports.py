@@ -31,6 +31,7 @@ ROOMS = (
     "history",
     "likelihood",
     "optim",
+    "estimate",
     "carried",
     "mle_kernels",
     "compiled_rows",

@@ -23,6 +23,7 @@ from torchglb.checks import (
 )
 from torchglb.compiled_rows import CompiledRows, blocks, compiled_family
 from torchglb.domain import Ball
+from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
 from torchglb.history import History, Rows
@@ -83,6 +84,11 @@ class MLEResult:
     @cached_property
     def hessian(self) -> Tensor:  # noqa: D102
         return self._curvature.at(self.theta)
+
+    def estimate(self, hessian: bool = False) -> Estimate:
+        """This point with its loss and gradient, as radii take it; if asked, the Hessian too."""
+        known = self.hessian if hessian else None
+        return Estimate(self.theta, self.loss, self.loss - self.gap, self.gradient, known)
 
 
 class _Curvature:

@@ -232,15 +232,8 @@ class ConfidenceSequence:
         # an estimate short of the tolerance makes the set a little larger, never wrong
         near = fit.gap <= NEAR * (1.0 + fit.loss.detach().abs())
         raise_unless_converged(torch.where(near, int(Status.CONVERGED), fit.status), "the estimate")
-        found = self.radius.evaluate(
-            self.problem,
-            self._state,
-            likelihood,
-            fit.theta,
-            fit.loss,
-            fit.gradient,
-            fit.hessian,
-        )
+        known = fit.estimate(hessian=True)
+        found = self.radius.evaluate(self.problem, self._state, likelihood, known)
         self._start, self._state = fit.theta.detach(), found.state
         confined = self.radius.confined
         center = fit.theta if confined else self._inside(likelihood, fit, found.level)

@@ -86,10 +86,9 @@ class Prequential(Radius):
             theta = problem.domain.project(theta - step)
         return {"paid": paid, "theta": theta, "H": H}
 
-    def evaluate(self, problem, state, likelihood, theta_hat, loss_hat=None, *derivatives):
-        loss = likelihood.value(theta_hat) if loss_hat is None else loss_hat
+    def evaluate(self, problem, state, likelihood, estimate):
         level = problem.log_failure + state["paid"] * (1 + 1e-12)  # rounded upwards
-        return Evaluation(level, level - loss, problem.delta, 0.0, 0.0, state)
+        return Evaluation(level, level - estimate.loss, problem.delta, 0.0, 0.0, state)
 
 
 theta_star = torch.tensor([1.0, -0.5]).double()

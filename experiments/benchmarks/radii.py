@@ -70,7 +70,7 @@ def measure(batch: int, n: int, d: int) -> dict[str, Line]:
         if name == "mixture" and (d > 3 or batch * n > MIXTURE_LIMIT):
             continue
         state = radius.update(problem, radius.init(problem), X[:, :n], r[:, :n])
-        state = radius.evaluate(problem, state, loss, fit.theta, fit.loss).state
+        state = radius.evaluate(problem, state, loss, fit.estimate()).state
         updates, evaluations, passes = [], [], 0.0
         rounds = 2 if name == "mixture" else ROUNDS
         for k in range(n, n + rounds):
@@ -78,9 +78,9 @@ def measure(batch: int, n: int, d: int) -> dict[str, Line]:
             state = radius.update(problem, state, X[:, k : k + 1], r[:, k : k + 1])
             updates.append(time.process_time() - began)
             likelihood, at = fits[k + 1]
-            known = (at.theta, at.loss, at.gradient, at.hessian)
+            known = at.estimate(hessian=True)
             began = time.process_time()
-            found = radius.evaluate(problem, state, likelihood, *known)
+            found = radius.evaluate(problem, state, likelihood, known)
             evaluations.append(time.process_time() - began)
             state, passes = found.state, passes + found.passes / rounds
         update, evaluate = statistics.median(updates), statistics.mean(evaluations)

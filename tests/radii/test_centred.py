@@ -12,6 +12,7 @@ from torch import Tensor
 import torchglb as glb
 from torchglb import radii
 from torchglb.errors import InputError
+from torchglb.estimate import Estimate
 from torchglb.radii.centred import average_priors
 from torchglb.radii.centred_radius import PRICES
 from torchglb.radii.curvature import curved_region
@@ -47,7 +48,7 @@ def evaluated(
     state = radius.update(problem, radius.init(problem), X, r)
     loss = glb.NegativeLogLikelihood(family, X, r)
     fit = glb.constrained_mle(family, glb.history.Rows(X, r), glb.Ball(d, S))
-    return radius.evaluate(problem, state, loss, fit.theta), loss, fit.theta
+    return radius.evaluate(problem, state, loss, fit.estimate()), loss, fit.theta
 
 
 # ---- golden values ---------------------------------------------------------------------------------
@@ -242,15 +243,13 @@ def test_nothing_is_refined_where_nothing_is_proven():
     r = torch.tensor([1.0, 0.0]).double().repeat(25)
     radius, problem = radii.Centred(), radii.Problem(family, ball, DELTA)
     state = radius.update(problem, radius.init(problem), X, r)
-    found = radius.evaluate(
-        problem, state, glb.NegativeLogLikelihood(family, X, r), torch.zeros(2).double()
-    )
+    loss = glb.NegativeLogLikelihood(family, X, r)
+    known = Estimate.at(loss, ball, torch.zeros(2).double())
+    found = radius.evaluate(problem, state, loss, known)
     half = radii.Problem(family, ball, 0.5 * DELTA)
     inner = radii.PACBayes()
     state = inner.update(half, inner.init(half), X, r)
-    alone = inner.evaluate(
-        half, state, glb.NegativeLogLikelihood(family, X, r), torch.zeros(2).double()
-    )
+    alone = inner.evaluate(half, state, loss, known)
     assert float(found.refinement.ridge) == 0.0
     assert float(found.level) == float(found.refinement.outer) == float(alone.level)
 
@@ -286,14 +285,16 @@ def test_scales_of_a_batch_are_chosen_element_by_element():
     state = radius.update(problem, radius.init(problem), Xs, rs, w)
     loss = glb.NegativeLogLikelihood(family, Xs, rs, w)
     fit = glb.mle.minimize_likelihood(loss, glb.Ball(2, S))
-    together = radius.evaluate(problem, state, loss, fit.theta)
+    together = radius.evaluate(problem, state, loss, fit.estimate())
     assert float(together.refinement.ridge[0]) < 0
     assert float(together.refinement.ridge[2]) == 0
     for b in range(3):
         alone = radii.Problem(family, glb.Ball(2, float(S[b])), DELTA)
         part = radius.update(alone, radius.init(alone), X, r, w[b])
         single = glb.NegativeLogLikelihood(family, X, r, w[b])
-        found = radius.evaluate(alone, part, single, fit.theta[b])
+        found = radius.evaluate(
+            alone, part, single, Estimate.at(single, alone.domain, fit.theta[b])
+        )
         for one, many in zip(
             found.refinement.tensors(), together.refinement.tensors(), strict=True
         ):

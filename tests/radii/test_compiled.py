@@ -15,6 +15,7 @@ import torch
 from torchglb import Ball, Bernoulli, Binomial, Gaussian, NegativeLogLikelihood, Poisson, radii
 from torchglb.carried.kernels import carried_in
 from torchglb.carried.monomials import monomials
+from torchglb.estimate import Estimate
 from torchglb.families import QuasiBounded
 from torchglb.mle import minimize_likelihood
 from torchglb.radii.statistics import carried_statistics
@@ -49,7 +50,7 @@ def draw(family, n, d, generator, batch=(), size=1.0):
 def evaluate(radius, problem, state, X, r, w=None):
     loss = NegativeLogLikelihood(problem.family, X, r, w)
     fit = minimize_likelihood(loss, problem.domain, throw=False)
-    return radius.evaluate(problem, state, loss, fit.theta, fit.loss)
+    return radius.evaluate(problem, state, loss, fit.estimate())
 
 
 # ---- against torch -----------------------------------------------------------------------------
@@ -124,7 +125,8 @@ def play(radius, family, S, X, r, batch):
         if t % 3:
             level, state = radius.level(problem, state, lambda loss=loss: loss)
         else:
-            found = radius.evaluate(problem, state, loss, torch.zeros_like(X[..., 0, :]))
+            known = Estimate.at(loss, problem.domain, torch.zeros_like(X[..., 0, :]))
+            found = radius.evaluate(problem, state, loss, known)
             level, state = found.level, found.state
         levels.append(level)
     return torch.stack(levels), state
@@ -199,7 +201,7 @@ def test_a_level_without_an_estimate(dtype, generator):
         if t % 10 == 9:
             floor = radii.mixture_level(loss, problem.domain, 0.05, torch.zeros(3, d, dtype=dtype))
             fit = minimize_likelihood(loss, problem.domain, throw=False)
-            with_all = lavish.evaluate(problem, best, loss, fit.theta, fit.loss)
+            with_all = lavish.evaluate(problem, best, loss, fit.estimate())
             assert bool((level.double() >= floor.double() - 0.02).all())
             if t >= 50:
                 excess.append((level - with_all.level) / with_all.radius)
@@ -240,7 +242,7 @@ def test_rows_under_a_transform(kind, generator):
         state = radius.update(problem, radius.init(problem), rows, r)
         loss = NegativeLogLikelihood(family, rows, r)
         theta = torch.zeros(2, dtype=torch.float64)
-        return radius.evaluate(problem, state, loss, theta).level
+        return radius.evaluate(problem, state, loss, Estimate.at(loss, problem.domain, theta)).level
 
     recorded = X.clone().requires_grad_()
     value = level(recorded)

@@ -18,6 +18,7 @@ from torchglb import (
     Poisson,
     radii,
 )
+from torchglb.estimate import Estimate
 from torchglb.families import CustomFamily, QuasiBounded
 from torchglb.radii.ball_mean import ball_rule
 from torchglb.radii.increments import growth, increment
@@ -413,7 +414,7 @@ def test_mixture_level(name, d, S, n, star, generator):
     problem = radii.Problem(FAMILIES[name], Ball(d, S), 0.05)
     radius = radii.Mixture()
     state = radius.update(problem, radius.init(problem), loss.X, loss.r)
-    result = radius.evaluate(problem, state, loss, theta)
+    result = radius.evaluate(problem, state, loss, Estimate.at(loss, problem.domain, theta))
     centre = radius.inner.centres(problem, result.state)[0]
     found = float(radii.mixture_level(loss, Ball(d, S), 0.05, centre))
     expected = math.log(20) + dense_mixture(loss, S, d, {1: 3000, 2: 250, 3: 48}[d])

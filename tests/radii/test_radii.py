@@ -19,6 +19,7 @@ from torchglb import (
     radii,
 )
 from torchglb.checks import ValueChecks
+from torchglb.estimate import Estimate
 from torchglb.families import CustomFamily, QuasiBounded
 from torchglb.history import History
 from torchglb.mle import minimize_likelihood
@@ -71,7 +72,7 @@ def evaluate(radius, family, ball, X, r, w=None, delta=0.05, batch=None):
     problem = radii.Problem(family, ball, delta, batch, X.dtype)
     state = radius.update(problem, radius.init(problem), X, r, w)
     loss, mle = fit(family, ball, X, r, w)
-    return radius.evaluate(problem, state, loss, mle.theta, mle.loss)
+    return radius.evaluate(problem, state, loss, mle.estimate())
 
 
 # ---- order -------------------------------------------------------------------------------------
@@ -128,7 +129,9 @@ def test_order_with_weights_and_a_bad_estimate(generator):
     for name in ORDER:
         radius = ALL[name]
         state = radius.update(problem, radius.init(problem), X, r, w)
-        found.append(radius.evaluate(problem, state, loss, theta).level)
+        found.append(
+            radius.evaluate(problem, state, loss, Estimate.at(loss, problem.domain, theta)).level
+        )
     assert all(a <= b for a, b in itertools.pairwise(found))
 
 
@@ -233,12 +236,12 @@ def test_one_at_a_time_equals_all_at_once(name, generator):
     for i in range(30):
         state = radius.update(problem, state, X[:, i : i + 1], r[:, i : i + 1])
     loss, mle = fit(family, ball, X, r)
-    slow = radius.evaluate(problem, state, loss, mle.theta, mle.loss)
+    slow = radius.evaluate(problem, state, loss, mle.estimate())
     fast = evaluate(radius, family, ball, X, r)
     torch.testing.assert_close(slow.level, fast.level, rtol=1e-10, atol=1e-10)
-    # the loss is found by a pass of its own where it is not given
-    again = radius.evaluate(problem, state, loss, mle.theta)
-    assert again.passes == pytest.approx(slow.passes + 1)
+    # an estimate that is only a point has the same loss, by a pass before the radius
+    again = radius.evaluate(problem, state, loss, Estimate.at(loss, ball, mle.theta))
+    assert again.passes == slow.passes
     torch.testing.assert_close(again.level, slow.level)
 
 
@@ -257,8 +260,8 @@ def test_state_is_plain_and_never_changed(name, generator):
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=True)
     loss, mle = fit(Bernoulli(), ball, X, r)
-    one = radius.evaluate(problem, third, loss, mle.theta, mle.loss)
-    two = radius.evaluate(problem, loaded, loss, mle.theta, mle.loss)
+    one = radius.evaluate(problem, third, loss, mle.estimate())
+    two = radius.evaluate(problem, loaded, loss, mle.estimate())
     assert torch.equal(one.level, two.level)
     assert one.state.keys() == third.keys()
 
@@ -297,8 +300,8 @@ def test_merged_rows_give_the_same(generator):
     for radius in (radii.PACBayes(increments="rows"), radii.GaussianPrior(), radii.Mixture()):
         state = radius.update(problem, radius.init(problem), X, r)
         plain, mle = fit(Bernoulli(), ball, X, r)
-        a = radius.evaluate(problem, state, plain, mle.theta, mle.loss).level
-        b = radius.evaluate(problem, state, merged, mle.theta, mle.loss).level
+        a = radius.evaluate(problem, state, plain, mle.estimate()).level
+        b = radius.evaluate(problem, state, merged, mle.estimate()).level
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -338,13 +341,12 @@ def test_expansion_at_the_estimate_saves_passes(generator):
     loss, mle = fit(Bernoulli(), ball, X, r)
     radius = radii.PACBayes()
     state = radius.update(problem, radius.init(problem), X, r)
-    cold = radius.evaluate(problem, state, loss, mle.theta, mle.loss)
-    known = (mle.theta, mle.loss, mle.gradient, mle.hessian)
-    warm = radius.evaluate(problem, state, loss, *known)
+    cold = radius.evaluate(problem, state, loss, mle.estimate())
+    warm = radius.evaluate(problem, state, loss, mle.estimate(hessian=True))
     assert warm.passes < cold.passes
     assert float(warm.radius) == pytest.approx(float(cold.radius), abs=0.1)
     # and a state that was evaluated needs none at all
-    again = radius.evaluate(problem, warm.state, loss, mle.theta, mle.loss)
+    again = radius.evaluate(problem, warm.state, loss, mle.estimate())
     assert again.passes == 0
 
 
@@ -357,9 +359,11 @@ def test_an_estimate_next_to_the_sphere_is_no_centre(generator):
         loss, mle = fit(Bernoulli(), ball, X, r)
         radius = radii.PACBayes()
         state = radius.update(problem, radius.init(problem), X, r)
-        without = radius.evaluate(problem, state, loss, mle.theta, mle.loss)
+        without = radius.evaluate(problem, state, loss, mle.estimate())
         theta = mle.theta * (1 - 1e-13)
-        offered = radius.evaluate(problem, state, loss, theta, *loss.expand(theta))
+        offered = radius.evaluate(
+            problem, state, loss, Estimate.at(loss, ball, theta, hessian=True)
+        )
         assert (offered.radius - without.radius).abs().max() < 0.15
         assert offered.passes <= without.passes + 1
 
@@ -374,7 +378,8 @@ def test_passes_become_rare(generator):
     for t in range(200, T):
         loss = NegativeLogLikelihood(Bernoulli(), X[:, :t], r[:, :t])
         theta = radius.centres(problem, state)[:, 0]
-        result = radius.evaluate(problem, state, loss, theta, loss.value(theta))
+        known = Estimate.at(loss, problem.domain, theta)
+        result = radius.evaluate(problem, state, loss, known)
         passes.append(result.passes)
         state = radius.update(problem, result.state, X[:, t : t + 1], r[:, t : t + 1])
     assert sum(passes) / len(passes) < 0.2
@@ -450,7 +455,7 @@ def test_a_held_posterior_stays_close_to_the_best(name, S, generator):
             continue
         loss, mle = fit(Bernoulli(), ball, X[:, : t + 1], r[:, : t + 1])
         found, best = (
-            radius.evaluate(problem, state, loss, mle.theta, mle.loss)
+            radius.evaluate(problem, state, loss, mle.estimate())
             for radius, state in zip((thrifty, lavish), states, strict=True)
         )
         states = [found.state, best.state]
@@ -480,7 +485,8 @@ def test_sums_never_look_at_values():
     for name in ("lipschitz-table1", "lipschitz-data", "mean-loss", "covering"):
         radius = ALL[name]
         state = radius.update(problem, radius.init(problem), loss.X, loss.r)
-        result = radius.evaluate(problem, state, loss, torch.zeros(3, 2, **meta))
+        known = Estimate.at(loss, problem.domain, torch.zeros(3, 2, **meta))
+        result = radius.evaluate(problem, state, loss, known)
         assert result.level.device.type == "meta"
         assert result.level.shape == (3,)
     radius = radii.PACBayes()  # whose evaluation has a stopping test
@@ -552,7 +558,8 @@ def test_regularised_loss_is_refused(generator):
     X, r = draw(Bernoulli(), 5, 2, 1.0, generator)
     problem = radii.Problem(Bernoulli(), Ball(2, 1.0), 0.05)
     loss = NegativeLogLikelihood(Bernoulli(), X, r, regularization=0.1)
+    known = Estimate.at(loss, problem.domain, torch.zeros(2, dtype=torch.float64))
     for radius in ALL.values():
         state = radius.update(problem, radius.init(problem), X, r)
         with pytest.raises(InputError, match="without ridge"):
-            radius.evaluate(problem, state, loss, torch.zeros(2, dtype=torch.float64))
+            radius.evaluate(problem, state, loss, known)

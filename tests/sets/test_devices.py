@@ -6,6 +6,7 @@ from devices import assert_stays, on_every_device
 
 import torchglb as glb
 from torchglb import radii
+from torchglb.estimate import Estimate
 
 BATCH, D = (2,), 2
 
@@ -35,8 +36,8 @@ def evaluate(family, known):
         radius, problem, state = made
         state = radius.update(problem, state, numbers(device, 5, D), numbers(device, 5))
         loss = loss_of(device, family)
-        at = [numbers(device, *shape) for shape in ((D,), (), (D,), (D, D))]
-        found = radius.evaluate(problem, state, loss, *(at if known else at[:1]))
+        at = [numbers(device, *shape) for shape in ((D,), (), (), (D,), (D, D))]
+        found = radius.evaluate(problem, state, loss, Estimate(*(at if known else at[:3])))
         return found.level, found.radius, found.state
 
     return call

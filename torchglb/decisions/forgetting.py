@@ -248,7 +248,7 @@ class ForgettingSequence:
         fit = minimize_likelihood(loss, self.domain, start=self._start(kept), loss_only=True)
         problem = self._problem
         state = self.radius.update(problem, self.radius.init(problem), kept.X, kept.r, loss.w)
-        found = self.radius.evaluate(problem, state, loss, fit.theta, fit.loss)
+        found = self.radius.evaluate(problem, state, loss, fit.estimate())
         if found.delta_lipschitz:
             raise refuse("radius", "one that spends all of delta on the likelihood", self.radius)
         time = kept.time + 1

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from torchglb.arrays import settled
 from torchglb.checks import check_choice, check_shape, refuse
+from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.policies.base import BoundTracker, Policy, towards
@@ -285,10 +286,9 @@ class LikelihoodRatioPolicy(ExactPolicy):
         known = self.radius.level(self._problem, self._sums, self._likelihood)
         if known is not None:
             return Height(level=known[0]), known[1]
-        minimum = self._program.minimum()
-        found = self.radius.evaluate(
-            self._problem, self._sums, self._likelihood(), minimum.theta, minimum.loss
-        )
+        least = self._program.minimum()
+        estimate = Estimate(least.theta, least.loss, least.loss - least.slack)
+        found = self.radius.evaluate(self._problem, self._sums, self._likelihood(), estimate)
         return Height(level=found.level), found.state
 
     def select(self, arms: Tensor) -> Tensor:  # noqa: D102

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from torchglb.arrays import idle
 from torchglb.checks import check_choice, check_shape, refuse
+from torchglb.estimate import Estimate
 from torchglb.families import Gaussian
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
@@ -174,8 +175,9 @@ class OFUGLBE(Policy):
         """The ellipsoid around an estimate, and the sums of its radius."""
         theta, curvature = fit.theta, fit.hessian
         likelihood = NegativeLogLikelihood.of(self.family, self._history)
-        found = self.radius.evaluate(self._problem, sums, likelihood, theta, fit.loss)
         gap = frank_wolfe_gap(theta, fit.gradient, self._S) + 2.0 * self._S * fit.gradient_error
+        known = Estimate(theta, fit.loss, fit.loss - gap, fit.gradient)
+        found = self.radius.evaluate(self._problem, sums, likelihood, known)
         paid = fit.doubt.exp() * (1.0 + HESSIAN_ERROR)  # |.| in H may be so much larger
         if self.ellipsoid == "theorem":
             gamma = theorem32(found.radius, self._S, self._concordance, self._lam, gap)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import ValueChecks, refuse
+from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, carried_statistics, empty_statistics
@@ -122,10 +123,7 @@ class Radius(ABC):
         problem: Problem,
         state: State,
         likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
+        estimate: Estimate,
     ) -> Evaluation:
         """The level and the radius now.
 
@@ -134,12 +132,7 @@ class Radius(ABC):
             state: with all rows of ``likelihood``.
             likelihood: the loss of the history, without ridge or tilt. The same rows may be merged
                 (:class:`torchglb.history.History` with ``aggregate``).
-            theta_hat: any point of the ball, ``(*B, d)``; the better, the smaller the level.
-            loss_hat: ``L(theta_hat)``, ``(*B)``, or an upper bound on it (never a lower one: the
-                level would not be valid); left out, it costs a pass.
-            gradient_hat: the gradient there, if known, ``(*B, d)``.
-            hessian_hat: the Hessian there, if known, ``(*B, d, d)``; with both, a posterior may be
-                centred at theta_hat without a pass. All three must then be exact.
+            estimate: any point of the ball with its loss; the better, the smaller the level.
         """
 
 
@@ -174,16 +167,6 @@ def require_weights(checks: ValueChecks, w: Tensor) -> None:
     supermartingales; above 1 they are not.
     """
     checks.require("weight", (w >= 0) & (w <= 1), "weights in [0, 1]", w)
-
-
-def loss_at(
-    likelihood: NegativeLogLikelihood, theta_hat: Tensor, loss_hat: Tensor | None
-) -> tuple[Tensor, float]:
-    """``L(theta_hat)`` in float64, and the passes that it took."""
-    check_likelihood(likelihood)
-    if loss_hat is None:
-        return likelihood.value(theta_hat).double(), 1.0
-    return loss_hat.double(), 0.0
 
 
 def reward_length(likelihood: NegativeLogLikelihood) -> Tensor:

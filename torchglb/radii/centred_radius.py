@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchglb.arrays import numbers_on
 from torchglb.checks import check_count, refuse
+from torchglb.estimate import Estimate
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.optim import frank_wolfe_gap
 from torchglb.radii.base import Evaluation, Radius, Refinement, State, check_likelihood
@@ -98,17 +99,13 @@ class Centred(Radius):
         problem: Problem,
         state: State,
         likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
+        estimate: Estimate,
     ) -> Evaluation:
         check_likelihood(likelihood)
         outer_problem = self._outer(problem)
-        known = (loss_hat, gradient_hat, hessian_hat)
-        found = self.inner.evaluate(outer_problem, state, likelihood, theta_hat, *known)
+        found = self.inner.evaluate(outer_problem, state, likelihood, estimate)
         outer = found.level.double()
-        rows, point = in_double(likelihood), theta_hat.double()
+        rows, point = in_double(likelihood), estimate.theta.double()
         at, errors = rows.expand_with_errors(point)
         gap = frank_wolfe_gap(point, at.gradient, problem.S) + 2.0 * problem.S * errors.gradient
         region = curved_region(
@@ -127,8 +124,7 @@ class Centred(Radius):
         farthest = 2.0 * (chosen.excess + gap.clamp_min(0.0) + 2.0 * errors.loss) / room
         of_loss = level + 0.5 * bend * farthest * (1.0 + SLACK)
         best = torch.where(bend > 0, torch.minimum(of_loss, outer), outer)
-        loss = at.loss if loss_hat is None else loss_hat.double()
-        height = best - loss
+        height = best - estimate.loss.double()
         refinement = _refinement(problem, point, level, bend, outer, region)
         if problem.dtype != torch.float64:
             best, height = round_up(best, problem.dtype), round_up(height, problem.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchglb.arrays import numbers_on
 from torchglb.checks import check_choice, check_positive, refuse
+from torchglb.estimate import Estimate
 from torchglb.families import QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import (
@@ -18,7 +19,6 @@ from torchglb.radii.base import (
     Radius,
     State,
     conclude,
-    loss_at,
     statistics_of,
 )
 from torchglb.radii.centre import Anchor, Barrier, Ridge, expand_at, flatten_batch
@@ -263,18 +263,14 @@ class Mixture(Radius):
         problem: Problem,
         state: State,
         likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
+        estimate: Estimate,
     ) -> Evaluation:
-        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
-        known = (loss, gradient_hat, hessian_hat)
-        inner, points = self.inner.evaluate_around(problem, state, likelihood, theta_hat, *known)
+        loss = estimate.loss.double()
+        inner, points = self.inner.evaluate_around(problem, state, likelihood, estimate)
         flat, rows = problem.flat, flatten_batch(likelihood)
         anchor = expand_at(rows, points[:, :1])
         rewards = statistics_of(problem, state).reward_length / problem.family.dispersion
         exact = cubature_level(flat, rows, anchor, rewards.reshape(-1)).reshape(loss.shape)
         level = torch.fmin(exact, inner.level.double())
-        passes += inner.passes + 1
-        return conclude(level, loss, problem.dtype, (problem.delta, 0.0), passes, inner.state)
+        deltas = (problem.delta, 0.0)
+        return conclude(level, loss, problem.dtype, deltas, inner.passes + 1.0, inner.state)

@@ -24,14 +24,15 @@ from torchglb.backend import Floats
 from torchglb.carried.kernels import memory_size
 from torchglb.carried.monomials import Packed, monomials
 from torchglb.compiled_rows import blocks, compiled_family
+from torchglb.estimate import Estimate
 from torchglb.families.compiled import CompiledFamily
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import (
     Evaluation,
     State,
     StatisticsRadius,
+    check_likelihood,
     conclude,
-    loss_at,
     statistics_of,
 )
 from torchglb.radii.centre import Anchor, Penalty, flatten_batch, minimisers, recentre, select
@@ -192,35 +193,29 @@ class PosteriorRadius(StatisticsRadius):
         problem: Problem,
         state: State,
         likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
+        estimate: Estimate,
     ) -> Evaluation:
-        known = (theta_hat, loss_hat, gradient_hat, hessian_hat)
-        return self.evaluate_around(problem, state, likelihood, *known)[0]
+        return self.evaluate_around(problem, state, likelihood, estimate)[0]
 
     def evaluate_around(
         self,
         problem: Problem,
         state: State,
         likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
+        estimate: Estimate,
     ) -> tuple[Evaluation, Tensor]:
         """:meth:`evaluate`, and the centres, ``(N, P, d)``: differentiable where the level is."""
-        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
+        check_likelihood(likelihood)
+        loss = estimate.loss.double()
         smooth = wants_gradient(*likelihood.tensors(), loss, state["statistics"])
         if not smooth and _is_held(state) and compiled_family(likelihood) is not None:
-            offers = _offered(problem, theta_hat, loss, gradient_hat, hessian_hat)
-            level, new, more = self._search(problem, state, lambda: likelihood, loss, offers)
+            offers = _offered(problem, estimate)
+            level, new, passes = self._search(problem, state, lambda: likelihood, loss, offers)
             best = torch.from_numpy(level[:, 0].copy()).reshape(problem.batch_shape)
             points = self.centres(problem, new).reshape(len(level), -1, problem.dim)
             compare = not (level[:, 0] < level[:, 1] - NEAR).all()
         else:
-            best, points, more = self._refit(problem, state, likelihood, smooth)
+            best, points, passes = self._refit(problem, state, likelihood, smooth)
             new = state
             if "centres" in state:
                 new = state | {"centres": points.detach().reshape(state["centres"].shape)}
@@ -228,9 +223,9 @@ class PosteriorRadius(StatisticsRadius):
         if compare:
             statistics = statistics_of(problem, state)
             # fmin: a posterior whose arithmetic overflowed leaves the fallback, which is valid
-            best = torch.fmin(best, self.fallback(problem, statistics, theta_hat, loss))
+            best = torch.fmin(best, self.fallback(problem, statistics, estimate.theta, loss))
         deltas = (problem.delta, 0.0)
-        return conclude(best, loss, problem.dtype, deltas, passes + more, new), points
+        return conclude(best, loss, problem.dtype, deltas, passes, new), points
 
     def centres(self, problem: Problem, state: State) -> Tensor:
         """Where the centres of a state are, ``(*B, P, d)``."""
@@ -335,20 +330,18 @@ class PosteriorRadius(StatisticsRadius):
 NOTHING_OFFERED = np.empty((1, 0))
 
 
-def _offered(
-    problem: Problem, theta: Tensor, loss: Tensor, gradient: Tensor | None, hessian: Tensor | None
-) -> Floats:
+def _offered(problem: Problem, estimate: Estimate) -> Floats:
     """An estimate with loss, gradient and upper triangle of the Hessian, ``(N, d + count)``.
 
     In float32, where these are too inexact to carry on from, the estimate alone; and nothing where
     they are not known.
     """
-    if gradient is None or hessian is None:
+    if estimate.gradient is None or estimate.hessian is None:
         return NOTHING_OFFERED
-    parts = [theta]
+    parts = [estimate.theta]
     if problem.dtype == torch.float64:
         upper = torch.triu_indices(problem.dim, problem.dim)
-        parts += [loss, gradient, hessian[..., upper[0], upper[1]]]
+        parts += [estimate.loss, estimate.gradient, estimate.hessian[..., upper[0], upper[1]]]
     N = problem.S.numel()
     return np.concatenate([t.detach().numpy().reshape(N, -1) for t in parts], axis=-1, dtype=float)
 

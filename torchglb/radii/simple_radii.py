@@ -10,13 +10,14 @@ from torch import Tensor
 
 from torchglb.checks import check_choice, refuse
 from torchglb.errors import InputError
+from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import (
     Evaluation,
     State,
     StatisticsRadius,
+    check_likelihood,
     conclude,
-    loss_at,
     rounding,
     statistics_of,
 )
@@ -50,17 +51,14 @@ class SimpleRadius(StatisticsRadius):
         problem: Problem,
         state: State,
         likelihood: NegativeLogLikelihood,
-        theta_hat: Tensor,
-        loss_hat: Tensor | None = None,
-        gradient_hat: Tensor | None = None,
-        hessian_hat: Tensor | None = None,
+        estimate: Estimate,
     ) -> Evaluation:
-        loss, passes = loss_at(likelihood, theta_hat, loss_hat)
-        statistics = statistics_of(problem, state)
+        check_likelihood(likelihood)
+        loss, statistics = estimate.loss.double(), statistics_of(problem, state)
         found = self.squared(problem, statistics, loss)
-        level = loss + found.radius + rounding_at(problem, statistics, theta_hat, loss)
+        level = loss + found.radius + rounding_at(problem, statistics, estimate.theta, loss)
         deltas = (found.delta_likelihood, found.delta_lipschitz)
-        return conclude(level, loss, problem.dtype, deltas, passes, state)
+        return conclude(level, loss, problem.dtype, deltas, 0.0, state)
 
 
 @dataclass(frozen=True)

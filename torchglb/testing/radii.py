@@ -65,7 +65,7 @@ class RadiusContract:
     ) -> Evaluation:
         fit = constrained_mle(problem.family, Rows(X, r, w), problem.domain)
         loss = NegativeLogLikelihood(problem.family, X, r, w)
-        return self.radius.evaluate(problem, state, loss, fit.theta, fit.loss)
+        return self.radius.evaluate(problem, state, loss, fit.estimate())
 
     # ---- the contract --------------------------------------------------------------------
 
