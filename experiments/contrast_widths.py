@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import torchglb as glb
-from torchglb.contrasts import ContrastSequence
+from torchglb import ContrastSequence
 from torchglb.contrasts.weights import no_weights, with_rows
 
 DELTA, S = 0.05, 4.0

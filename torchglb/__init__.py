@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchglb import policies, radii
-from torchglb.contrasts import ContrastSequence
+from torchglb.contrast_sequence import ContrastSequence
 from torchglb.decisions import BestArm
 from torchglb.domain import Ball
 from torchglb.errors import BoundaryWarning, InputError, SolverError

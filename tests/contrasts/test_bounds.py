@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchglb as glb
-from torchglb.contrasts import ContrastSequence
+from torchglb import ContrastSequence
 from torchglb.contrasts.arms import ArmContrasts
 from torchglb.contrasts.enclosure import centred_budgets, enclose
 from torchglb.contrasts.lines import (

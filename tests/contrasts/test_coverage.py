@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 import torchglb as glb
-from torchglb.contrasts import ContrastSequence
+from torchglb import ContrastSequence
 
 DTYPE = torch.float64
 DESIGNS = ("random", "bandit", "against", "hiding", "along")

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 import torchglb as glb
-from torchglb.contrasts import ContrastSequence
+from torchglb import ContrastSequence
 from torchglb.errors import InputError
 
 TRUTH = np.array([1.0, 0.5, -0.4, 0.3, 0.0, 0.2])

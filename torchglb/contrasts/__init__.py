@@ -1,6 +1,6 @@
 """Contrasts that do not pay for the dimension: one number of theta*, its interval at all times."""
 
+from torchglb.contrasts.declared import DeclaredContrasts
 from torchglb.contrasts.parts import ContrastParts
-from torchglb.contrasts.sequence import ContrastSequence
 
-__all__ = ["ContrastParts", "ContrastSequence"]
+__all__ = ["ContrastParts", "DeclaredContrasts"]

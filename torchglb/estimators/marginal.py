@@ -1,6 +1,6 @@
 """Marginal intervals: each coefficient at 1 - delta, without paying for the others.
 
-They come from a :class:`torchglb.contrasts.ContrastSequence`, which needs a declared S, and whose
+They come from a :class:`torchglb.ContrastSequence`, which needs a declared S, and whose
 contrasts are named before the responses are seen: the coefficients of the formula are, and so are
 sums of them that are given to :func:`torchglb.glm`. Any other sum is answered by the joint set.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchglb.contrasts import ContrastSequence
+from torchglb.contrast_sequence import ContrastSequence
 from torchglb.estimators.linear_fit import LinearFit
 from torchglb.estimators.results import Bounds, Evidence, outward
 from torchglb.estimators.scaling import Scale

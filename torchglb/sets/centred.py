@@ -17,7 +17,7 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.radii import Refinement
 from torchglb.recording import is_transformed
-from torchglb.sets.likelihood_ratio import LikelihoodRatioSet, chosen_where
+from torchglb.sets.likelihood_ratio import LEVEL_OF_DELTA, LikelihoodRatioSet, chosen_where
 from torchglb.ucb import SublevelProgram, SupportResult, support
 
 #: share of a segment that is given up so that its end is surely feasible
@@ -63,6 +63,10 @@ class CentredSet(LikelihoodRatioSet):
         """The sets of some elements, by an index of the first batch axis."""
         picked = Refinement.of(t[index] for t in self.refinement.tensors())
         return CentredSet(**_fields(super().__getitem__(index)) | {"refinement": picked})
+
+    @property
+    def _uniform_level(self) -> Tensor:
+        return self.refinement.outer
 
     @property
     def scale(self) -> Tensor:
@@ -186,8 +190,7 @@ class CentredSet(LikelihoodRatioSet):
             relation: ``"=="``, ``"<="`` or ``">="``.
         """
         if self.log_failure is None:
-            expected = "one whose level is log(1/delta) plus what does not depend on delta"
-            raise refuse("set", expected, "one that does not say so")
+            raise refuse("set", LEVEL_OF_DELTA, "one that does not say so")
         _, level, _, _, region = self.refinement
         given = (A, b, relation)
         theta = self.theta_hat

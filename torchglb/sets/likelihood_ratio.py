@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import settled
-from torchglb.checks import as_tensor, check_same, check_shape, refuse
+from torchglb.checks import as_tensor, check_probability, check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.tests import TestResult, likelihood_ratio_test
@@ -25,6 +26,7 @@ from torchglb.ucb import SublevelProgram, SupportResult, support
 
 #: unconfined sets are searched in balls this many times larger; a bound at the last one is infinite
 SEARCHED = (3.0, 100.0)
+LEVEL_OF_DELTA = "one whose level is log(1/delta) plus what does not depend on delta"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +90,36 @@ class LikelihoodRatioSet(ConfidenceSet):
             domain=domain,
             level=self.level[index],
             theta_hat=self.theta_hat[index],
+        )
+
+    @property
+    def _uniform_level(self) -> Tensor:
+        """``log(1/delta)`` plus what does not depend on delta."""
+        return self.level
+
+    def at_delta(self, delta: float) -> LikelihoodRatioSet:
+        """The likelihood-ratio set of another failure probability, on an event of its own.
+
+        The level is ``log(1/delta)`` plus what does not depend on delta; refused where it is not.
+
+        Example:
+            >>> import torchglb as glb
+            >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+            >>> wider = sequence.current().at_delta(0.01)
+            >>> round(float(wider.level - sequence.current().level), 6)  # log 5
+            1.609438
+        """
+        if self.log_failure is None:
+            raise refuse("set", LEVEL_OF_DELTA, "one that does not say so")
+        log_failure = -math.log(check_probability("delta", delta))
+        return LikelihoodRatioSet(
+            self.likelihood,
+            self.domain,
+            self._uniform_level + (log_failure - self.log_failure),
+            self.theta_hat,
+            self.confined,
+            Event(delta),
+            log_failure,
         )
 
     @cached_property
@@ -199,8 +231,7 @@ class LikelihoodRatioSet(ConfidenceSet):
             True
         """
         if self.log_failure is None:
-            expected = "one whose level is log(1/delta) plus what does not depend on delta"
-            raise refuse("set", expected, "one that does not say so")
+            raise refuse("set", LEVEL_OF_DELTA, "one that does not say so")
         if not self.confined:
             raise refuse("set", "one that keeps to the ball, for a test", "an unconfined one")
         return likelihood_ratio_test(

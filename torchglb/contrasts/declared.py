@@ -1,0 +1,336 @@
+"""Contrasts that were named beforehand: their weights, and what a joint set and they say now."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchglb.checks import (
+    ValueChecks,
+    check_choice,
+    check_probability,
+    check_shape,
+    check_tensors,
+    refuse,
+)
+from torchglb.contrasts.evidence import joint_log_e_values, log_e_values, nearest_points
+from torchglb.contrasts.inputs import lossless
+from torchglb.contrasts.look import Joint, Look, look
+from torchglb.contrasts.parts import ContrastParts, parts_table
+from torchglb.contrasts.weights import Weights, no_weights, with_rows
+from torchglb.identity import check_belongs
+from torchglb.inference.tests import RELATIONS, TestResult, anytime_p
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.radii import Problem, self_concordance_of
+from torchglb.sets import Interval, LikelihoodRatioSet
+
+
+class DeclaredContrasts:
+    """Answers about ``<c_j, theta*>``, from joint sets that are passed in.
+
+    The rows are those of the joint set's likelihood, in the order in which they came; weights of
+    rows are carried from one look to the next, and follow from the rows alone.
+
+    Args:
+        problem: family, ball and batch; must be on a CPU and in float64.
+        contrasts: ``(m, d)`` or ``(*B, m, d)``, none of length 0; or a mapping from names to them.
+        delta: the failure probability.
+        joint_share: the part of delta that the joint set gets.
+        centred: whether half of the joint set's share goes to the centred prior
+            (:func:`torchglb.contrasts.enclosure.centred_budgets`).
+        running: intersect with the intervals of all earlier looks.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        contrasts: Any,
+        delta: float,
+        joint_share: float = 0.1,
+        *,
+        centred: bool = True,
+        running: bool = False,
+    ) -> None:
+        self.delta = check_probability("delta", delta)
+        self.joint_share = check_probability("joint_share", joint_share)
+        self.centred, self.running = bool(centred), bool(running)
+        if problem.dtype != torch.float64:
+            raise refuse("dtype", "torch.float64, for contrasts", problem.dtype)
+        if torch.empty((), device=problem.device).device.type != "cpu":
+            raise refuse("device", "a CPU, for the compiled code of contrasts", problem.device)
+        self.family, self.batch_shape = problem.family, torch.Size(problem.batch_shape)
+        self.names: tuple[str, ...] | None = None
+        if isinstance(contrasts, Mapping):
+            self.names = tuple(str(name) for name in contrasts)
+            contrasts = [lossless(name, c) for name, c in contrasts.items()]
+            contrasts = torch.stack(contrasts, dim=-2) if contrasts else torch.empty(0, 0)
+        self.contrasts = self._checked(contrasts, problem.domain.dim)
+        N, (m, d) = self.batch_shape.numel(), self.contrasts.shape[-2:]
+        whole = self.contrasts.expand(*self.batch_shape, m, d).reshape(N, m, d)
+        self.lengths = torch.linalg.vector_norm(whole, dim=-1)  # (N, m)
+        self._units = (whole / self.lengths[..., None]).contiguous()
+        self._S = problem.S.reshape(N).tolist()
+        self._concordance = [self_concordance_of(self.family, S) for S in self._S]
+        self._best: Tensor | None = None  # lower and upper ends, marginal and simultaneous
+        self.forget_rows()
+
+    def _checked(self, contrasts: Any, d: int) -> Tensor:
+        found = lossless("contrasts", contrasts).clone()
+        if found.ndim and not found.shape[0]:
+            raise refuse("contrasts", "at least one", "none")
+        batch = tuple(self.batch_shape)
+        check_shape("contrasts", found, ((*batch, "m", d) if found.ndim > 2 else ("m", d)))
+        checks = ValueChecks()
+        checks.finite("contrasts", found)
+        length = torch.linalg.vector_norm(found, dim=-1)
+        checks.require("contrasts", length > 1e-100, "vectors of positive length", length)
+        checks.settle()
+        return found
+
+    @property
+    def joint_delta(self) -> float:
+        """Of the likelihood-ratio sets that the methods take."""
+        return self.delta * self.joint_share * (0.5 if self.centred else 1.0)
+
+    def place(self, name: str) -> int:
+        """Which contrast has that name."""
+        if self.names is None or name not in self.names:
+            known = "a mapping from names" if self.names is None else f"one of {list(self.names)}"
+            raise refuse("name", known, repr(name))
+        return self.names.index(name)
+
+    # ---- the weights of the rows ---------------------------------------------------------
+
+    def forget_rows(self) -> None:
+        """Other rows will come: the carried weights are not theirs."""
+        ridge = np.full(len(self._S), 1.0 / self.family.dispersion)
+        self._held = no_weights(self._units.numpy(), ridge)
+        self._seen: tuple[int, list[Look]] | None = None  # a cache of the last look
+
+    def weights(self, likelihood: NegativeLogLikelihood) -> Weights:
+        """Those of all rows, ``O(d^2 + m d)`` for each that has come since the last call."""
+        held, (N, _, d) = self._held, self._units.shape
+        X = likelihood.X.detach().reshape(N, -1, d)[:, held.rows :]
+        if X.shape[1]:
+            r = likelihood.r.detach().reshape(N, -1)[:, held.rows :]
+            w = torch.ones_like(r)
+            if likelihood.w is not None:
+                w = likelihood.w.detach().reshape(N, -1)[:, held.rows :]
+            parts = [t.contiguous().numpy() for t in (X, r, w)]
+            S = np.array(self._S)
+            self._held = held = with_rows(held, self.family, self._units.numpy(), S, *parts)
+        return held
+
+    # ---- looking -------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def current(
+        self, region: LikelihoodRatioSet, simultaneous: bool = False, scale: str = "linear"
+    ) -> Interval:
+        """The intervals now, ``(*B, m)``, and with ``running`` of all looks so far.
+
+        Args:
+            region: the joint set at :attr:`joint_delta`.
+            simultaneous: all m at once with probability 1 - delta, instead of each by itself.
+            scale: ``"linear"`` for ``<c, theta>``; ``"mean"`` for ``mu(<c, theta>)``, where every
+                contrast is a feature vector of norm at most 1.
+        """
+        check_choice("scale", scale, ("linear", "mean"))
+        if scale == "mean" and bool((self.lengths > 1.0 + 1e-12).any()):
+            longest = f"one of norm {float(self.lengths.max()):g}"
+            raise refuse("scale", "'linear' for contrasts that are no feature vectors", longest)
+        found = self._ends(region, bool(simultaneous))
+        if self.running:
+            # both kinds are remembered at each look, whichever is asked for
+            other = self._ends(region, not simultaneous)
+            ends = torch.stack([*found, *other] if not simultaneous else [*other, *found])
+            if self._best is not None:
+                lower = torch.maximum(ends[0::2], self._best[0::2])
+                upper = torch.minimum(ends[1::2], self._best[1::2])
+                ends = torch.stack([lower[0], upper[0], lower[1], upper[1]])
+            self._best = ends
+            found = Interval(ends[2], ends[3]) if simultaneous else Interval(ends[0], ends[1])
+        if scale == "mean":
+            return Interval(self.family.mean(found.lower), self.family.mean(found.upper))
+        return found
+
+    @torch.no_grad()
+    def parts(self, region: LikelihoodRatioSet) -> ContrastParts:
+        """Of what the upper ends consist."""
+        table = parts_table(self._look(region), self._log_level(False)) * self.lengths
+        return ContrastParts(*table.reshape(4, *self.batch_shape, -1))
+
+    def _log_level(self, simultaneous: bool) -> float:
+        m = self.lengths.shape[-1] if simultaneous else 1
+        return math.log(m / (self.delta * (1.0 - self.joint_share)))
+
+    def _ends(self, region: LikelihoodRatioSet, simultaneous: bool) -> Interval:
+        """The intervals of this moment."""
+        level, looks = self._log_level(simultaneous), self._look(region)
+        N, m = self.lengths.shape
+        ends = torch.tensor(
+            [[seen.ends(j, level) for j in range(m)] for seen in looks], dtype=torch.float64
+        ).reshape(N, m, 2)
+        ends = self._within_joint(region, ends)
+        lower, upper = (ends * self.lengths[..., None]).unbind(-1)
+        slip = 1e-12 * (1.0 + torch.maximum(lower.abs(), upper.abs()))
+        shape = (*self.batch_shape, m)
+        return Interval((lower - slip).reshape(shape), (upper + slip).reshape(shape))
+
+    def _within_joint(self, region: LikelihoodRatioSet, ends: Tensor) -> Tensor:
+        """No wider than the likelihood-ratio set's: ``(N, m, 2)``, for contrasts of length 1.
+
+        An end needs no optimisation if a point of the set is known whose contrast is beyond it:
+        tried are those that are nearest to theta_hat in the metric of the ellipsoid.
+        """
+        looks, (N, m) = self._look(region), self.lengths.shape
+        center = region.center.detach().reshape(N, -1)
+        known = torch.isfinite(ends)
+        points = center[:, None, None, :].expand(N, m, 2, -1).clone()
+        for i, seen in enumerate(looks):
+            if seen.enclosure is None:
+                known[i] = False
+                continue
+            ahead = nearest_points(seen, self._units[i], center[i], ends[i])
+            points[i] = torch.where(known[i][..., None], ahead, points[i])
+        inside = region.contains(points.reshape(*self.batch_shape, 2 * m, -1))
+        inside = known & inside.reshape(N, m, 2)
+        if bool(inside.all()):
+            return ends
+        units = self._units.reshape(*self.batch_shape, m, -1)
+        lower, upper = (end.reshape(N, m) for end in region.interval(units))
+        low = torch.where(inside[..., 0], ends[..., 0], torch.maximum(ends[..., 0], lower))
+        high = torch.where(inside[..., 1], ends[..., 1], torch.minimum(ends[..., 1], upper))
+        return torch.stack([low, high], dim=-1)
+
+    def _joints(self, region: LikelihoodRatioSet) -> list[Joint]:
+        """The joint sets of the problems, one by one."""
+        loss, (N, _, d) = region.likelihood, self._units.shape
+        X, r = loss.X.detach().reshape(N, -1, d), loss.r.detach().reshape(N, -1)
+        w = None if loss.w is None else loss.w.detach().reshape(N, -1)
+        center, height = region.center.detach().reshape(N, d), region.radius.reshape(N)
+        log_level = math.log(1.0 / (self.delta * self.joint_share))
+        return [
+            Joint(
+                NegativeLogLikelihood(self.family, X[i], r[i], None if w is None else w[i]),
+                center[i],
+                float(height[i]),
+                log_level,
+                self._S[i],
+                self._concordance[i],
+                self.centred,
+            )
+            for i in range(N)
+        ]
+
+    def _look(self, region: LikelihoodRatioSet) -> list[Look]:
+        """What is known now of every problem."""
+        n = region.likelihood.X.shape[-2]
+        if self._seen is None or self._seen[0] != n:
+            b = torch.from_numpy(self.weights(region.likelihood).b[:, :n])
+            wanted = [self._log_level(False) + 3.0] * self.lengths.shape[-1]
+            joints = self._joints(region)
+            looks = [look(joint, self._units[i], b[i], wanted) for i, joint in enumerate(joints)]
+            self._seen = n, looks
+        return self._seen[1]
+
+    # ---- testing -------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def test(self, region: LikelihoodRatioSet, value: Any, relation: str = "==") -> TestResult:
+        """E-values and p-values of ``<c_j, theta*> = value``, or ``<=``, or ``>=``; ``(*B, m)``.
+
+        ``P(E_t >= 1/alpha for some t) <= alpha`` under the null hypothesis, for each contrast
+        (:mod:`torchglb.contrasts.evidence`); for several at once, :func:`torchglb.inference.e_bh`.
+
+        Args:
+            region: the joint set at :attr:`joint_delta`.
+            value: a number, or ``(m)`` or ``(*B, m)``.
+            relation: ``"=="``, ``"<="`` or ``">="``.
+
+        Returns:
+            ``theta``, ``(*B, m, d)``, is the point of ``<c, theta> = value`` that is nearest to the
+            estimate in the metric of the joint set; NaN where that is not known.
+        """
+        check_choice("relation", relation, RELATIONS)
+        if region.log_failure is None:
+            expected = "one whose level is log(1/delta) plus what does not depend on delta, to test"
+            raise refuse("radius", expected, "one that spends delta in another way")
+        N, m, d = self._units.shape
+        value = lossless("value", value)
+        try:
+            value = value.expand(*self.batch_shape, m)
+        except RuntimeError:
+            raise refuse("value", f"shape ({m},) or fewer axes", tuple(value.shape)) from None
+        checks = ValueChecks()
+        checks.finite("value", value)
+        checks.settle()
+        scaled = value.reshape(N, m) / self.lengths
+        looks, share = self._look(region), self.joint_share
+        joints = self._joints(region.at_delta(self.joint_delta))  # whose level may be raised
+        b = torch.from_numpy(self._held.b[:, : self._held.rows])
+        log_e = torch.full((N, m), -math.inf, dtype=torch.float64)
+        theta = torch.full((N, m, d), math.nan, dtype=torch.float64)
+        for i, (joint, seen) in enumerate(zip(joints, looks, strict=True)):
+            if seen.enclosure is not None:
+                found = log_e_values(
+                    joint, self._units[i], b[i], scaled[i].tolist(), relation, share
+                )
+                log_e[i] = torch.tensor(found, dtype=torch.float64)
+                theta[i] = nearest_points(seen, self._units[i], joint.center, scaled[i])
+        own = log_e.reshape(*self.batch_shape, m)
+        share *= 0.5 if self.centred else 1.0
+        other = joint_log_e_values(region, self.contrasts, value, relation, share)
+        best = torch.maximum(own, other)
+        return TestResult(best, anytime_p(best), theta.reshape(*self.batch_shape, m, d))
+
+    # ---- saving --------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeclaredContrasts:
+        new = object.__new__(type(self))
+        memo[id(self)] = new
+        rest = {name: value for name, value in vars(self).items() if name not in ("_held", "_seen")}
+        vars(new).update(copy.deepcopy(rest, memo), _held=self._held.copy(), _seen=self._seen)
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the cache."""
+        return vars(self) | {"_seen": None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What cannot be had from the rows."""
+        best = None if self._best is None else self._best.clone()
+        return {"best": best, "settings": self._settings()}
+
+    def checked_state(self, state: Mapping[str, Any]) -> Tensor | None:
+        """The best ends of a state; refuses one of other contrasts or settings."""
+        if missing := {"best", "settings"} - set(state):
+            raise refuse("state['contrasts']", "the entries of state_dict()", f"no {missing}")
+        check_belongs("state['contrasts']['settings']", state["settings"], self._settings())
+        best = state["best"]
+        if best is None:
+            return None
+        like = torch.zeros((4, *self.batch_shape, self.lengths.shape[-1]), dtype=torch.float64)
+        check_tensors("state['contrasts']", {"best": best}, {"best": like})
+        return best.clone()
+
+    def load(self, best: Tensor | None) -> None:
+        """Continues with the best ends of a state, and other rows."""
+        self.forget_rows()
+        self._best = best
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "contrasts": self.contrasts.tolist(),
+            "names": None if self.names is None else list(self.names),
+            "delta": self.delta,
+            "joint_share": self.joint_share,
+            "centred": self.centred,
+            "running": self.running,
+        }
