@@ -19,7 +19,7 @@ import torch
 
 import torchglb as glb
 from torchglb import environments, policies
-from torchglb.decisions import Conservative, Discount, ForgettingOFUGLB, Window
+from torchglb.decisions import Discount, Window
 from torchglb.report.tables import aligned
 
 KINDS: dict[str, Discount | Window] = {
@@ -67,11 +67,7 @@ def drifting(replicates: int, horizon: int) -> dict[str, dict[str, np.ndarray]]:
                 "domain": world.domain,
                 "batch_shape": (replicates,),
             }
-            policy = (
-                policies.make("ofuglb-pb", **settings)
-                if kind is None
-                else ForgettingOFUGLB(**settings, forgetting=kind)
-            )
+            policy = policies.make("ofuglb-pb", forgetting=kind, **settings)
             found[name][label] = regret(policy, world, horizon)
             print(name, label, mean_and_error(found[name][label][:, -1]), file=sys.stderr)
     return found
@@ -85,16 +81,15 @@ def conservative(runs: int, horizon: int, alpha: float | None) -> tuple[np.ndarr
         "fixed", family=family, S=3.0, replicates=runs, seed=2, arms=6, shared_arms=False,
         theta="random",
     )  # fmt: skip
-    policy: Any = policies.make(
-        "ofuglb-pb", family=family, domain=world.domain, batch_shape=(runs,), aggregate=True
-    )
     assert world.theta_star is not None
     x = world.arms(0)
     means = torch.sigmoid((x * world.theta_star[:, None, :]).sum(-1))
     baseline = means.argsort(-1)[:, -2]  # the second best
     share = 0.9 if alpha is None else 1.0 - alpha
-    if alpha is not None:
-        policy = Conservative(policy, baseline, alpha)
+    policy = policies.make(
+        "ofuglb-pb", family=family, domain=world.domain, batch_shape=(runs,), aggregate=True,
+        conservative=None if alpha is None else (baseline, alpha),
+    )  # fmt: skip
     mean = means.gather(-1, baseline[:, None])[:, 0]
     surplus, broken = torch.zeros(runs, dtype=torch.float64), torch.zeros(runs, dtype=torch.bool)
     total = torch.zeros(runs, dtype=torch.float64)

@@ -17,6 +17,7 @@ from torchglb.families import (
     Poisson,
     QuasiBounded,
 )
+from torchglb.forgetting import Discount, Window
 from torchglb.heads import GLMHead, NeuralPolicy, UnitBall
 from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood
@@ -51,6 +52,7 @@ __all__ = [
     "ConfidenceSequence",
     "ContrastSequence",
     "CustomFamily",
+    "Discount",
     "EllipsoidSet",
     "GLMFamily",
     "GLMHead",
@@ -74,6 +76,7 @@ __all__ = [
     "SublevelProgram",
     "SupportResult",
     "UnitBall",
+    "Window",
     "argmax_ball",
     "constrained_mle",
     "environments",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +23,7 @@ from torchglb.contrasts import DeclaredContrasts
 from torchglb.domain import Ball
 from torchglb.errors import BoundaryWarning, SolverError
 from torchglb.families import GLMFamily
+from torchglb.forgetting import ForgettingHistory, as_forgetting
 from torchglb.history import History
 from torchglb.identity import check_belongs, describe
 from torchglb.inference.tests import TestResult
@@ -88,6 +88,10 @@ class ConfidenceSequence:
         running: intersect the set now with those at the times 1, 2, 4, ..., which costs no delta
             (one event holds all of them) and O(log n) times the work of a bound. Sets are kept at
             the first update after each of these times.
+        forgetting: :class:`torchglb.Discount` or :class:`torchglb.Window`, for a theta* that
+            changes: old rows count less or not at all. The set after t - 1 rows is then built with
+            ``delta/(t (t + 1))``, and says where a theta* is that did not change within the rows
+            that count (:mod:`torchglb.forgetting`). Not together with ``aggregate`` or ``running``.
         queries: with ``running``, directions ``(K, d)`` or ``(*B, K, d)`` (arms, or differences of
             arms) whose best bounds so far :meth:`look` returns.
         contrasts: directions ``(m, d)`` or ``(*B, m, d)``, or a mapping from names to them, that
@@ -117,6 +121,7 @@ class ConfidenceSequence:
         ellipsoid: str = "fixed_point",
         aggregate: bool = False,
         running: bool = False,
+        forgetting: Any = None,
         queries: Any = None,
         contrasts: Any = None,
         validate: bool = True,
@@ -138,15 +143,15 @@ class ConfidenceSequence:
             _ = self.problem.self_concordance  # refuses a family that has none
             if not self.radius.confined:
                 raise refuse("radius", "one that keeps to the ball, for ellipsoids", self.radius)
-        self.history = History(
-            domain.dim,
-            batch_shape,
-            aggregate,
-            family=family,
-            validate=validate,
-            dtype=dtype,
-            device=device,
-        )
+        self.forgetting = as_forgetting(forgetting)
+        kept: dict[str, Any] = {"validate": validate, "dtype": dtype, "device": device}
+        if self.forgetting is None:
+            self.history = History(domain.dim, batch_shape, aggregate, family=family, **kept)
+        elif aggregate or running:
+            other = "aggregate" if aggregate else "running"
+            raise refuse(other, "False together with forgetting", True)
+        else:
+            self.history = ForgettingHistory(self.forgetting, family, domain, batch_shape, **kept)
         self._state = self.radius.init(self.problem)
         self._start: Tensor | None = None  # the last estimate, where the next fit begins
         self._warned = False  # of a ball that is too small
@@ -202,7 +207,9 @@ class ConfidenceSequence:
                 weight = None if weight is None else weight.expand(batch)[..., None]
             elif weight is not None:
                 weight = weight.expand(r.shape)
-            state = self.radius.update(self.problem, self._state, x, r, weight)
+            state = self._state
+            if self.forgetting is None:
+                state = self.radius.update(self.problem, state, x, r, weight)
         except BaseException:  # rows that the radius has not seen would make its level wrong
             history.reset(mark)
             raise
@@ -289,21 +296,23 @@ class ConfidenceSequence:
         if self._fresh is not None:
             return self._fresh
         likelihood = NegativeLogLikelihood.of(self.family, self.history)
+        problem, state, start = self._rows_that_count(likelihood)
         # ellipsoids depend on theta_hat itself, likelihood-ratio sets on its loss alone
         loss_only = not self.ellipsoidal
         fit = minimize_likelihood(
-            likelihood, self.domain, start=self._start, throw=False, loss_only=loss_only
+            likelihood, self.domain, start=start, throw=False, loss_only=loss_only
         )
         # an estimate short of the tolerance makes the set a little larger, never wrong
         near = fit.gap <= NEAR * (1.0 + fit.loss.detach().abs())
         raise_unless_converged(torch.where(near, int(Status.CONVERGED), fit.status), "the estimate")
         known = fit.estimate(hessian=True)
-        found = self.radius.evaluate(self.problem, self._state, likelihood, known)
-        self._start, self._state = fit.theta.detach(), found.state
+        found = self.radius.evaluate(problem, state, likelihood, known)
+        if self.forgetting is None:
+            self._start, self._state = fit.theta.detach(), found.state
         confined = self.radius.confined
         center = fit.theta if confined else self._inside(likelihood, fit, found.level)
         # a share of delta for a Lipschitz constant is part of the level in another way
-        log_failure = None if found.delta_lipschitz else math.log(1.0 / self.delta)
+        log_failure = None if found.delta_lipschitz else problem.log_failure
         given = (likelihood, self.domain, found.level, center, confined, self.event, log_failure)
         outer = (
             LikelihoodRatioSet(*given)
@@ -315,6 +324,20 @@ class ConfidenceSequence:
         current = self._as_ellipsoid(outer, fit, found.radius) if self.ellipsoidal else outer
         self._fresh = current, found
         return self._fresh
+
+    def _rows_that_count(
+        self, likelihood: NegativeLogLikelihood
+    ) -> tuple[Problem, dict[str, Tensor], Tensor | None]:
+        """The problem, what the radius knows of the rows, and where a fit may start.
+
+        Where rows are forgotten: as if those that count had come alone, at the delta of now.
+        """
+        if not isinstance(self.history, ForgettingHistory):
+            return self.problem, self._state, self._start
+        problem = self.problem.at_time(len(self) + 1)
+        rows = (likelihood.X, likelihood.r, likelihood.w)
+        state = self.radius.update(problem, self.radius.init(problem), *rows)
+        return problem, state, self.history.start()
 
     def _look_at_boundary(self, outer: LikelihoodRatioSet) -> None:
         """Warns, once, where the rows refute ``|theta*| <= S``."""
@@ -426,4 +449,5 @@ class ConfidenceSequence:
             "S": self.problem.S.tolist(),
             "radius": describe(self.radius),
             "delta": self.delta,
+            "forgetting": describe(self.forgetting),
         }

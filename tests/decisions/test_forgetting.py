@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any, ClassVar
 
 import pytest
 import scipy.stats
@@ -11,14 +12,10 @@ import torch
 
 import torchglb as glb
 from torchglb import environments, policies
-from torchglb.decisions import (
-    Conservative,
-    Discount,
-    ForgettingOFUGLB,
-    ForgettingSequence,
-    Window,
-)
+from torchglb.decisions import Conservative, Discount, Window
 from torchglb.errors import InputError
+from torchglb.radii import PACBayes
+from torchglb.testing.policies import PolicyContract
 
 F64 = torch.float64
 KINDS = (Discount(0.98), Window(50))
@@ -33,7 +30,9 @@ def rows(n, batch=(), seed=0, d=3):
 
 
 def sequence_of(kind, batch=(), d=3, delta=0.05):
-    return ForgettingSequence(glb.Bernoulli(), glb.Ball(d, 2.0), delta, kind, batch_shape=batch)
+    return glb.ConfidenceSequence(
+        glb.Bernoulli(), glb.Ball(d, 2.0), delta, batch_shape=batch, forgetting=kind
+    )
 
 
 def by_hand(kind, x, r):
@@ -52,10 +51,10 @@ def test_carried_sums_are_those_of_a_pass(kind):
     x, r = rows(1500, (2,))
     sequence = sequence_of(kind, (2,))
     sequence.update(x[:, :40], r[:, :40])
-    assert bool((sequence.anchor != 0).any())
+    assert bool((sequence.history.anchor != 0).any())
     sequence.update(x[:, 40:], r[:, 40:])
-    expected = by_hand(kind, x, r).expand(sequence.anchor)
-    for carried, wanted in zip(sequence.carried(), expected, strict=True):
+    expected = by_hand(kind, x, r).expand(sequence.history.anchor)
+    for carried, wanted in zip(sequence.history.carried(), expected, strict=True):
         torch.testing.assert_close(carried, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -66,8 +65,8 @@ def test_carried_sums_after_ten_thousand_rounds(kind):
     sequence = sequence_of(kind)
     for i in range(0, 10_000, 100):
         sequence.update(x[i : i + 100], r[i : i + 100])
-    expected = by_hand(kind, x, r).expand(sequence.anchor)
-    for carried, wanted in zip(sequence.carried(), expected, strict=True):
+    expected = by_hand(kind, x, r).expand(sequence.history.anchor)
+    for carried, wanted in zip(sequence.history.carried(), expected, strict=True):
         torch.testing.assert_close(carried, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -77,13 +76,14 @@ def test_the_level_spends_delta_time_by_time(kind):
     sequence = sequence_of(kind)
     sequence.update(x, r)
     plain = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(3, 2.0), 0.05)
-    plain.update(x, r, sequence.likelihood().w)
+    plain.update(x, r, sequence.history.w)
     expected = plain.current().level + math.log(31 * 32)
     torch.testing.assert_close(sequence.current().level, expected, rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=repr)
-def test_saved_copied_and_one_by_one_are_the_same(kind):
+def test_saved_and_copied_are_the_same_and_one_by_one_up_to_rounding(kind):
+    """Rows that come together are carried together: fits start from sums in another order."""
     x, r = rows(90)
     whole, single = sequence_of(kind), sequence_of(kind)
     whole.update(x[:80], r[:80])
@@ -93,9 +93,13 @@ def test_saved_copied_and_one_by_one_are_the_same(kind):
     loaded.load_state_dict(whole.state_dict())
     for other in (whole, single, copied, loaded):
         other.update(x[80:], r[80:])
-    for other in (single, copied, loaded):
+    for other in (copied, loaded):
         assert torch.equal(other.current().level, whole.current().level)
         assert torch.equal(other.current().center, whole.current().center)
+    assert torch.equal(single.history.w, whole.history.w)
+    for name in ("level", "center"):
+        one, other = (getattr(found.current(), name) for found in (single, whole))
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_asking_changes_nothing():
@@ -116,7 +120,7 @@ def test_refusals_leave_everything_as_it_was():
     for bad in ((3.0 * x, r), (x, r + 5.0), (x[..., :2], r), (x, r[:3])):
         with pytest.raises(InputError, match="^[xr]:"):
             sequence.update(*bad)
-    assert torch.equal(sequence.state_dict()["X"], before["X"])
+    assert torch.equal(sequence.state_dict()["history"]["X"], before["history"]["X"])
     with pytest.raises(InputError, match="forgetting"):
         sequence_of(0.9)
     with pytest.raises(InputError, match="gamma"):
@@ -142,7 +146,7 @@ def test_theta_is_missed_no_more_often_than_promised(kind):
 def test_forgetting_finds_the_new_best_arm_after_a_jump():
     arms = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=F64)
     settings = {"family": glb.Bernoulli(), "domain": glb.Ball(2, 3.0)}
-    forgetful = ForgettingOFUGLB(**settings, forgetting=Window(60))
+    forgetful = policies.make("ofuglb-pb", forgetting=Window(60), **settings)
     faithful = policies.make("ofuglb-pb", aggregate=True, **settings)
     for policy in (forgetful, faithful):
         policy.update(arms[:1].expand(400, 2), torch.ones(400, dtype=F64))
@@ -153,7 +157,9 @@ def test_forgetting_finds_the_new_best_arm_after_a_jump():
 
 def test_the_policy_is_saved_and_refuses_as_policies_do():
     settings = {"family": glb.Bernoulli(), "domain": glb.Ball(3, 2.0), "batch_shape": (2,)}
-    first, second = (ForgettingOFUGLB(**settings, forgetting=Discount(0.9)) for _ in range(2))
+    first, second = (
+        policies.make("ofuglb", **settings, forgetting={"discount": 0.9}) for _ in range(2)
+    )
     x, r = rows(20, (2,))
     first.update(x, r)
     second.load_state_dict(first.state_dict())
@@ -278,3 +284,120 @@ def test_conservative_refusals():
         )
     with pytest.raises(InputError, match="arms"):
         Conservative(inner, 2, 0.1).select(torch.eye(2, dtype=F64))
+
+
+# ---- as arguments and options ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["pac-bayes", "lipschitz", "centred", "mean-loss", "gaussian-prior"]
+)
+def test_any_radius_is_that_of_the_rows_that_count_at_the_delta_of_now(name):
+    x, r = rows(40)
+    found = glb.ConfidenceSequence(
+        glb.Bernoulli(), glb.Ball(3, 2.0), 0.05, name, forgetting=Window(25)
+    )
+    found.update(x, r)
+    plain = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(3, 2.0), 0.05 / (41 * 42), name)
+    plain.update(x[15:], r[15:])
+    torch.testing.assert_close(found.current().level, plain.current().level, rtol=1e-6, atol=1e-6)
+    point = x[:4]
+    torch.testing.assert_close(
+        found.current().interval(point).upper,
+        plain.current().interval(point).upper,
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS], ids=repr)
+@pytest.mark.parametrize("name", ["ofuglb", "ofuglb-pb", "lucb-contrast"])
+def test_policies_have_the_sets_of_the_sequence(name, kind):
+    x, r = rows(70)
+    settings = {"family": glb.Bernoulli(), "domain": glb.Ball(3, 2.0)}
+    policy = policies.make(name, forgetting=kind, radius="pac-bayes", **settings)
+    sequence = sequence_of(kind)
+    for learner in (policy, sequence):
+        learner.update(x[:60], r[:60])
+        for i in range(60, 70):
+            learner.update(x[i], r[i])
+    arms = rows(5, seed=4)[0]
+    wanted = sequence.current().upper_bound(arms)
+    torch.testing.assert_close(
+        policy.confidence_set().upper_bound(arms), wanted, rtol=1e-3, atol=1e-3
+    )
+    if name != "lucb-contrast":
+        assert int(policy.select(arms)) == int(wanted.argmax())
+
+
+def test_rows_that_do_not_count_are_let_go():
+    sequence = sequence_of(Window(20))
+    x, r = rows(500)
+    for i in range(500):
+        sequence.update(x[i], r[i])
+    assert len(sequence) == 500
+    assert torch.equal(sequence.history.X, x[480:])
+    assert sequence.state_dict()["history"]["X"].shape[-2] <= 64
+    with pytest.raises(InputError, match="forgets nothing"):
+        sequence.history.arrays()
+
+
+def test_weights_of_ones_own_fade_too():
+    x, r = rows(30)
+    w = torch.linspace(0.0, 1.0, 30, dtype=F64)
+    sequence = sequence_of(Discount(0.9))
+    sequence.update(x, r, w)
+    torch.testing.assert_close(sequence.history.w, w * 0.9 ** torch.arange(29.0, -1, -1).double())
+    loss = glb.NegativeLogLikelihood(glb.Bernoulli(), x, r, sequence.history.w)
+    expected = loss.expand(sequence.history.anchor)
+    for carried, wanted in zip(sequence.history.carried(), expected, strict=True):
+        torch.testing.assert_close(carried, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("other", ["aggregate", "running"])
+def test_what_does_not_go_together_with_forgetting(other):
+    with pytest.raises(InputError, match=f"^{other}"):
+        glb.ConfidenceSequence(
+            glb.Bernoulli(), glb.Ball(2, 2.0), 0.05, forgetting=Window(5), **{other: True}
+        )
+    with pytest.raises(InputError, match="forgetting"):
+        policies.make(
+            "ofuglb", family=glb.Bernoulli(), domain=glb.Ball(2, 2.0), forgetting={"windows": 3}
+        )
+    with pytest.raises(InputError, match="option of ofuglb-contrast"):
+        policies.make(
+            "ofuglb-contrast", family=glb.Bernoulli(), domain=glb.Ball(2, 2.0), forgetting=Window(3)
+        )
+
+
+def test_conservative_is_an_option_of_make():
+    settings = {"family": glb.Bernoulli(), "domain": glb.Ball(2, 3.0)}
+    arms = torch.tensor([[0.2, 0.1], [0.9, 0.1]], dtype=F64)
+    found = [
+        policies.make("ofuglb-pb", conservative=leash, **settings)
+        for leash in ((0, 0.1), {"baseline": 0, "alpha": 0.1})
+    ]
+    for policy in found:
+        assert isinstance(policy, Conservative)
+        assert int(policy.select(arms)) == 0
+        policy.update(arms[0], 1.0)
+        assert policy.rounds == 1
+    assert torch.equal(found[0].budget, found[1].budget)
+    for bad in (0.1, (0,), {"baseline": 0}, {"baseline": 0, "alpha": 0.1, "beta": 1}):
+        with pytest.raises(InputError, match="^conservative"):
+            policies.make("ofuglb-pb", conservative=bad, **settings)
+    with pytest.raises(InputError, match="forgets nothing"):
+        policies.make("ofuglb-pb", conservative=(0, 0.1), forgetting=Window(9), **settings)
+    other = policies.make("ofuglb-pb", conservative=(1, 0.1), **settings)
+    with pytest.raises(InputError, match="baseline"):
+        other.load_state_dict(found[0].state_dict())
+
+
+@pytest.mark.slow
+class TestForgettingContract(PolicyContract):
+    name = "ofuglb-pb"
+    options: ClassVar[dict[str, Any]] = {
+        "forgetting": Discount(0.95),
+        "radius": PACBayes(tolerance=1e-10, increments="rows"),
+    }
+    families = (glb.Bernoulli(), glb.Gaussian(0.5))

@@ -29,6 +29,7 @@ from torchglb.policies import (
 )
 from torchglb.policies.ada_ofu_ecolog import AdaOFUECOLog
 from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.conservative import Conservative
 from torchglb.policies.emk import EMK
 from torchglb.policies.evill import EVILL, EVILLTheory
 from torchglb.policies.glb_omd import GLBOMD, GLBOMDRealised, GLBOMDRows
@@ -69,6 +70,7 @@ __all__ = [
     "OFUL",
     "OL2M",
     "AdaOFUECOLog",
+    "Conservative",
     "EVILLTheory",
     "GLBOMDRealised",
     "GLBOMDRows",

@@ -25,6 +25,7 @@ from torch import Tensor
 from torchglb.arrays import settled
 from torchglb.checks import check_choice, check_shape, refuse
 from torchglb.estimate import Estimate
+from torchglb.forgetting import as_forgetting
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.policies.base import BoundTracker, Policy, towards
@@ -35,6 +36,7 @@ from torchglb.sets import Interval, LikelihoodRatioSet
 from torchglb.ucb import (
     AnchoredProgram,
     Choice,
+    ForgettingProgram,
     Minimum,
     RefitProgram,
     SublevelProgram,
@@ -251,14 +253,21 @@ class LikelihoodRatioPolicy(ExactPolicy):
 
     Args:
         radius: a name of :func:`torchglb.radii.by_name` or a :class:`torchglb.radii.Radius`.
+        forgetting: :class:`torchglb.Discount`, :class:`torchglb.Window` or a table such as
+            ``{"window": 200}``, for a theta* that changes (:mod:`torchglb.forgetting`: the set of
+            each time is built with ``delta/(t (t + 1))``). Each round then costs passes over the
+            rows that count. Repeated arms are not merged.
         settings: of :class:`ExactPolicy`.
     """
 
     takes_weights = True
 
-    def __init__(self, *args: Any, radius: str | Radius, **settings: Any) -> None:
+    def __init__(
+        self, *args: Any, radius: str | Radius, forgetting: Any = None, **settings: Any
+    ) -> None:
         super().__init__(*args, **settings)
         self.radius = named_radius(radius)
+        self.forgetting = as_forgetting(forgetting)
         self._problem = Problem(
             self.family,
             self.domain,
@@ -269,6 +278,17 @@ class LikelihoodRatioPolicy(ExactPolicy):
         )
         self._sums = self.radius.init(self._problem)
         self._counts = self.radius.of_rows(self._problem, 0) is not None  # depends on n alone
+        if self.forgetting is not None:
+            self._program = ForgettingProgram(
+                self.forgetting,
+                self.family,
+                self.domain,
+                tuple(self.batch_shape),
+                level_tol=self._program.level_tol,
+                validate=False,
+                dtype=self.dtype,
+                device=self.device,
+            )
 
     def _height(self) -> Height:
         height, self._sums = self._evaluated()
@@ -278,6 +298,8 @@ class LikelihoodRatioPolicy(ExactPolicy):
         return self._evaluated()[0]
 
     def _evaluated(self) -> tuple[Height, dict[str, Tensor]]:
+        if self.forgetting is not None:
+            return self._faded_height(), self._sums
         radius = (
             self.radius.of_rows(self._problem, len(self._program.history)) if self._counts else None
         )
@@ -290,6 +312,18 @@ class LikelihoodRatioPolicy(ExactPolicy):
         estimate = Estimate(least.theta, least.loss, least.loss - least.slack)
         found = self.radius.evaluate(self._problem, self._sums, self._likelihood(), estimate)
         return Height(level=found.level), found.state
+
+    def _faded_height(self) -> Height:
+        """Of the rows that count, as if they alone had come, with the share of delta of now."""
+        history, radius = self._program.history, self.radius
+        problem = self._problem.at_time(len(history) + 1)
+        rows = history.view()
+        if (height := radius.of_rows(problem, rows.X.shape[-2])) is not None:
+            return Height(radius=height)
+        sums = radius.update(problem, radius.init(problem), *rows)
+        least = self._program.minimum()
+        estimate = Estimate(least.theta, least.loss, least.loss - least.slack)
+        return Height(level=radius.evaluate(problem, sums, self._likelihood(), estimate).level)
 
     def select(self, arms: Tensor) -> Tensor:  # noqa: D102
         if self._counts and self.solver == "native" and isinstance(self._program, AnchoredProgram):
@@ -315,7 +349,7 @@ class LikelihoodRatioPolicy(ExactPolicy):
 
     def _update_weighted(self, x: Tensor, r: Tensor, w: Tensor | None) -> None:
         """A radius that counts rows counts each as one, which is valid for weights in [0, 1]."""
-        if self._counts:
+        if self._counts or self.forgetting is not None:
             self._append(x, r, w)
             return
 

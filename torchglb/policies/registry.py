@@ -10,6 +10,7 @@ from torchglb.checks import check_choice, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.conservative import leashed
 
 _POLICIES: dict[str, type[Policy]] = {}
 
@@ -68,11 +69,14 @@ def options_of(name: str) -> list[str]:
     options: list[str] = []
     for cls in policy.__mro__:
         if "__init__" in cls.__dict__ and issubclass(cls, Policy):
-            for key, parameter in inspect.signature(cls.__init__).parameters.items():
+            found = inspect.signature(cls.__init__).parameters
+            for key, parameter in found.items():
                 named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
                 if named and key != "self" and key not in options:
                     options.append(key)
-    return options
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values()):
+                break  # it passes nothing on that it does not name
+    return [*options, "conservative"]
 
 
 def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Policy:
@@ -84,6 +88,8 @@ def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Polic
         domain: the ball.
         options: ``delta``, ``horizon``, ``batch_shape``, ``device``, ``dtype``, ``seed``,
             ``replicates``, ``validate``, and the policy's own; an unknown one is refused.
+            ``conservative=(baseline, alpha)`` keeps any policy with a confidence set above a share
+            of a baseline arm (:class:`torchglb.policies.Conservative`).
 
     Example:
         >>> import torchglb as glb
@@ -93,4 +99,6 @@ def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Polic
     for option in options:
         if option not in known:
             raise refuse(f"option of {name}", "one of " + ", ".join(sorted(known)), repr(option))
-    return _POLICIES[name](family, domain, **options)
+    leash = options.pop("conservative", None)
+    policy = _POLICIES[name](family, domain, **options)
+    return policy if leash is None else leashed(policy, leash)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -166,6 +166,10 @@ class Problem:
             parts = [t.reshape(self.S.numel(), -1).numpy() for t in columns]
             self.prepared["rules"] = np.concatenate(parts, axis=-1)
         return self.prepared["rules"]
+
+    def at_time(self, t: int) -> Problem:
+        """The same with ``delta/(t (t + 1))``, which adds up to delta over t = 1, 2, ..."""
+        return replace(self, delta=self.delta / (t * (t + 1)))
 
     @cached_property
     def flat(self) -> Problem:

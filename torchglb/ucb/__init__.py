@@ -13,7 +13,7 @@ from torch import Tensor
 from torchglb.ucb.ball_arms import BallChoice, argmax_ball
 from torchglb.ucb.incremental import AnchoredProgram, Choice, Minimum
 from torchglb.ucb.program import SublevelProgram, SupportResult
-from torchglb.ucb.refit import RefitProgram
+from torchglb.ucb.refit import ForgettingProgram, RefitProgram
 from torchglb.ucb.region import ConvexRegion
 from torchglb.ucb.solvers import Conic, Layer, Native, Solver, solver_of
 from torchglb.ucb.solvers.native import native_support
@@ -24,6 +24,7 @@ __all__ = [
     "Choice",
     "Conic",
     "ConvexRegion",
+    "ForgettingProgram",
     "Layer",
     "Minimum",
     "Native",

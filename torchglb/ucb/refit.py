@@ -28,6 +28,7 @@ from torchglb.checks import (
 )
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
+from torchglb.forgetting import Forgetting, ForgettingHistory
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
@@ -220,3 +221,39 @@ class RefitProgram:
         """Bounds on all arms; see :meth:`torchglb.ucb.AnchoredProgram.bound`."""
         given: dict[str, Any] = {"level": level, "regularization": regularization}
         return self.argmax(arms, radius, tol=tol, value_tol=tol, max_steps=max_steps, **given)
+
+
+class ForgettingProgram(RefitProgram):
+    """The same over rows that are forgotten; fits start from what the history carries.
+
+    Args:
+        forgetting: ``Discount(gamma)`` or ``Window(n)``.
+        family: the GLM family.
+        domain: the ball.
+        batch_shape: ``*B``.
+        settings: of :class:`RefitProgram`, without ``aggregate``.
+    """
+
+    history: ForgettingHistory
+
+    def __init__(
+        self,
+        forgetting: Forgetting,
+        family: GLMFamily,
+        domain: Ball,
+        batch_shape: tuple[int, ...] = (),
+        **settings: Any,
+    ) -> None:
+        super().__init__(family, domain, batch_shape, **settings)
+        kept = {
+            name: settings[name] for name in ("validate", "dtype", "device") if name in settings
+        }
+        self.over(ForgettingHistory(forgetting, family, domain, batch_shape, **kept))
+
+    def minimum(self, regularization: float | Tensor = 0.0) -> Minimum:  # noqa: D102
+        self._start = self.history.start()
+        return super().minimum(regularization)
+
+    def argmax(self, *given: Any, **options: Any) -> Choice:  # noqa: D102
+        self._start = self.history.start()
+        return super().argmax(*given, **options)

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import as_tensor, check_probability, check_same, check_shape, refuse
-from torchglb.policies import Policy
-from torchglb.sets import ConfidenceSet
+from torchglb.policies.base import BoundTracker, Policy
+from torchglb.sets import ConfidenceSet, Interval
 
 #: roundings in the sums of the ledger
 ROUNDING = 1e-9
 
 
-class Conservative:
-    """A policy on a leash.
+class Conservative(Policy):
+    """A policy on a leash; ``make(name, conservative=(baseline, alpha))`` builds one too.
 
     The ledger keeps, for every arm of the current arm set, how often it was played, with the best
     bounds on its mean so far (a running intersection, which costs no probability). When the arm set
@@ -38,12 +38,13 @@ class Conservative:
 
     Example:
         >>> import torchglb as glb
-        >>> from torchglb import policies
-        >>> inner = policies.make("ofuglb-pb", family=glb.Bernoulli(), domain=glb.Ball(2, 3.0))
+        >>> inner = glb.policies.OFUGLBPB(glb.Bernoulli(), glb.Ball(2, 3.0))
         >>> safe = Conservative(inner, baseline=1, alpha=0.1)
         >>> int(safe.select(torch.eye(2).double()))  # nothing is known yet
         1
     """
+
+    name = "conservative"
 
     def __init__(
         self,
@@ -54,6 +55,18 @@ class Conservative:
     ) -> None:
         if not isinstance(policy, Policy) or policy.confidence_set() is None:
             raise refuse("policy", "a policy with a confidence set", type(policy).__name__)
+        if getattr(policy, "forgetting", None) is not None:
+            raise refuse("policy", "one that forgets nothing: sums need all rounds", policy)
+        super().__init__(
+            policy.family,
+            policy.domain,
+            policy.delta,
+            policy.horizon,
+            tuple(policy.batch_shape),
+            validate=policy.validate,
+            dtype=policy.dtype,
+            device=policy.device,
+        )
         low, _ = policy.family.reward_range
         if low < 0.0:
             expected = "one of non-negative rewards, of which a share can be asked for"
@@ -86,11 +99,12 @@ class Conservative:
     # ---- choosing ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: Any) -> Tensor:
         """The index ``(*B)`` of the policy's arm where that is safe, else of the baseline."""
-        wish = self.policy.select(arms)
+        arms = self._check_arms(arms)
         if bool((self.baseline >= arms.shape[-2]).any()):
             raise refuse("arms", "more than the index of the baseline", f"{arms.shape[-2]} arms")
+        wish = self.policy.select(arms)
         earned, plays, lower, upper = self._brought_up(arms)
         tried = plays + torch.nn.functional.one_hot(wish, arms.shape[-2])
         safe = earned + self._value(tried, lower, upper) >= ROUNDING * (1.0 + tried.sum(-1))
@@ -138,16 +152,35 @@ class Conservative:
 
     # ---- as the policy does --------------------------------------------------------------
 
-    def update(self, x: Any, r: Any) -> None:
+    def _scores(self, arms: Tensor) -> Tensor:
+        return self.policy.scores(arms)
+
+    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
         """As the policy's own."""
+        self.policy.update(x, r, weight, mask)
+        self.rounds = self.policy.rounds
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
         self.policy.update(x, r)
 
     def confidence_set(self) -> ConfidenceSet | None:
         """That of the policy."""
         return self.policy.confidence_set()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The policy's state and the ledger."""
+    def bounds(self, x: Tensor, refine: bool = True) -> Interval | None:
+        """Those of the policy."""
+        return self.policy.bounds(x, refine)
+
+    def tracker(self) -> BoundTracker:
+        """That of the policy."""
+        return self.policy.tracker()
+
+    @property
+    def passes(self) -> Tensor | None:
+        """Those of the policy; the bounds of the ledger are not counted."""
+        return self.policy.passes
+
+    def _state(self) -> dict[str, Any]:
         ledger = {
             "earned": self._earned.clone(),
             "arms": None if self._arms is None else self._arms.clone(),
@@ -155,13 +188,17 @@ class Conservative:
             "lower": self._lower.clone(),
             "upper": self._upper.clone(),
         }
-        return {"policy": self.policy.state_dict(), "ledger": ledger}
+        leash = {"baseline": self.baseline.clone(), "mean": self._known}
+        return {"policy": self.policy.state_dict(), "ledger": ledger, "leash": leash}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues bit by bit from a saved state."""
-        if missing := {"policy", "ledger"} - set(state):
-            raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
-        ledger = state["ledger"]
+    def _load(self, state: Mapping[str, Any]) -> None:
+        ledger, leash = state["ledger"], state["leash"]
+        if not torch.equal(leash["baseline"], self.baseline):
+            raise refuse("state['leash']['baseline']", f"{self.baseline}", leash["baseline"])
+        if (leash["mean"] is None) != (self._known is None) or (
+            self._known is not None and not torch.equal(leash["mean"], self._known)
+        ):
+            raise refuse("state['leash']['mean']", f"{self._known}", leash["mean"])
         check_same("state['ledger']['earned']", ledger["earned"], "the ledger", self._earned)
         check_shape("state['ledger']['earned']", ledger["earned"], self._earned.shape)
         self.policy.load_state_dict(state["policy"])
@@ -170,3 +207,21 @@ class Conservative:
         self._plays, self._lower, self._upper = (
             ledger[name].clone() for name in ("plays", "lower", "upper")
         )
+
+
+def leashed(policy: Policy, given: Any) -> Policy:
+    """The policy with the option ``conservative`` of :func:`torchglb.policies.make`.
+
+    Args:
+        policy: with a confidence set.
+        given: ``(baseline, alpha)``, or a table with ``baseline``, ``alpha`` and, if it is known,
+            ``baseline_mean``.
+    """
+    if isinstance(given, list | tuple) and len(given) == 2:
+        return Conservative(policy, *given)
+    if isinstance(given, Mapping):
+        wanted = {"baseline", "alpha"} <= set(given) <= {"baseline", "alpha", "baseline_mean"}
+        if wanted:
+            return Conservative(policy, **given)
+    expected = "(baseline, alpha), or a table with baseline, alpha and perhaps baseline_mean"
+    raise refuse("conservative", expected, repr(given))
