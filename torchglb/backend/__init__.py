@@ -3,7 +3,9 @@
 from torchglb.backend.compiled import (
     Floats,
     Ints,
+    bound,
     entry,
+    floats_at,
     inlined,
     kernel,
     record,
@@ -11,4 +13,15 @@ from torchglb.backend.compiled import (
     vectorised,
 )
 
-__all__ = ["Floats", "Ints", "entry", "inlined", "kernel", "record", "record_type", "vectorised"]
+__all__ = [
+    "Floats",
+    "Ints",
+    "bound",
+    "entry",
+    "floats_at",
+    "inlined",
+    "kernel",
+    "record",
+    "record_type",
+    "vectorised",
+]

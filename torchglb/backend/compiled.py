@@ -7,6 +7,7 @@ loop over problems, so what one problem gets never depends on its companions.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import re
 import sys
@@ -18,7 +19,8 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
-from numba.core import config, event
+from numba.core import config, event, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -62,6 +64,21 @@ def entry(function: F) -> F:
     They are long and call what is fast: optimising them lightly halves the time to compile.
     """
     return _compiled(function, FUSED, LIGHT)
+
+
+def bound(function: F, *arguments: Any) -> F:
+    """The code of an entry for arguments of these types, which it is then called with unseen.
+
+    At every call Numba looks up the types of all arguments, which for named tuples of arrays takes
+    longer than a small round does. Whoever binds an entry answers for the types: others would be
+    read as if they were these.
+    """
+    if not hasattr(function, "overloads"):  # plain Python
+        return function
+    types_ = tuple(numba.typeof(argument) for argument in arguments)
+    dispatcher: Any = function
+    dispatcher.compile(types_)
+    return dispatcher.overloads[types_].entry_point
 
 
 def _compiled(function: F, fastmath: set[str], level: int, **more: Any) -> F:
@@ -190,9 +207,26 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined]
         """One row of a structured array, by reference, with its fields as attributes."""
         return table.view(np.recarray)[place]
 
+    def floats_at(address: int, shape: tuple[int, ...]) -> Floats:
+        """The float64 numbers that lie in memory from an address on, as an array."""
+        memory = (ctypes.c_double * int(np.prod(shape))).from_address(address)
+        return np.frombuffer(memory).reshape(shape)
+
 else:
 
     @kernel
     def record(table: Any, place: int) -> Any:
         """One row of a structured array, by reference, with its fields as attributes."""
         return table[place]
+
+    @intrinsic
+    def _pointer(_: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(types.float64)(address), generate
+
+    @kernel
+    def floats_at(address: int, shape: tuple[int, ...]) -> Floats:
+        """The float64 numbers that lie in memory from an address on, as an array."""
+        return numba.carray(_pointer(address), shape)

@@ -164,7 +164,7 @@ class CarriedMinimum:
         moved = (other.carried.points != self.carried.points).any((-2, -1))
         for b in np.nonzero(moved)[0]:  # the next search would need a pass too
             self.carried.move(source, int(b), 0, other.carried.points[b, 0])
-        self.places, self.search = other.places, other.search
+        self.places[:], self.search[:] = other.places, other.search
         return self._found()
 
     def _given(
@@ -221,5 +221,5 @@ class CarriedMinimum:
         """Continues from a saved state."""
         self.check_state("state", state)
         self.carried.load_state_dict(state)
-        self.places = np.zeros_like(self.places)
+        self.places[:] = 0.0
         self.places[:, 0] = state["shift"].numpy()

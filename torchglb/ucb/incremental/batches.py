@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, entry, inlined, kernel, record
+from torchglb.backend import Floats, Ints, entry, floats_at, inlined, kernel, record
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.carried.kernels import Constants, carried_in, carry_row, sum_rows, workspace
@@ -92,10 +92,9 @@ def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> P
 
 
 class RoundInput(NamedTuple):
-    """What a round is about.
+    """What a round is about, beside its arms.
 
     Attributes:
-        arms: ``(N, K, d)``.
         heights: of the levels, ``(N,)``.
         ridge: ``(N,)``.
         tilt: ``(N, d)``.
@@ -105,7 +104,6 @@ class RoundInput(NamedTuple):
         rows: how many must be in the sums.
     """
 
-    arms: Floats
     heights: Floats
     ridge: Floats
     tilt: Floats
@@ -145,16 +143,16 @@ def new_output(problems: int, arms: int) -> RoundOutput:
 
 
 @inlined
-def arms_of(given: RoundInput, out: RoundOutput, b: int, ints: Ints, numbers: Floats) -> Arms:
-    """The arms of one problem as unit vectors and lengths."""
-    K, d = given.arms.shape[1], given.arms.shape[2]
+def arms_of(given: Floats, out: RoundOutput, b: int, ints: Ints, numbers: Floats) -> Arms:
+    """The arms of one problem, of ``(N, K, d)``, as unit vectors and lengths."""
+    K, d = given.shape[1], given.shape[2]
     units = numbers[: K * d].reshape(K, d)
     lengths, weight = numbers[K * d : K * (d + 1)], numbers[K * (d + 1) : K * (d + 2)]
     for k in range(K):
-        size = length(given.arms[b, k])
+        size = length(given[b, k])
         lengths[k] = size
         for i in range(d):
-            units[k, i] = given.arms[b, k, i] / size if size > 0.0 else 0.0
+            units[k, i] = given[b, k, i] / size if size > 0.0 else 0.0
     return Arms(units, lengths, out.upper[b], out.lower[b], ints[:K], ints[K : 2 * K], weight)
 
 
@@ -206,6 +204,7 @@ def play_round(
     y: Floats,
     rows: int,
     batch: Batch,
+    address: int,
     given: RoundInput,
     out: RoundOutput,
 ) -> int:
@@ -218,25 +217,27 @@ def play_round(
         y: weights times rewards, ``(N, capacity)``.
         rows: how many of them there are.
         batch: what is carried.
-        given: what the round is about.
+        address: of the arms, float64 numbers ``(N, K, d)`` in a row.
+        given: what else the round is about.
         out: what comes out.
     """
-    d, K, table = batch.table.dim, given.arms.shape[1], batch.table
-    for b in range(given.arms.shape[0]):
+    (N, K), d, table = out.upper.shape, batch.table.dim, batch.table
+    every = floats_at(address, (N, K, d))
+    for b in range(N):
         if not rows_held(batch.anchors[b], batch.minimum[b], given.rows):
             return BEHIND
-        if given.longest > 0.0 and not rows_within(given.arms[b], given.longest):
+        if given.longest > 0.0 and not rows_within(every[b], given.longest):
             return REFUSED
     memory = round_memory(d, batch.number, table.count, batch.minimum_table.count)
     anchor_work = workspace(d, table.count)
     minimum_work = workspace(d, batch.minimum_table.count)
     ints, numbers = np.empty(2 * K, np.int64), np.empty(K * (d + 2))
     converged = True
-    for b in range(given.arms.shape[0]):
+    for b in range(N):
         start_round(batch, given, b)
         state, search = record(batch.rounds, b), record(batch.search, b)
         problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
-        arms, settings = arms_of(given, out, b, ints, numbers), settings_of(given, b)
+        arms, settings = arms_of(every, out, b, ints, numbers), settings_of(given, b)
         work, trace = anchor_work, 0.0
         while True:
             asked = choose(state, search, problem, arms, settings, work, trace, memory)
@@ -287,8 +288,9 @@ class Sums(NamedTuple):
 @entry
 def learn_rows(
     family: CompiledFamily,
-    x: Floats,
-    r: Floats,
+    x_address: int,
+    r_address: int,
+    rows: int,
     longest: float,
     X: Floats,
     w: Floats,
@@ -300,8 +302,9 @@ def learn_rows(
 
     Args:
         family: the family.
-        x: the rows, ``(N, k, d)``.
-        r: their rewards, ``(N, k)``.
+        x_address: of the rows, float64 numbers ``(N, k, d)`` in a row.
+        r_address: of their rewards, ``(N, k)``.
+        rows: k.
         longest: they may be so long at most; 0 for no checks at all.
         X: where features go, ``(N, d, capacity)``,
         w: weights, ``(N, capacity)``,
@@ -312,23 +315,24 @@ def learn_rows(
     Returns:
         DONE, REFUSED or BEHIND.
     """
-    for b in range(x.shape[0]):
+    N, d = X.shape[0], X.shape[1]
+    x, r = floats_at(x_address, (N, rows, d)), floats_at(r_address, (N, rows))
+    for b in range(N):
         if not rows_held(sums.anchors[b], sums.minimum[b], used):
             return BEHIND
     if longest > 0.0 and not rows_fit(family, x, r, longest):
         return REFUSED
-    d = sums.table.dim
     table, least = unpack(sums.table), unpack(sums.minimum_table)
     scratch, row = np.zeros(SCRATCH), np.empty(d)
     powers, least_powers = np.empty(table.count), np.empty(least.count)
-    for b in range(x.shape[0]):
+    for b in range(N):
         anchors = carried_in(sums.anchors[b], d, sums.number, table.count)
         minimum = carried_in(sums.minimum[b], d, 1, least.count)
-        for s in range(x.shape[1]):
+        for s in range(rows):
             for k in range(d):
                 row[k] = x[b, s, k]
                 X[b, k, used + s] = x[b, s, k]
             w[b, used + s], y[b, used + s] = 1.0, r[b, s]
-            carry_row(family, row, 1.0, float(r[b, s]), anchors, table, scratch, powers)
-            carry_row(family, row, 1.0, float(r[b, s]), minimum, least, scratch, least_powers)
+            carry_row(family, row, 1.0, r[b, s], anchors, table, scratch, powers)
+            carry_row(family, row, 1.0, r[b, s], minimum, least, scratch, least_powers)
     return DONE

@@ -18,15 +18,12 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats
-from torchglb.carried.carried_loss import CarriedLoss, choose_order
-from torchglb.carried.carried_minimum import CarriedMinimum
-from torchglb.carried.source import RowSource, new_workspace
+from torchglb.carried.source import RowSource
 from torchglb.checks import (
     check_count,
     check_positive,
     check_same,
     check_shape,
-    check_tensors,
     check_tolerance,
     refuse,
 )
@@ -34,46 +31,17 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.optim import Status
 from torchglb.recording import is_plain
-from torchglb.ucb.incremental.arm_selection import choose
-from torchglb.ucb.incremental.batches import (
-    DONE,
-    OPEN,
-    Batch,
-    RoundInput,
-    RoundOutput,
-    Sums,
-    arms_of,
-    end_round,
-    learn_rows,
-    new_output,
-    play_round,
-    problem_of,
-    settings_of,
-    start_round,
-)
-from torchglb.ucb.incremental.round_state import (
-    DECIDED,
-    PASS_FOR_MINIMUM,
-    ROUND,
-    UNDECIDED,
-    Settings,
-    round_memory,
-)
+from torchglb.ucb.incremental.batches import RoundInput, RoundOutput, new_output
+from torchglb.ucb.incremental.round_state import Settings
+from torchglb.ucb.incremental.rounds import CarriedRounds
 from torchglb.ucb.program import SublevelProgram
-from torchglb.ucb.solvers.native import native_support
 
 #: anchors for each corner of a cube, but no more than MOST, nor than ENTRIES/d or MANY: more would
 #: spare passes, but cost more in every round than those do
 PER_CORNER, MOST, MANY, ENTRIES = 4, 256, 128, 2560
 #: looks with a pass before all arms are solved to tolerance: so many, and so many for each arm
 FIRST_STEPS, STEPS_PER_ARM = 20, 10
-#: derivatives of the highest order of an anchor's polynomial; where it would be of second order an
-#: anchor keeps the trace of its Hessian only
-LARGEST_ANCHOR_ORDER = 7
-#: and of the polynomial at the minimum, which says less about the arms than about the level
-LARGEST_MINIMUM_ORDER = 100
 
 
 @dataclass(frozen=True)
@@ -112,13 +80,14 @@ class Choice:
     passes: Tensor
 
 
-class _QuickRound(NamedTuple):
-    """What :meth:`AnchoredProgram.decide` writes to in every round with so many arms."""
+class _PlainRound(NamedTuple):
+    """What :meth:`AnchoredProgram.decide` is given and writes to, for arms of one shape."""
 
-    K: int
+    shape: torch.Size  # (*B, K, d)
     settings: Settings
     heights: Floats
     out: RoundOutput
+    index: Tensor  # (*B), the memory of ``out.winner``
 
 
 class AnchoredProgram:
@@ -189,26 +158,16 @@ class AnchoredProgram:
         if anchors is None:
             anchors = max(32, min(PER_CORNER * 2 ** min(d, 10), MOST, max(MANY, ENTRIES // d)))
         anchors = check_count("anchors", anchors, least=1)
-        self._source = RowSource(family, self.history)
         radii = domain.radius_like(torch.zeros(1, dtype=torch.float64))
         ball = Ball(d, radii.expand(self.batch_shape).reshape(-1))
-        self._minimum = CarriedMinimum(self._source, ball, LARGEST_MINIMUM_ORDER)
-        order = choose_order(family, d, domain.max_radius, LARGEST_ANCHOR_ORDER)
-        self._anchors = CarriedLoss(family, ball, N, anchors, order if order > 2 else 1)
-        self._notes = np.zeros((N, (d + 2) * anchors + 1))
-        self._notes[:, :anchors] = -1.0  # never used
-        self._rounds = np.zeros(N, ROUND)
-        self._number = 0  # of rounds so far
-        self._epoch = self.history.epoch
-        self._passes = np.zeros(N)
-        self._no_tilt = np.zeros((N, d))
-        self._no_ridge = np.zeros(N)
-        self._quick: _QuickRound | None = None
+        self._rounds = CarriedRounds(RowSource(family, self.history), ball, anchors)
+        self._no_tilt, self._no_ridge = np.zeros((N, d)), np.zeros(N)
+        self._plain: _PlainRound | None = None
 
     @property
     def passes(self) -> Tensor:
         """Passes over the history so far, ``(*B)``; one pass evaluates one point."""
-        found = torch.from_numpy(self._passes.copy()).reshape(self.batch_shape)
+        found = torch.from_numpy(self._rounds.passes.copy()).reshape(self.batch_shape)
         return found.to(self.history.dtype)
 
     def fork(self) -> AnchoredProgram:
@@ -217,11 +176,12 @@ class AnchoredProgram:
         Questions to the copy leave this program as it is; rows are appended to this program only.
         """
         new = copy.copy(self)
-        new._minimum, new._anchors = self._minimum.copy(), self._anchors.copy()
-        for name in ("_notes", "_rounds", "_passes"):
-            setattr(new, name, getattr(self, name).copy())
-        new._quick = None
+        new._rounds = self._rounds.copy()
         return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what shares memory that a copy does not."""
+        return vars(self) | {"_plain": None}
 
     def beside(self, anchors: int) -> AnchoredProgram:
         """Another program over the same rows, which it follows, with so many anchors at most."""
@@ -230,7 +190,7 @@ class AnchoredProgram:
             self.family,
             self.domain,
             tuple(self.batch_shape),
-            anchors=min(anchors, self._anchors.number),
+            anchors=min(anchors, self._rounds.anchors.number),
             level_tol=self.level_tol,
             aggregate=history.aggregate,
             dtype=history.dtype,
@@ -239,8 +199,8 @@ class AnchoredProgram:
 
     def over(self, history: History) -> AnchoredProgram:
         """The same sums over another history, of the same rows."""
-        self.history, self._epoch = history, history.epoch
-        self._source = self._minimum.source = RowSource(self.family, history)
+        self.history = history
+        self._rounds.over(RowSource(self.family, history))
         return self
 
     # ---- rows ----------------------------------------------------------------------------
@@ -252,26 +212,26 @@ class AnchoredProgram:
         """
         longest = self.history.longest_row if self.history.validate else 0.0
         if weight is not None or not self.append_at_once(x, r, longest):
-            self._catch_up()  # what an interruption left in the sums must not stand for this row
+            self._rounds.catch_up()  # what an interruption left in the sums is not of this row
             self.history.append(x, r, weight)
-            if self.history.aggregate and self._source.is_direct:
+            if self.history.aggregate and self._rounds.source.is_direct:
                 self._carry(x, r, weight)
-            self._catch_up()
+            self._rounds.catch_up()
 
     def _carry(self, x: Any, r: Any, weight: Any) -> None:
         """Adds rows to the sums that merged rows no longer show; many are left to a pass."""
-        N, d = self._source.problems, self.domain.dim
+        source = self._rounds.source
+        N, d = source.problems, self.domain.dim
         rows = torch.as_tensor(x).numpy().reshape(N, -1, d).astype(np.float64)
         k = rows.shape[1]
-        if k > self._source.arrays().used:
+        if k > source.arrays().used:
             return
         w = np.ones((N, k)) if weight is None else np.empty((N, k))
         if weight is not None:
             given = torch.as_tensor(weight).double()
             w[:] = given.reshape(N, k).numpy() if given.ndim else given.item()
         y = w * torch.as_tensor(r).double().numpy().reshape(N, k)
-        for carried in (self._minimum.carried, self._anchors):
-            carried.append(self._source, rows, y, w)
+        self._rounds.add(rows, y, w)
 
     def append_at_once(self, x: Any, r: Any, longest: float) -> int:
         """Plain rows of weight 1, checked, kept and carried by one compiled call.
@@ -285,33 +245,19 @@ class AnchoredProgram:
             How many rows each problem got; 0 for anything that is not plain or does not fit, which
             has changed nothing: :meth:`append` takes it, or says what is wrong with it.
         """
-        history, source, d = self.history, self._source, self.domain.dim
-        if not (source.is_plain and is_plain(x) and is_plain(r)) or history.keeps_graph:
+        history, rounds = self.history, self._rounds
+        if not (rounds.source.is_plain and rounds.is_current and is_plain(x) and is_plain(r)):
             return 0
-        if not x.dtype is r.dtype is history.dtype or self._epoch != history.epoch:
+        if not x.dtype is r.dtype is history.dtype or history.keeps_graph:
             return 0
-        one = r.shape == self.batch_shape
-        if x.shape != (*r.shape, d) or not (one or r.shape[:-1] == self.batch_shape):
+        shape, batch = r.shape, self.batch_shape
+        one = shape == batch
+        if x.shape != (*shape, self.domain.dim) or not (one or shape[:-1] == batch):
             return 0
-        k, N = 1 if one else r.shape[-1], source.problems
-        rows, rewards = x.numpy().reshape(N, k, d), r.numpy().reshape(N, k)
-        minimum, anchors = self._minimum.carried, self._anchors
-        sums = Sums(anchors.memory, minimum.memory, anchors.table, minimum.table, anchors.number)
-        if learn_rows(source.compiled, rows, rewards, longest, *history.reserve(k), sums) != DONE:
-            return 0
-        history.commit(k)
-        return k
-
-    def _catch_up(self) -> None:
-        """Brings sums up to date that are not: of a fork, or after an interruption."""
-        minimum, anchors, history = self._minimum.carried, self._anchors, self.history
-        if self._epoch != history.epoch:  # other rows, maybe as many
-            minimum.rebuild(self._source)
-            anchors.rebuild(self._source)
-            self._epoch = history.epoch
-        elif not minimum.rows == anchors.rows == len(history):
-            minimum.catch_up(self._source)
-            anchors.catch_up(self._source)
+        if not (self._is_double and x.is_contiguous() and r.is_contiguous()):
+            x, r = x.double().contiguous(), r.double().contiguous()
+        rows = 1 if one else shape[-1]
+        return rows if rounds.learn(x, r, rows, longest) else 0
 
     def self_check(self, anchor: int | None = None) -> None:
         """Compares what is carried with passes: the minimum's sums and those of one anchor.
@@ -322,25 +268,13 @@ class AnchoredProgram:
         Raises:
             SolverError: if something is off by more than rounding explains. It never should be.
         """
-        self._catch_up()
-        slot = self._number % self._anchors.number if anchor is None else anchor
-        for b in range(self._source.problems):
-            self._minimum.carried.check(self._source, b)
-            self._anchors.check(self._source, b, slot)
+        self._rounds.self_check(anchor)
 
     # ---- saving --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit, as plain tensors and numbers."""
-        return {"history": self.history.state_dict(), **self._tensors(), "round": self._number}
-
-    def _tensors(self) -> dict[str, Any]:
-        return {
-            "minimum": self._minimum.state_dict(),
-            "anchors": self._anchors.state_dict(),
-            "notes": torch.from_numpy(self._notes.copy()),
-            "passes": torch.from_numpy(self._passes.copy()),
-        }
+        return {"history": self.history.state_dict(), **self._rounds.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, history: bool = True) -> None:
         """Continues from a saved state; refuses one of another kind.
@@ -353,19 +287,10 @@ class AnchoredProgram:
         wanted = set(self.state_dict()) - (set() if history else {"history"})
         if missing := wanted - set(state):
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
-        self._anchors.check_state("state['anchors']", state["anchors"])
-        self._minimum.check_state("state['minimum']", state["minimum"])
-        mine = self._tensors()
-        check_tensors("state", state, {name: mine[name] for name in ("notes", "passes")})
-        number = check_count("state['round']", state["round"])
+        self._rounds.check_state(state)
         if history:
             self.history.load_state_dict(state["history"])
-        self._minimum.load_state_dict(state["minimum"])
-        self._anchors.load_state_dict(state["anchors"])
-        self._notes = state["notes"].numpy().copy()
-        self._passes = state["passes"].numpy().copy()
-        self._number = number
-        self._epoch = self.history.epoch
+        self._rounds.load_state_dict(state)
 
     # ---- the minimum ---------------------------------------------------------------------
 
@@ -373,9 +298,9 @@ class AnchoredProgram:
     def minimum(self, regularization: float | Tensor = 0.0) -> Minimum:
         """``min L`` over the ball, certified to ``level_tol``; changes nothing."""
         ridge = self._numbers("regularization", regularization)
-        if self._epoch != self.history.epoch:
-            self._catch_up()
-        found = self._minimum.look(ridge, self._no_tilt, self.level_tol)
+        if not self._rounds.is_current:
+            self._rounds.catch_up()
+        found = self._rounds.minimum.look(ridge, self._no_tilt, self.level_tol)
         d, shape = self.domain.dim, tuple(self.batch_shape)
         theta = torch.from_numpy(found.theta).reshape((*shape, d)).to(self.history.dtype)
         loss = self._rounded(found.high, up=True).reshape(shape)
@@ -394,7 +319,7 @@ class AnchoredProgram:
 
     def _numbers(self, name: str, given: Any) -> Floats:
         """A number or a tensor that broadcasts to ``*B``, as ``(N,)``; never NaN or negative."""
-        numbers = np.empty(self._source.problems)
+        numbers = np.empty(len(self._no_ridge))
         if type(given) is float or (isinstance(given, Real) and given is not True):
             least = float(given)
             numbers.fill(least)
@@ -483,40 +408,33 @@ class AnchoredProgram:
         Returns:
             ``(*B)``; or None for arms that are not plain or do not fit, which has changed nothing.
         """
-        source, history, shape = self._source, self.history, self.batch_shape
-        if not (source.is_direct and is_plain(arms)) or self.check_every is not None:
+        rounds, plain = self._rounds, self._plain
+        if not (rounds.source.is_direct and rounds.is_current and is_plain(arms)):
             return None
-        if not arms.dtype is history.dtype is torch.float64 or self._epoch != history.epoch:
+        if plain is None or arms.shape != plain.shape:
+            plain = self._plain_round(arms.shape)
+            if plain is None:
+                return None
+        if arms.dtype is not torch.float64 or not self._is_double or not arms.is_contiguous():
             return None
-        N, K, d = source.problems, arms.shape[-2] if arms.ndim > 1 else 0, self.domain.dim
-        if K == 0 or arms.shape != (*shape, K, d) or not arms.is_contiguous():
-            return None
-        if self._quick is None or self._quick.K != K:
-            self._quick = self._quick_round(K)
-        _, settings, heights, out = self._quick
+        _, settings, heights, out, index = plain
         heights[:] = radius if type(radius) is float else self._numbers("radius", radius)
-        asked = RoundInput(
-            arms.numpy().reshape(N, K, d),
-            heights,
-            self._no_ridge,
-            self._no_tilt,
-            settings,
-            self._number + 1,
-            longest,
-            len(history),
-        )
-        ending = play_round(source.compiled, *history.arrays(), self._batch(), asked, out)
-        if ending > OPEN:
-            return None
-        self._number += 1
-        if ending == OPEN:
-            self._solve_open(asked, out)
-        return torch.from_numpy(out.winner.reshape(shape).copy())
+        count, rows = rounds.number + 1, len(self.history)
+        ridge, tilt = self._no_ridge, self._no_tilt
+        asked = RoundInput(heights, ridge, tilt, settings, count, longest, rows)
+        return index.clone() if rounds.play(arms, asked, out) else None
 
-    def _quick_round(self, K: int) -> _QuickRound:
+    def _plain_round(self, shape: torch.Size) -> _PlainRound | None:
+        """Memory for rounds with arms of this shape; None if it is not one of arms."""
+        K = shape[-2] if len(shape) > 1 else 0
+        if K == 0 or shape != (*self.batch_shape, K, self.domain.dim) or self.check_every:
+            return None
         settings = self._settings("radius", K, self.tie_tol, np.inf, False, None)
-        N = self._source.problems
-        return _QuickRound(K, settings, np.empty(N), new_output(N, K))
+        N = len(self._no_ridge)
+        out = new_output(N, K)
+        index = torch.from_numpy(out.winner).reshape(self.batch_shape)
+        self._plain = _PlainRound(shape, settings, np.empty(N), out, index)
+        return self._plain
 
     def bound(
         self,
@@ -559,8 +477,14 @@ class AnchoredProgram:
         if K == 0:
             raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
         settings = self._settings(height[0], K, tie, value_tol, every, max_steps)
-        out = new_output(self._source.problems, K)
-        self._play(self._asked(arms, height, regularization, settings), out)
+        out = new_output(len(self._no_ridge), K)
+        heights, ridge = self._numbers(*height), self._numbers("regularization", regularization)
+        if self.check_every is not None and (self._rounds.number + 1) % self.check_every == 0:
+            self.self_check()
+        self._rounds.catch_up()
+        count, rows = self._rounds.number + 1, len(self.history)
+        asked = RoundInput(heights, ridge, self._no_tilt, settings, count, 0.0, rows)
+        self._rounds.play(arms.detach().double().contiguous(), asked, out)
         return Choice(
             torch.from_numpy(out.winner.reshape(shape)),
             self._rounded(out.upper.reshape((*shape, K)), up=True),
@@ -576,119 +500,6 @@ class AnchoredProgram:
             max_steps = FIRST_STEPS + STEPS_PER_ARM * K
         steps = check_count("max_steps", max_steps)
         return Settings(0.0, name == "radius", self.level_tol, tie, value_tol, every, steps)
-
-    def _asked(
-        self,
-        arms: Tensor,
-        height: tuple[str, Any],
-        regularization: float | Tensor,
-        settings: Settings,
-    ) -> RoundInput:
-        entries = arms.detach().numpy().reshape(self._source.problems, -1, self.domain.dim)
-        return RoundInput(
-            np.ascontiguousarray(entries, np.float64),
-            self._numbers(*height),
-            self._numbers("regularization", regularization),
-            self._no_tilt,
-            settings,
-            self._number + 1,
-            0.0,
-            len(self.history),
-        )
-
-    def _batch(self) -> Batch:
-        minimum, anchors = self._minimum, self._anchors
-        return Batch(
-            anchors.memory,
-            self._notes,
-            minimum.carried.memory,
-            minimum.places,
-            minimum.search,
-            self._rounds,
-            self._passes,
-            anchors.constants,
-            minimum.carried.constants,
-            anchors.table,
-            minimum.carried.table,
-            anchors.number,
-        )
-
-    def _play(self, asked: RoundInput, out: RoundOutput) -> None:
-        """The round of every problem."""
-        if self.check_every is not None and asked.number % self.check_every == 0:
-            self.self_check()
-        self._catch_up()
-        batch, source = self._batch(), self._source
-        if source.is_direct:
-            ending = play_round(source.compiled, *source.arrays(), batch, asked, out)
-        else:
-            ending = self._play_with_passes(batch, asked, out)
-        self._number += 1
-        if ending == OPEN:
-            self._solve_open(asked, out)
-
-    def _solve_open(self, asked: RoundInput, out: RoundOutput) -> None:
-        """All arms of the problems that single looks have not decided."""
-        for b in np.nonzero(self._rounds["ending"] == UNDECIDED)[0]:
-            self._solve(asked, out, int(b))
-
-    def _play_with_passes(self, batch: Batch, asked: RoundInput, out: RoundOutput) -> int:
-        """The same where compiled code cannot read the rows: passes are made from here."""
-        K, d = asked.arms.shape[1:]
-        table, least = batch.table, batch.minimum_table
-        memory = round_memory(d, batch.number, table.count, least.count)
-        anchor_work, minimum_work = new_workspace(table), new_workspace(least)
-        rows = len(self.history)  # those of all ranks: they must decide alike
-        ints, numbers = np.empty(2 * K, np.int64), np.empty(K * (d + 2))
-        rounds, searches = batch.rounds.view(np.recarray), batch.search.view(np.recarray)
-        for b in range(self._source.problems):
-            start_round(batch, asked, b)
-            state, search = rounds[b], searches[b]
-            problem = problem_of(batch, b, asked.ridge[b], asked.tilt[b], rows)
-            arms, settings = arms_of(asked, out, b, ints, numbers), settings_of(asked, b)
-            work, trace = anchor_work, 0.0
-            while (
-                wanted := choose(state, search, problem, arms, settings, work, trace, memory)
-            ) != DECIDED:
-                if wanted == PASS_FOR_MINIMUM:
-                    point, monomials, work = batch.places[b, 2], least, minimum_work
-                    search.answered = 1
-                else:
-                    point, monomials, work = memory.trial, table, anchor_work
-                    state.answered = 1
-                trace = self._minimum.carried.checked_pass(self._source, b, point, monomials, work)
-            end_round(batch, out, b)
-        return OPEN if out.status.any() else DONE
-
-    def _solve(self, asked: RoundInput, out: RoundOutput, b: int) -> None:
-        """All arms of a problem that single looks did not decide, solved to tolerance."""
-        settings, d = asked.settings, self.domain.dim
-        X, w, y, used = self._source.arrays()  # merged sums in all their digits, unlike view()
-        features, weights, sums = (torch.from_numpy(t[b][..., :used]).double() for t in (X, w, y))
-        loss = NegativeLogLikelihood(
-            self.family,
-            features.mT,
-            torch.where(weights > 0, sums / torch.where(weights > 0, weights, 1.0), 0.0),
-            weights,
-            regularization=float(asked.ridge[b]),
-            shards=self.history.shards,
-        )
-        ball = Ball(d, float(self._anchors.constants[b, 0]))
-        program = SublevelProgram(loss, ball, torch.tensor(self._rounds["level"][b]))
-        arms, tol = torch.from_numpy(asked.arms[b]), min(settings.tie, settings.value_tol) / 4
-        found = native_support(program, arms, tol=tol, throw=False, validate=False)
-        upper = out.upper[b] = np.fmin(out.upper[b], found.upper.numpy())
-        lower = out.lower[b] = np.fmax(out.lower[b], found.lower.numpy())
-        leader = int(lower.argmax())
-        best, gap = lower[leader], (upper - lower) / (1.0 + np.abs(upper))
-        clear = not (np.delete(upper, leader) > best + settings.tie * (1.0 + abs(best))).any()
-        if settings.every:
-            closed = bool(gap.max() <= settings.value_tol)
-        else:
-            closed = clear and bool(gap[leader] <= settings.value_tol)
-        out.winner[b] = leader
-        if closed and out.status[b] == Status.INACCURATE:
-            out.status[b] = Status.CONVERGED
 
 
 def _one_of(radius: float | Tensor | None, level: Tensor | None) -> tuple[str, Any]:

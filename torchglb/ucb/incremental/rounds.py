@@ -1,0 +1,324 @@
+"""What is carried of N growing problems from round to round, and the calls that play on it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchglb.backend import Floats, bound
+from torchglb.carried.carried_loss import CarriedLoss, choose_order
+from torchglb.carried.carried_minimum import CarriedMinimum
+from torchglb.carried.source import RowSource, new_workspace
+from torchglb.checks import check_count, check_tensors
+from torchglb.domain import Ball
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.optim import Status
+from torchglb.ucb.incremental.arm_selection import choose
+from torchglb.ucb.incremental.batches import (
+    DONE,
+    OPEN,
+    Batch,
+    RoundInput,
+    RoundOutput,
+    Sums,
+    arms_of,
+    end_round,
+    learn_rows,
+    new_output,
+    play_round,
+    problem_of,
+    settings_of,
+    start_round,
+)
+from torchglb.ucb.incremental.round_state import (
+    DECIDED,
+    PASS_FOR_MINIMUM,
+    ROUND,
+    UNDECIDED,
+    Settings,
+    round_memory,
+)
+from torchglb.ucb.program import SublevelProgram
+from torchglb.ucb.solvers.native import native_support
+
+#: derivatives of the highest order of an anchor's polynomial; where it would be of second order an
+#: anchor keeps the trace of its Hessian only
+LARGEST_ANCHOR_ORDER = 7
+#: and of the polynomial at the minimum, which says less about the arms than about the level
+LARGEST_MINIMUM_ORDER = 100
+
+
+class _Calls(NamedTuple):
+    """The compiled calls of a round for rows of some types, and what they are given."""
+
+    X: np.dtype[Any]
+    y: np.dtype[Any]
+    play: Any
+    learn: Any
+    batch: Batch
+    sums: Sums
+
+
+class CarriedRounds:
+    """The minimum and the anchors of N problems, carried forward; their rounds.
+
+    Args:
+        source: the rows.
+        ball: with a radius for all problems or for each.
+        anchors: A.
+
+    Attributes:
+        minimum: the loss near its minimum.
+        anchors: the loss at the anchors.
+        number: rounds so far.
+        passes: over the history so far, ``(N,)``.
+    """
+
+    def __init__(self, source: RowSource, ball: Ball, anchors: int) -> None:
+        N, d = source.problems, ball.dim
+        self.source = source
+        self.minimum = CarriedMinimum(source, ball, LARGEST_MINIMUM_ORDER)
+        order = choose_order(source.family, d, ball.max_radius, LARGEST_ANCHOR_ORDER)
+        self.anchors = CarriedLoss(source.family, ball, N, anchors, order if order > 2 else 1)
+        self.number = 0
+        self.passes = np.zeros(N)
+        self._notes = np.zeros((N, (d + 2) * anchors + 1))
+        self._notes[:, :anchors] = -1.0  # never used
+        self._rounds = np.zeros(N, ROUND)
+        self._epoch = source.history.epoch
+        self._calls: _Calls | None = None
+
+    def copy(self) -> CarriedRounds:
+        """With sums of its own, over the same rows."""
+        new = copy.copy(self)
+        new.minimum, new.anchors = self.minimum.copy(), self.anchors.copy()
+        for name in ("_notes", "_rounds", "passes"):
+            setattr(new, name, getattr(self, name).copy())
+        new._calls = None  # they know where the memory of this object lies
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the calls, as in :meth:`copy`."""
+        return vars(self) | {"_calls": None}
+
+    def over(self, source: RowSource) -> None:
+        """Goes on over another history, of the same rows."""
+        self.source = self.minimum.source = source
+        self._epoch = source.history.epoch
+
+    # ---- rows ----------------------------------------------------------------------------
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the rows are those that the sums have seen, or more; not: replaced by others."""
+        return self._epoch == self.source.history.epoch
+
+    def catch_up(self) -> None:
+        """Brings sums up to date that are not: of a copy, or after an interruption."""
+        minimum, anchors, history = self.minimum.carried, self.anchors, self.source.history
+        if not self.is_current:  # other rows, maybe as many
+            minimum.rebuild(self.source)
+            anchors.rebuild(self.source)
+            self._epoch = history.epoch
+        elif not minimum.rows == anchors.rows == len(history):
+            minimum.catch_up(self.source)
+            anchors.catch_up(self.source)
+
+    def add(self, x: Floats, y: Floats, w: Floats) -> None:
+        """Adds rows to the sums that the history, which has merged them, no longer shows."""
+        for carried in (self.minimum.carried, self.anchors):
+            carried.append(self.source, x, y, w)
+
+    def learn(self, x: Tensor, r: Tensor, rows: int, longest: float) -> bool:
+        """Checks rows of weight 1, keeps them and carries them, in one compiled call.
+
+        Args:
+            x: float64, plain and contiguous, ``(N, k, d)`` in any shape.
+            r: the same, ``(N, k)``.
+            rows: k.
+            longest: a row may be so long; 0 for no checks of values.
+
+        Returns:
+            False if a value does not fit, or the sums are not up to date: nothing has changed then.
+        """
+        source, history = self.source, self.source.history
+        room = history.reserve(rows)
+        calls = self._calls_for(room)
+        given = (x.data_ptr(), r.data_ptr(), rows, longest, *room)
+        if calls.learn(source.compiled, *given, calls.sums) != DONE:
+            return False
+        history.commit(rows)
+        return True
+
+    def self_check(self, anchor: int | None) -> None:
+        """Compares the minimum's sums and those of one anchor with passes."""
+        self.catch_up()
+        slot = self.number % self.anchors.number if anchor is None else anchor
+        for b in range(self.source.problems):
+            self.minimum.carried.check(self.source, b)
+            self.anchors.check(self.source, b, slot)
+
+    # ---- saving --------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue bit by bit, but for the rows."""
+        return {**self._tensors(), "round": self.number}
+
+    def _tensors(self) -> dict[str, Any]:
+        return {
+            "minimum": self.minimum.state_dict(),
+            "anchors": self.anchors.state_dict(),
+            "notes": torch.from_numpy(self._notes.copy()),
+            "passes": torch.from_numpy(self.passes.copy()),
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuses a state of another kind."""
+        self.anchors.check_state("state['anchors']", state["anchors"])
+        self.minimum.check_state("state['minimum']", state["minimum"])
+        mine = self._tensors()
+        check_tensors("state", state, {name: mine[name] for name in ("notes", "passes")})
+        check_count("state['round']", state["round"])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state that was checked, over the rows that it belongs to."""
+        self.minimum.load_state_dict(state["minimum"])
+        self.anchors.load_state_dict(state["anchors"])
+        self._notes[:] = state["notes"].numpy()
+        self.passes[:] = state["passes"].numpy()
+        self.number = state["round"]
+        self._epoch = self.source.history.epoch
+
+    # ---- rounds --------------------------------------------------------------------------
+
+    def _batch(self) -> Batch:
+        minimum, anchors = self.minimum, self.anchors
+        return Batch(
+            anchors.memory,
+            self._notes,
+            minimum.carried.memory,
+            minimum.places,
+            minimum.search,
+            self._rounds,
+            self.passes,
+            anchors.constants,
+            minimum.carried.constants,
+            anchors.table,
+            minimum.carried.table,
+            anchors.number,
+        )
+
+    def _calls_for(self, rows: tuple[Any, Any, Any, int]) -> _Calls:
+        """The compiled calls for rows of these types; all else has the same types in all rounds."""
+        X, _, y, _ = rows
+        calls = self._calls
+        if calls is None or calls.X is not X.dtype or calls.y is not y.dtype:
+            N, d, family = self.source.problems, self.anchors.dim, self.source.compiled
+            batch = self._batch()
+            sums = Sums(
+                batch.anchors, batch.minimum, batch.table, batch.minimum_table, batch.number
+            )
+            numbers = np.zeros(N)
+            settings = Settings(0.0, True, 0.0, 0.0, 0.0, False, 0)
+            asked = RoundInput(numbers, numbers, np.zeros((N, d)), settings, 0, 0.0, 0)
+            calls = self._calls = _Calls(
+                X.dtype,
+                y.dtype,
+                bound(play_round, family, *rows, batch, 0, asked, new_output(N, 1)),
+                bound(learn_rows, family, 0, 0, 1, 0.0, *rows, sums),
+                batch,
+                sums,
+            )
+        return calls
+
+    def play(self, arms: Tensor, asked: RoundInput, out: RoundOutput) -> bool:
+        """The round of every problem, with all passes that it needs.
+
+        Args:
+            arms: float64, plain and contiguous, ``(N, K, d)`` in any shape.
+            asked: what else it is about.
+            out: what comes out.
+
+        Returns:
+            False if an arm is too long, or the sums are not up to date: nothing has changed then.
+        """
+        if self.source.is_direct:
+            rows = self.source.history.arrays()
+            calls = self._calls_for(rows)
+            ending = calls.play(
+                self.source.compiled, *rows, calls.batch, arms.data_ptr(), asked, out
+            )
+        else:
+            ending = self._play_with_passes(arms.numpy(), asked, out)
+        if ending > OPEN:
+            return False
+        self.number += 1
+        if ending == OPEN:  # all arms of the problems that single looks have not decided
+            for b in np.nonzero(self._rounds["ending"] == UNDECIDED)[0]:
+                self._solve(arms, asked, out, int(b))
+        return True
+
+    def _play_with_passes(self, given: Floats, asked: RoundInput, out: RoundOutput) -> int:
+        """The same where compiled code cannot read the rows: passes are made from here."""
+        batch, (N, K), d = self._batch(), out.upper.shape, self.anchors.dim
+        table, least = batch.table, batch.minimum_table
+        memory = round_memory(d, batch.number, table.count, least.count)
+        anchor_work, minimum_work = new_workspace(table), new_workspace(least)
+        rows = len(self.source.history)  # those of all ranks: they must decide alike
+        ints, numbers = np.empty(2 * K, np.int64), np.empty(K * (d + 2))
+        rounds, searches = batch.rounds.view(np.recarray), batch.search.view(np.recarray)
+        given = given.reshape(N, K, d)
+        for b in range(N):
+            start_round(batch, asked, b)
+            state, search = rounds[b], searches[b]
+            problem = problem_of(batch, b, asked.ridge[b], asked.tilt[b], rows)
+            arms, settings = arms_of(given, out, b, ints, numbers), settings_of(asked, b)
+            work, trace = anchor_work, 0.0
+            while (
+                wanted := choose(state, search, problem, arms, settings, work, trace, memory)
+            ) != DECIDED:
+                if wanted == PASS_FOR_MINIMUM:
+                    point, monomials, work = batch.places[b, 2], least, minimum_work
+                    search.answered = 1
+                else:
+                    point, monomials, work = memory.trial, table, anchor_work
+                    state.answered = 1
+                trace = self.minimum.carried.checked_pass(self.source, b, point, monomials, work)
+            end_round(batch, out, b)
+        return OPEN if out.status.any() else DONE
+
+    def _solve(self, given: Tensor, asked: RoundInput, out: RoundOutput, b: int) -> None:
+        """All arms of a problem that single looks did not decide, solved to tolerance."""
+        settings, d, source = asked.settings, self.anchors.dim, self.source
+        X, w, y, used = source.arrays()  # merged sums in all their digits, unlike view()
+        features, weights, sums = (torch.from_numpy(t[b][..., :used]).double() for t in (X, w, y))
+        loss = NegativeLogLikelihood(
+            source.family,
+            features.mT,
+            torch.where(weights > 0, sums / torch.where(weights > 0, weights, 1.0), 0.0),
+            weights,
+            regularization=float(asked.ridge[b]),
+            shards=source.history.shards,
+        )
+        ball = Ball(d, float(self.anchors.constants[b, 0]))
+        program = SublevelProgram(loss, ball, torch.tensor(self._rounds["level"][b]))
+        arms = given.reshape(*out.upper.shape, d)[b]
+        tol = min(settings.tie, settings.value_tol) / 4
+        found = native_support(program, arms, tol=tol, throw=False, validate=False)
+        upper = out.upper[b] = np.fmin(out.upper[b], found.upper.numpy())
+        lower = out.lower[b] = np.fmax(out.lower[b], found.lower.numpy())
+        leader = int(lower.argmax())
+        best, gap = lower[leader], (upper - lower) / (1.0 + np.abs(upper))
+        clear = not (np.delete(upper, leader) > best + settings.tie * (1.0 + abs(best))).any()
+        if settings.every:
+            closed = bool(gap.max() <= settings.value_tol)
+        else:
+            closed = clear and bool(gap[leader] <= settings.value_tol)
+        out.winner[b] = leader
+        if closed and out.status[b] == Status.INACCURATE:
+            out.status[b] = Status.CONVERGED
