@@ -94,7 +94,7 @@ def check_bounds(choice):
 
 def check_carried(program):
     """Everything carried forward against a recomputation from the history."""
-    for anchor in range(program._anchors.number):
+    for anchor in range(program._rounds.anchors.number):
         program.self_check(anchor)
 
 

@@ -11,9 +11,10 @@ import torch
 
 import torchglb as glb
 from torchglb import AnchoredProgram
+from torchglb.carried.carried_loss import CarriedLoss
 from torchglb.optim import Status
 from torchglb.ucb import native_support
-from torchglb.ucb.incremental import program as incremental
+from torchglb.ucb.incremental.rounds import CarriedRounds
 
 FAMILIES = [glb.Bernoulli(), glb.Binomial(3), glb.Poisson(), glb.Gaussian(0.5)]
 S = 3.0
@@ -188,7 +189,7 @@ def test_ties_are_decided_by_looks(family, generator, monkeypatch):
     stated = program.program(radius=5.0)
     value = native_support(stated, arms, tol=1e-9).upper
     tied = 0.9 * arms * (value.amin(-1, keepdim=True) / value)[..., None]
-    monkeypatch.setattr(AnchoredProgram, "_solve", None)
+    monkeypatch.setattr(CarriedRounds, "_solve", None)
     choice = program.argmax(tied, level=stated.level)
     assert (choice.status == Status.CONVERGED).all()
 
@@ -319,7 +320,7 @@ class Interrupted(BaseException):
     """Like Ctrl-C: nobody catches it."""
 
 
-@pytest.mark.parametrize("where", ["learn_rows", "commit", "catch_up", "append", "play_round"])
+@pytest.mark.parametrize("where", ["learn", "commit", "catch_up", "append", "play"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_an_interruption_leaves_rows_and_sums_in_step(where, weighted, generator, monkeypatch):
     """Before or after each step of an append, and in a choice: the next answers are right."""
@@ -327,15 +328,10 @@ def test_an_interruption_leaves_rows_and_sums_in_step(where, weighted, generator
     x, r = in_ball(generator, 3, 2) / S, torch.ones(3, dtype=torch.float64)
     weight = torch.full((3,), 0.5, dtype=torch.float64) if weighted else None
     arms = in_ball(generator, 3, 6, 2) / S
-    targets = {
-        "learn_rows": (incremental, "learn_rows"),
-        "play_round": (incremental, "play_round"),
-        "commit": (glb.History, "commit"),
-        "append": (glb.History, "append"),
-        "catch_up": (type(program._anchors), "catch_up"),
-    }
-    owner, name = targets[where]
-    real = getattr(owner, name)
+    targets = {"commit": glb.History, "append": glb.History, "catch_up": CarriedLoss}
+    rounds = program._rounds
+    owner = targets.get(where, rounds._calls)  # else a compiled call
+    real = getattr(owner, where)
     for after in (False, True):
 
         def broken(*args, after=after, **kwargs):
@@ -345,7 +341,10 @@ def test_an_interruption_leaves_rows_and_sums_in_step(where, weighted, generator
 
         rows = len(program.history)
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, broken)
+            if where in targets:
+                patch.setattr(owner, where, broken)
+            else:
+                patch.setattr(rounds, "_calls", rounds._calls._replace(**{where: broken}))
             try:
                 program.append(x, r, weight)
                 program.argmax(arms, radius=4.0)
@@ -357,7 +356,7 @@ def test_an_interruption_leaves_rows_and_sums_in_step(where, weighted, generator
         exact = native_support(stated, arms, tol=1e-10, throw=False)
         assert (choice.upper >= exact.lower - 1e-9).all()
         assert (choice.lower <= exact.upper + 1e-9).all()
-        for anchor in range(0, program._anchors.number, 5):
+        for anchor in range(0, program._rounds.anchors.number, 5):
             program.self_check(anchor)
 
 
@@ -410,7 +409,7 @@ def test_self_check_finds_a_wrong_sum(generator):
     program = played(generator, rounds=20, check_every=1)
     arms = in_ball(generator, 3, 6, 2) / S
     program.argmax(arms, radius=4.0)
-    program._anchors.memory[1] += 1e-6
+    program._rounds.anchors.memory[1] += 1e-6
     with pytest.raises(glb.SolverError, match="carried sums of problem 1 at point"):
         program.argmax(arms, radius=4.0)
 

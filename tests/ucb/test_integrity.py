@@ -38,7 +38,7 @@ def row(program, generator):
 
 def check(program, arms) -> None:
     """Every carried sum against a pass, and every bound against a solve from scratch."""
-    for anchor in range(program._anchors.number):
+    for anchor in range(program._rounds.anchors.number):
         program.self_check(anchor)
     stated = program.program(radius=3.0)
     choice = program.argmax(arms, level=stated.level)
