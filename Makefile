@@ -28,6 +28,9 @@ help:
 demo: $(STAMP)
 	$(VENV)/bin/torchglb run figure1 --quick
 
+# two processes, a file at a time, in the order of tests/conftest.py: the longest first
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+
 # says how long it took: it is to stay under ten minutes on two cores
 test: $(STAMP)
 	@begin=$$(date +%s); $(MAKE) --no-print-directory checks; status=$$?; \
@@ -38,7 +41,7 @@ checks:
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO)
 
 test-slow: $(STAMP)
 	$(RUN) -m pytest -m slow
@@ -46,9 +49,12 @@ test-slow: $(STAMP)
 test-browser: $(STAMP)
 	$(RUN) -m pytest -m browser
 
-# An environment of its own. constraints-lowest.txt has the lowest versions, but for torch: wheels of
-# its older versions are not everywhere; `make test-lowest LOWEST_TORCH=2.4.0` tries one.
+# An environment of its own, with a cache of its own: functions that another Numba has compiled are none
+# of its business. It is filled before the tests, some of which wait for processes that would each compile
+# for themselves. constraints-lowest.txt has the lowest versions, but for torch: wheels
+# of its older versions are not everywhere; `make test-lowest LOWEST_TORCH=2.4.0` tries one.
 LOWEST := .venv-lowest
+LOWEST_RUN = NUMBA_CACHE_DIR=$(abspath $(LOWEST))/numba OMP_NUM_THREADS=1 $(LOWEST)/bin/python
 LOWEST_TORCH ?=
 test-lowest:
 	$(PYTHON) -m venv --clear $(LOWEST)
@@ -58,8 +64,8 @@ test-lowest:
 	$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check \
 	  -c $(LOWEST)/constraints.txt -e ".[data,plot,solvers,table]" build mpmath polars pyarrow \
 	  hypothesis pytest pytest-xdist
-	NUMBA_CACHE_DIR=$(CURDIR)/$(LOWEST)/numba OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 \
-	  --dist loadfile -W default
+	$(LOWEST_RUN) -m torchglb.warm
+	$(LOWEST_RUN) -m pytest $(TWO) -W default
 
 bench: $(STAMP)
 	@begin=$$(date +%s); $(RUN) experiments/bench.py all --quick; status=$$?; \
@@ -69,7 +75,7 @@ bench: $(STAMP)
 COVERED ?= tests/test_history.py tests/test_domain.py tests/families/test_families.py tests/optim/test_optim.py tests/sets/test_sets.py \
   tests/test_theory.py tests/inference/test_tests.py tests/docs/test_docstrings.py
 coverage: $(STAMP)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --cov=torchglb --cov-branch --cov-report= $(COVERED)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) --cov=torchglb --cov-branch --cov-report= $(COVERED)
 	$(RUN) -m coverage json -q -o .coverage.json
 	$(RUN) experiments/coverage_by_room.py
 

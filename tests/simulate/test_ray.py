@@ -74,13 +74,28 @@ class Told(Watch):
         self.notices.append(text)
 
 
+def parent_of(pid):
+    """By /proc; 0 if the process has gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def is_mine(pid):
+    """Whether a process descends from this one: other clusters on the machine are not ours."""
+    while pid > 1 and pid != os.getpid():
+        pid = parent_of(pid)
+    return pid == os.getpid()
+
+
 def processes(title):
-    """The processes whose command line begins with a title, by /proc."""
+    """The processes of this cluster whose command line begins with a title, by /proc."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if (entry / "cmdline").read_text().startswith(title):
+                if (entry / "cmdline").read_text().startswith(title) and is_mine(int(entry.name)):
                     found.append(int(entry.name))
             except OSError:
                 continue

@@ -10,7 +10,7 @@ import torch
 
 import torchglb as glb
 from torchglb import environments, policies, theory
-from torchglb.simulate import Configuration, Record, runner, simulate
+from torchglb.simulate import Configuration, Record, run, runner, simulate
 from torchglb.simulate.config import recorded_rounds
 from torchglb.simulate.executors import Watch
 from torchglb.simulate.observer import TIE, largest_bound
@@ -73,6 +73,12 @@ def test_a_run_that_fails_leaves_no_temporary_directory(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         simulate(["random"], horizon=5, replicates=2, S=3.0, watch=Impatient())
     assert not list(tmp_path.iterdir())
+
+
+def test_the_directory_may_be_a_text(tmp_path):
+    record = run(config(policies=["random"]), str(tmp_path / "run"))
+    assert record.complete
+    assert record.directory == tmp_path / "run"
 
 
 # ---- what is recorded ------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def simulate(
 
 def run(
     config: Configuration,
-    out: Path,
+    out: Path | str,
     *,
     executor: str = "serial",
     watch: Watch | None = None,
@@ -142,6 +142,7 @@ def run(
     if address is not None and executor != "ray":
         raise refuse("address", "executor 'ray', which alone has one", f"executor {executor!r}")
     config.try_out()
+    out = Path(out)
     with _sole_user(out):
         whole, manifest = _prepare(config, out)
         made_by = {name: manifest[name] for name in VERSIONS}
