@@ -22,11 +22,11 @@ from torchglb.simulate.progress import Display
 COLUMNS, WIDTH = 3, 6.0
 
 
-def picture(name: str, runs: Path, quick: bool) -> Path:
+def picture(name: str, runs: Path, quick: bool, executor: str) -> Path:
     """The file of a preset's regret figure."""
     config = Configuration.load(read_table(find_preset(name), quick=quick))
     out = runs / (f"{name}-quick" if quick else name)
-    record = run(config, out, executor="processes", watch=Display())
+    record = run(config, out, executor=executor, watch=Display())
     return save_figures(record, out)[0]
 
 
@@ -48,10 +48,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="not the quick forms")
+    parser.add_argument(
+        "--executor", default="processes", help="serial: one process, which is started only once"
+    )
     parser.add_argument("--runs", type=Path, default=Path("results"))
     parser.add_argument("--out", type=Path, default=Path("docs") / "presets.png")
     given = parser.parse_args()
-    found = {name: picture(name, given.runs, not given.full) for name in presets()}
+    found = {name: picture(name, given.runs, not given.full, given.executor) for name in presets()}
     sheet(found).savefig(given.out, dpi=100)
     print(given.out)
     return 0

@@ -388,7 +388,7 @@ def kinds(messages: Any) -> list[str]:
     """One message of each kind, with file names in the place of paths."""
     found: dict[str, str] = {}
     for message in sorted(messages):
-        words = [word.rsplit("/", 1)[-1] if "/" in word else word for word in message.split()]
+        words = (w.rsplit("/", 1)[-1].replace("'", "") if "/" in w else w for w in message.split())
         text = " ".join(words)
         key = "".join(c for c in text.partition(": ")[2] if c.isalpha() or c == " ")[:40]
         found.setdefault(key, text)

@@ -10,6 +10,7 @@ import pytest
 PROJECT = Path(__file__).parent.parent
 sys.path.append(str(PROJECT / "experiments"))
 
+import conftest  # noqa: E402
 import mutation  # noqa: E402
 import release  # noqa: E402
 
@@ -86,3 +87,8 @@ def test_every_mutant_still_finds_its_line():
         assert mutant.old != mutant.new
         for test in mutant.tests.split():
             assert (PROJECT / test).exists(), test
+
+
+def test_the_files_that_are_begun_first_exist():
+    for name in conftest.LONGEST:
+        assert (PROJECT / "tests" / name).exists(), name

@@ -23,7 +23,7 @@ PRESETS = {path.name for path in CONFIGS.glob("*.toml")}
 def test_presets_are_files_and_not_links():
     assert not CONFIGS.is_symlink()
     assert CONFIGS.is_dir()
-    assert PRESETS >= {"figure1.toml", "figure4.toml", "digits.toml"}
+    assert {"figure1.toml", "figure4.toml", "digits.toml"} <= PRESETS
     assert not any(path.is_symlink() for path in PROJECT.joinpath("torchglb").rglob("*"))
 
 
