@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -209,8 +210,8 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined]
 
     def floats_at(address: int, shape: tuple[int, ...]) -> Floats:
         """The float64 numbers that lie in memory from an address on, as an array."""
-        memory = (ctypes.c_double * int(np.prod(shape))).from_address(address)
-        return np.frombuffer(memory).reshape(shape)
+        memory = (ctypes.c_double * math.prod(shape)).from_address(address)
+        return np.ctypeslib.as_array(memory).reshape(shape)
 
 else:
 
@@ -229,4 +230,4 @@ else:
     @kernel
     def floats_at(address: int, shape: tuple[int, ...]) -> Floats:
         """The float64 numbers that lie in memory from an address on, as an array."""
-        return numba.carray(_pointer(address), shape)
+        return numba.carray(_pointer(address), shape)  # type: ignore[call-arg]

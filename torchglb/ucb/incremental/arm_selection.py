@@ -52,6 +52,8 @@ from torchglb.ucb.kernels import cut_rounding
 LOOSE, LOOSE_SHARE = 1e-2, 1e-2
 #: the level may be uncertain by this share of what is still to be found out
 LEVEL_SHARE = 0.1
+#: and is then made more certain than that by this factor: the next arm will want more
+AHEAD = 0.01
 #: after so many looks the level is made certain in any case
 SHARP_AFTER = 6
 #: a look may be free of a pass: then there may be so many times as many
@@ -77,7 +79,7 @@ def choose(
     """Goes on with a round until the winner is certain or a pass is needed.
 
     Args:
-        state: of dtype ``ROUND``; phase MINIMUM and sharp 0 at the start of a round.
+        state: of dtype ``ROUND``; at the start of a round its phase is MINIMUM.
         search: the state of the search for the minimum.
         problem: what is carried.
         arms: the arms; bounds come out in them.
@@ -88,14 +90,13 @@ def choose(
     """
     while True:
         if state.phase == MINIMUM:
-            tol = _minimum_tolerance(state, settings)
             asked = search_minimum(
                 search,
                 problem.places,
                 problem.minimum,
                 problem.quadratic,
                 problem.minimum_constants,
-                tol,
+                state.tolerance,
                 problem.minimum_table,
                 answer,
                 trace,
@@ -103,14 +104,9 @@ def choose(
             )
             if asked != FOUND:
                 return PASS_FOR_MINIMUM
-            _set_level(state, search, settings)
-            if not state.center_loss <= state.low:
-                if state.sharp == 0 and (settings.relative or search.low <= settings.height):
-                    state.sharp = 1
-                    continue
-                state.ending, state.phase = NO_CENTER, SCAN
-            else:
-                state.ending, state.phase = CERTAIN, SCAN
+            if not _set_level(state, search, settings):
+                continue
+            state.phase = SCAN
         level = _level_of(state, problem)
         if state.phase == SCAN:
             _scan_all(state, problem, arms, level, settings, memory)
@@ -118,7 +114,7 @@ def choose(
         asked = _looks(state, problem, arms, level, settings, answer, trace, memory)
         if asked != SHARPEN:
             return asked
-        state.sharp, state.phase = 1, MINIMUM
+        state.phase = MINIMUM
 
 
 #: the level is not known well enough
@@ -126,24 +122,37 @@ SHARPEN = 3
 
 
 @inlined
-def _minimum_tolerance(state: RoundState, settings: Settings) -> float:
-    """How well the minimum has to be known."""
-    if state.sharp == 1:
-        return settings.level_tol
+def first_tolerance(settings: Settings) -> float:
+    """How well the minimum has to be known for a start."""
     share = LOOSE_SHARE * settings.height if settings.relative else LOOSE
     return max(min(LOOSE, share), settings.level_tol)
 
 
 @inlined
-def _set_level(state: RoundState, search: SearchState, settings: Settings) -> None:
-    """B, as far as the minimum says where it is."""
-    state.center_loss = search.high
-    if not settings.relative:
-        state.level, state.low = settings.height, settings.height
-        return
-    state.level = search.high + settings.height
-    sharp = search.high - search.low <= max(settings.level_tol, search.rounding)
-    state.low = state.level if state.sharp == 1 and sharp else search.low + settings.height
+def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bool:
+    """Where B is, as the minimum says; False if that has to be known better.
+
+    The centre must be feasible for certain, F(center) at most the lowest level that B may be. Where
+    the set is smaller than arithmetic can tell, the centre counts as feasible all the same.
+    """
+    state.center_loss, state.ending = search.high, CERTAIN
+    state.level, state.low = settings.height, settings.height
+    least, width = settings.level_tol, search.high - search.low
+    if settings.relative:
+        state.level, state.low = search.high + settings.height, search.low + settings.height
+        least = min(least, LEVEL_SHARE * settings.height)
+    improvable = settings.relative and search.rounding < width <= state.tolerance
+    state.exhausted = 0 if improvable else 1
+    if state.center_loss <= state.low:
+        return True
+    if state.tolerance > least and (settings.relative or search.low <= settings.height):
+        state.tolerance = least
+        return False
+    if settings.relative and state.level < math.inf:
+        state.low = state.center_loss
+    else:
+        state.ending = NO_CENTER
+    return True
 
 
 @inlined
@@ -296,15 +305,11 @@ def _looks(
         if not open_:
             state.ending = CERTAIN
             return DECIDED
-        width = state.level - state.low if state.sharp == 0 else 0.0  # what can still be gained
-        if width > 0.0 and (
-            max(arms.weight[arm], arms.weight[leader]) * width > LEVEL_SHARE * wanted
-            or state.looks > SHARP_AFTER
-        ):
+        ended = state.passes >= settings.max_steps or state.looks >= FREE_LOOKS * settings.max_steps
+        steep = max(arms.weight[arm], arms.weight[leader])
+        if _sharpen(state, settings, steep, wanted, ended):
             return SHARPEN
-        if state.passes >= settings.max_steps or state.looks >= FREE_LOOKS * settings.max_steps:
-            if width > 0.0:  # all arms will be solved at the level, so it has to be known
-                return SHARPEN
+        if ended:
             state.ending = UNDECIDED
             return DECIDED
         state.looks += 1
@@ -313,6 +318,26 @@ def _looks(
         if look(state, problem, arms, level, settings, wanted, floor, memory):
             state.passes += 1
             return PASS_FOR_ANCHOR
+
+
+@inlined
+def _sharpen(
+    state: RoundState, settings: Settings, steep: float, wanted: float, ended: bool
+) -> bool:
+    """Whether the level is too uncertain for what is wanted, with dh/dB at most about ``steep``.
+
+    Then the minimum is to be found to a tolerance that is enough. It is found to that of the level
+    too after some looks, and where all arms are going to be solved.
+    """
+    width, tolerance = state.level - state.low, state.tolerance
+    if state.exhausted == 1 or not width > 0.0:
+        return False
+    if steep * width > LEVEL_SHARE * wanted:
+        enough = AHEAD * LEVEL_SHARE * wanted / steep
+        state.tolerance = min(enough, AHEAD * width, settings.level_tol)
+    elif ended or state.looks > SHARP_AFTER:
+        state.tolerance = min(tolerance, settings.level_tol)
+    return state.tolerance < tolerance
 
 
 @kernel

@@ -19,7 +19,7 @@ from torchglb.carried.monomials import Packed, unpack
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
 from torchglb.optim import Status
-from torchglb.ucb.incremental.arm_selection import choose
+from torchglb.ucb.incremental.arm_selection import choose, first_tolerance
 from torchglb.ucb.incremental.cutting_planes import Arms
 from torchglb.ucb.incremental.round_state import (
     DECIDED,
@@ -157,22 +157,23 @@ def arms_of(given: Floats, out: RoundOutput, b: int, ints: Ints, numbers: Floats
 
 
 @inlined
-def start_round(batch: Batch, given: RoundInput, b: int) -> None:
-    """The state of a round before its first step."""
-    state = record(batch.rounds, b)
-    state.phase, state.sharp, state.looks, state.passes = MINIMUM, 0, 0, 0
-    state.number, state.leader = given.number, 0
-    search = record(batch.search, b)
-    state.answered, search.answered, search.passes = 0, 0, 0
-
-
-@inlined
 def settings_of(given: RoundInput, b: int) -> Settings:
     """What is asked of one problem."""
     s = given.settings
     return Settings(
         given.heights[b], s.relative, s.level_tol, s.tie, s.value_tol, s.every, s.max_steps
     )
+
+
+@inlined
+def start_round(batch: Batch, given: RoundInput, b: int) -> None:
+    """The state of a round before its first step."""
+    state = record(batch.rounds, b)
+    state.phase, state.looks, state.passes = MINIMUM, 0, 0
+    state.tolerance = first_tolerance(settings_of(given, b))
+    state.number, state.leader = given.number, 0
+    search = record(batch.search, b)
+    state.answered, search.answered, search.passes = 0, 0, 0
 
 
 @inlined

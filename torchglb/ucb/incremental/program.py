@@ -87,7 +87,7 @@ class _PlainRound(NamedTuple):
     settings: Settings
     heights: Floats
     out: RoundOutput
-    index: Tensor  # (*B), the memory of ``out.winner``
+    winner: Tensor  # (*B), the memory of ``out.winner``
 
 
 class AnchoredProgram:
@@ -381,9 +381,9 @@ class AnchoredProgram:
 
         Args:
             arms: ``(*B, K, d)``.
-            radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``, with ``min L`` as
-                :meth:`minimum` has it, from above and at most ``level_tol`` too high; both bounds
-                are those of that level.
+            radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``. ``upper`` is never
+                below h and ``lower`` never above it, whatever of ``min L`` is not known (but where
+                beta^2 is below what rounding leaves of that, the centre counts as feasible).
             level: the level itself, ``(*B)``, instead of a radius.
             regularization: lambda of a ridge term, a number or ``(*B)``; may change between rounds.
             tol: arms whose values agree to ``tol (1 + |h|)`` count as tied; 1e-7, and 1e-4 in
@@ -417,12 +417,12 @@ class AnchoredProgram:
                 return None
         if arms.dtype is not torch.float64 or not self._is_double or not arms.is_contiguous():
             return None
-        _, settings, heights, out, index = plain
+        _, settings, heights, out, winner = plain
         heights[:] = radius if type(radius) is float else self._numbers("radius", radius)
         count, rows = rounds.number + 1, len(self.history)
         ridge, tilt = self._no_ridge, self._no_tilt
         asked = RoundInput(heights, ridge, tilt, settings, count, longest, rows)
-        return index.clone() if rounds.play(arms, asked, out) else None
+        return winner.clone() if rounds.play(arms, asked, out) else None
 
     def _plain_round(self, shape: torch.Size) -> _PlainRound | None:
         """Memory for rounds with arms of this shape; None if it is not one of arms."""
@@ -432,8 +432,8 @@ class AnchoredProgram:
         settings = self._settings("radius", K, self.tie_tol, np.inf, False, None)
         N = len(self._no_ridge)
         out = new_output(N, K)
-        index = torch.from_numpy(out.winner).reshape(self.batch_shape)
-        self._plain = _PlainRound(shape, settings, np.empty(N), out, index)
+        winner = torch.from_numpy(out.winner).reshape(self.batch_shape)
+        self._plain = _PlainRound(shape, settings, np.empty(N), out, winner)
         return self._plain
 
     def bound(

@@ -31,9 +31,10 @@ class RoundState(Protocol):
         looks: so far.
         passes: for arms, so far.
         arm: whose pass is awaited.
-        sharp: whether the minimum is known to the tolerance of the level.
+        exhausted: whether arithmetic allows no better knowledge of the level.
         number: of this round.
         answered: whether the pass that was asked for has been made.
+        tolerance: to which the minimum is to be found.
         level: B at most.
         low: B at least.
         center_loss: F at the centre, at most.
@@ -45,9 +46,10 @@ class RoundState(Protocol):
     looks: int
     passes: int
     arm: int
-    sharp: int
+    exhausted: int
     number: int
     answered: int
+    tolerance: float
     level: float
     low: float
     center_loss: float

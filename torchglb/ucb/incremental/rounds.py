@@ -310,8 +310,13 @@ class CarriedRounds:
         arms = given.reshape(*out.upper.shape, d)[b]
         tol = min(settings.tie, settings.value_tol) / 4
         found = native_support(program, arms, tol=tol, throw=False, validate=False)
+        # h is concave in the level, of which more than ``low`` is not certain
+        state, center = self._rounds[b], torch.from_numpy(self.minimum.places[b, 1])
+        height = state["level"] - state["center_loss"]
+        share = (state["low"] - state["center_loss"]) / height if height > 0.0 else 1.0
+        certain = share * found.lower + (1.0 - share) * (arms @ center)
         upper = out.upper[b] = np.fmin(out.upper[b], found.upper.numpy())
-        lower = out.lower[b] = np.fmax(out.lower[b], found.lower.numpy())
+        lower = out.lower[b] = np.fmax(out.lower[b], certain.numpy())
         leader = int(lower.argmax())
         best, gap = lower[leader], (upper - lower) / (1.0 + np.abs(upper))
         clear = not (np.delete(upper, leader) > best + settings.tie * (1.0 + abs(best))).any()
