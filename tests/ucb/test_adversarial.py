@@ -170,8 +170,8 @@ def check_round(scratch, choice, arms, height, absolute, ridge, level_tol, tie, 
     low, high = scratch.minimum(ridge)
     if absolute:
         least = most = height
-    else:  # B is at most level_tol above the minimum plus the radius, and never below that
-        least, most = low + height, high + height + level_tol
+    else:
+        least, most = low + height, high + height
     below = scratch.support(arms, least, ridge)
     above = below if absolute else scratch.support(arms, most, ridge)
     for b, status in enumerate(choice.status.tolist()):

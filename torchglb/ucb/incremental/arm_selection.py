@@ -326,8 +326,8 @@ def _sharpen(
 ) -> bool:
     """Whether the level is too uncertain for what is wanted, with dh/dB at most about ``steep``.
 
-    Then the minimum is to be found to a tolerance that is enough. It is found to that of the level
-    too after some looks, and where all arms are going to be solved.
+    Then the minimum is to be found to a tolerance that is enough; to that of the level after some
+    looks; and as well as can be where all arms are going to be solved.
     """
     width, tolerance = state.level - state.low, state.tolerance
     if state.exhausted == 1 or not width > 0.0:
@@ -335,7 +335,9 @@ def _sharpen(
     if steep * width > LEVEL_SHARE * wanted:
         enough = AHEAD * LEVEL_SHARE * wanted / steep
         state.tolerance = min(enough, AHEAD * width, settings.level_tol)
-    elif ended or state.looks > SHARP_AFTER:
+    elif ended:
+        state.tolerance = AHEAD * width
+    elif state.looks > SHARP_AFTER:
         state.tolerance = min(tolerance, settings.level_tol)
     return state.tolerance < tolerance
 

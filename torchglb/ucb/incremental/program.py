@@ -381,8 +381,8 @@ class AnchoredProgram:
 
         Args:
             arms: ``(*B, K, d)``.
-            radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``. ``upper`` is never
-                below h and ``lower`` never above it, whatever of ``min L`` is not known (but where
+            radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``. No ``upper`` is
+                below h and no ``lower`` above it, whatever of ``min L`` is not known (but where
                 beta^2 is below what rounding leaves of that, the centre counts as feasible).
             level: the level itself, ``(*B)``, instead of a radius.
             regularization: lambda of a ridge term, a number or ``(*B)``; may change between rounds.
