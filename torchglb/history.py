@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +54,7 @@ class _Held(NamedTuple):
     observations: int
     unit_weights: bool  # every weight so far is 1
     recorded: bool  # whether a row carries derivatives
+    last: Rows | None  # with aggregation, what was appended last, which merged rows do not show
 
 
 class _Arrays(NamedTuple):
@@ -127,7 +129,7 @@ class History:
         w, y, *rests = (torch.zeros_like(X[..., 0]) for _ in range(4))
         w_rest, y_rest = rests if self.aggregate else (None, None)
         distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=X.device)
-        self._held = _Held(X, w, y, w_rest, y_rest, distinct, 0, 0, not self.aggregate, False)
+        self._held = _Held(X, w, y, w_rest, y_rest, distinct, 0, 0, not self.aggregate, False, None)
         self.epoch = 0  # how often its rows were replaced by others
         self._shards = current()
         self._arrays: _Arrays | None = None  # a cache of arrays()
@@ -251,6 +253,25 @@ class History:
             return math.inf
         return self.max_norm * (1 + 64 * torch.finfo(self.dtype).eps)
 
+    def last_arrays(self, rows: int) -> tuple[Any, Any, Any] | None:
+        """The last rows as they were given: x ``(N, rows, d)``, w r and w ``(N, rows)``; float64.
+
+        None where merged rows no longer show them: if they are not those of the last append, or
+        came before what was loaded.
+        """
+        held, N = self._held, self.batch_shape.numel()
+        if not self.aggregate:
+            new = slice(held.used - rows, held.used)
+            X, w, y, _ = self.arrays()
+            found = X[:, :, new].transpose(0, 2, 1), y[:, new], w[:, new]
+        elif held.last is None or held.last.r.shape[-1] != rows:
+            return None
+        else:
+            x, r, weights = (t.detach().double().numpy() for t in held.last)
+            found = x.reshape(N, rows, -1), (weights * r).reshape(N, rows), weights.reshape(N, rows)
+        x, y, w = (np.ascontiguousarray(t, np.float64) for t in found)
+        return x, y, w
+
     def reserve(self, rows: int) -> tuple[Any, Any, Any, int]:
         """:meth:`arrays` with room for so many plain rows more, which :meth:`commit` adds."""
         if not self._is_narrow(self._held) or not self._shards.is_whole:
@@ -260,8 +281,8 @@ class History:
 
     def commit(self, rows: int) -> None:
         """The rows of weight 1 behind those in use are there from now on."""
-        *buffers, used, observations, unit_weights, recorded = self._held
-        self._held = _Held(*buffers, used + rows, observations + rows, unit_weights, recorded)
+        *buffers, used, observations, unit, recorded, last = self._held
+        self._held = _Held(*buffers, used + rows, observations + rows, unit, recorded, last)
 
     def _view(self, held: _Held, count: int) -> Rows:
         X, w, y = held.X[..., :count, :], held.w[..., :count], held.y[..., :count]
@@ -352,9 +373,10 @@ class History:
         else:
             held = _extended(held, x, w, r if weight is None else w * r, copy=keeps_graph)
         unit = held.unit_weights and weight is None
+        last = Rows(x.clone(), r.clone(), w.clone()) if self.aggregate else None
         # the one assignment by which the rows are there
         self._held = held._replace(
-            observations=observations, unit_weights=unit, recorded=keeps_graph
+            observations=observations, unit_weights=unit, recorded=keeps_graph, last=last
         )
 
     def _check_values(self, x: Tensor, r: Tensor, w: Tensor) -> None:
@@ -465,6 +487,7 @@ class History:
             observations=int(state["observations"]),
             unit_weights=bool(state["unit_weights"]),
             recorded=False,
+            last=None,
             **{name: state[name].to(self.device) for name in sums},
         )
         held = _enlarged(held, capacity)  # copies them

@@ -405,6 +405,29 @@ def test_a_fork_follows_the_rows(generator):
     fork.self_check()
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_program_beside_follows_merged_rows_without_a_pass(weighted, generator, monkeypatch):
+    """It used to make all its sums anew in every round, 64 passes per problem."""
+    program = played(generator, rounds=20, aggregate=True)
+    beside = program.beside(16)
+    arms = in_ball(generator, 3, 6, 2) / S
+    beside.bound(arms, radius=4.0, tol=1e-3)
+    monkeypatch.setattr(CarriedLoss, "rebuild", None)
+    for t in range(20):
+        x, r = arms[:, t % 6], torch.tensor([0.0, 1.0, t % 2], dtype=torch.float64)
+        program.append(x, r, torch.rand(3, generator=generator).double() if weighted else None)
+        saved = beside.state_dict()
+        stated = program.program(radius=4.0)
+        bound = beside.bound(arms, level=stated.level, tol=1e-6)
+        exact = native_support(stated, arms, tol=1e-10)
+        assert (bound.upper >= exact.lower - 1e-9).all()
+        assert (bound.upper - bound.lower <= 1e-6 * (1.0 + bound.upper.abs())).all()
+    other = program.beside(16)
+    other.load_state_dict(saved, history=False)
+    assert torch.equal(other.bound(arms, level=stated.level, tol=1e-6).upper, bound.upper)
+    beside.self_check()
+
+
 def test_self_check_finds_a_wrong_sum(generator):
     program = played(generator, rounds=20, check_every=1)
     arms = in_ball(generator, 3, 6, 2) / S

@@ -191,14 +191,14 @@ class CarriedLoss:
         missing = len(source.history) - self.rows
         if not missing:
             return
-        if missing < 0 or source.history.aggregate or not source.history.shards.is_whole:
+        last = None
+        # more than there are distinct rows: a pass over those is cheaper
+        if 0 < missing <= source.arrays().used and source.history.shards.is_whole:
+            last = source.history.last_arrays(missing)
+        if last is None:
             self.rebuild(source)
-            return
-        X, w, y, used = source.arrays()
-        new = slice(used - missing, used)
-        x = np.ascontiguousarray(X[:, :, new].transpose(0, 2, 1), np.float64)
-        y, w = (np.ascontiguousarray(t[:, new], np.float64) for t in (y, w))
-        self.append(source, x, y, w)
+        else:
+            self.append(source, *last)
 
     def rebuild(self, source: RowSource, points: Floats | None = None) -> None:
         """Makes all sums anew by passes: at other points ``(N, A, d)``, or where they are.
@@ -207,13 +207,14 @@ class CarriedLoss:
         """
         new = self.memory.copy()
         work = workspace(self.dim, self.table.count)
-        facts = row_facts(self.family, source)
+        facts, rows = row_facts(self.family, source), source.arrays()
         for b in range(len(new)):
             carried = carried_in(new[b], self.dim, self.number, self.table.count)
             carried.facts[:] = facts[b]
             for a in range(self.number):
                 point = carried.points[:, a].copy() if points is None else points[b, a]
-                self._put(carried, a, point, source.pass_at(b, point, self.table, work), work)
+                trace = source.pass_at(b, point, self.table, work, rows)
+                self._put(carried, a, point, trace, work)
         self.memory[:] = new  # all or nothing
 
     def move(self, source: RowSource, b: int, slot: int, point: Floats) -> None:

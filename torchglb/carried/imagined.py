@@ -7,7 +7,7 @@ import numpy as np
 from torchglb.backend import Floats, entry, kernel
 from torchglb.carried.kernels import Workspace, careful_add, row_powers
 from torchglb.carried.monomials import Monomials, Packed, unpack
-from torchglb.carried.source import NO_FAMILY, RowSource
+from torchglb.carried.source import NO_FAMILY, RowArrays, RowSource
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, TERMS, row_terms
 
@@ -70,9 +70,21 @@ class ImaginedSource(RowSource):
         super().__init__(source.family, source.history)
         self.x, self.y, self.w = x, y, w
 
-    def pass_at(self, b: int, point: Floats, table: Packed, work: Workspace) -> float:
+    def pass_at(
+        self,
+        b: int,
+        point: Floats,
+        table: Packed,
+        work: Workspace,
+        rows: RowArrays | None = None,
+    ) -> float:
         """One pass over the rows of problem b; its imagined row is added in every process."""
-        trace, x, w, y = super().pass_at(b, point, table, work), self.x[b], self.w[b], self.y[b]
+        trace, x, w, y = (
+            super().pass_at(b, point, table, work, rows),
+            self.x[b],
+            self.w[b],
+            self.y[b],
+        )
         if self.compiled is not NO_FAMILY:
             return add_imagined(self.compiled, x, w, y, point, trace, table, work)
         d, reward = table.dim, np.array([y / w if w > 0 else 0.0])

@@ -71,9 +71,24 @@ class RowSource:
         found = self.family.loss_terms(torch.from_numpy(z), torch.from_numpy(r))
         return np.stack([w * term.numpy() for term in found])
 
-    def pass_at(self, b: int, point: Floats, table: Packed, work: Workspace) -> float:
-        """One pass over the rows of problem b, into ``work.sums``; the trace of the Hessian."""
-        rows = self.arrays()
+    def pass_at(
+        self,
+        b: int,
+        point: Floats,
+        table: Packed,
+        work: Workspace,
+        rows: RowArrays | None = None,
+    ) -> float:
+        """One pass over the rows of problem b, into ``work.sums``; the trace of the Hessian.
+
+        Args:
+            b: which problem.
+            point: where.
+            table: the monomials that are wanted.
+            work: memory.
+            rows: those of :meth:`arrays`, for whoever makes many passes.
+        """
+        rows = self.arrays() if rows is None else rows
         if self.compiled is NO_FAMILY:
             trace = self._pass_by_torch(b, point, table, rows, work)
         else:

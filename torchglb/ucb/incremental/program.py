@@ -214,24 +214,7 @@ class AnchoredProgram:
         if weight is not None or not self.append_at_once(x, r, longest):
             self._rounds.catch_up()  # what an interruption left in the sums is not of this row
             self.history.append(x, r, weight)
-            if self.history.aggregate and self._rounds.source.is_direct:
-                self._carry(x, r, weight)
             self._rounds.catch_up()
-
-    def _carry(self, x: Any, r: Any, weight: Any) -> None:
-        """Adds rows to the sums that merged rows no longer show; many are left to a pass."""
-        source = self._rounds.source
-        N, d = source.problems, self.domain.dim
-        rows = torch.as_tensor(x).numpy().reshape(N, -1, d).astype(np.float64)
-        k = rows.shape[1]
-        if k > source.arrays().used:
-            return
-        w = np.ones((N, k)) if weight is None else np.empty((N, k))
-        if weight is not None:
-            given = torch.as_tensor(weight).double()
-            w[:] = given.reshape(N, k).numpy() if given.ndim else given.item()
-        y = w * torch.as_tensor(r).double().numpy().reshape(N, k)
-        self._rounds.add(rows, y, w)
 
     def append_at_once(self, x: Any, r: Any, longest: float) -> int:
         """Plain rows of weight 1, checked, kept and carried by one compiled call.
@@ -274,6 +257,7 @@ class AnchoredProgram:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit, as plain tensors and numbers."""
+        self._rounds.catch_up()
         return {"history": self.history.state_dict(), **self._rounds.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, history: bool = True) -> None:
@@ -284,7 +268,7 @@ class AnchoredProgram:
             history: whether the rows are loaded too; else they are there already, those of a
                 program beside this one.
         """
-        wanted = set(self.state_dict()) - (set() if history else {"history"})
+        wanted = set(self._rounds.state_dict()) | ({"history"} if history else set())
         if missing := wanted - set(state):
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
         self._rounds.check_state(state)

@@ -129,11 +129,6 @@ class CarriedRounds:
             minimum.catch_up(self.source)
             anchors.catch_up(self.source)
 
-    def add(self, x: Floats, y: Floats, w: Floats) -> None:
-        """Adds rows to the sums that the history, which has merged them, no longer shows."""
-        for carried in (self.minimum.carried, self.anchors):
-            carried.append(self.source, x, y, w)
-
     def learn(self, x: Tensor, r: Tensor, rows: int, longest: float) -> bool:
         """Checks rows of weight 1, keeps them and carries them, in one compiled call.
 
