@@ -281,8 +281,8 @@ class History:
 
     def commit(self, rows: int) -> None:
         """The rows of weight 1 behind those in use are there from now on."""
-        *buffers, used, observations, unit, recorded, last = self._held
-        self._held = _Held(*buffers, used + rows, observations + rows, unit, recorded, last)
+        held = self._held
+        self._held = held._replace(used=held.used + rows, observations=held.observations + rows)
 
     def _view(self, held: _Held, count: int) -> Rows:
         X, w, y = held.X[..., :count, :], held.w[..., :count], held.y[..., :count]
