@@ -135,7 +135,7 @@ class Problem:
 def uncompiled(family: glb.GLMFamily) -> glb.GLMFamily:
     """The same family as a class of its own, which compiled code knows nothing of."""
     found, kind = copy.copy(family), type(family)
-    found.__class__ = type("Uncompiled", (kind,), {"takes_arrays": kind.takes_arrays})
+    found.__class__ = type("Uncompiled", (kind,), {})
     return found
 
 

@@ -195,13 +195,3 @@ def _identity(d: int, dtype: Any) -> Array:
     eye = np.eye(d, dtype=dtype)
     eye.flags.writeable = False
     return eye
-
-
-def single(values: Array) -> Array:
-    """The values in single precision."""
-    return values.float() if isinstance(values, Tensor) else values.astype(np.float32)
-
-
-def like(values: Array, other: Array) -> Array:
-    """The values with the dtype of another array."""
-    return values.to(other.dtype) if isinstance(values, Tensor) else values.astype(other.dtype)

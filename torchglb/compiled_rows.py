@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchglb.backend import Floats
+from torchglb.backend import Floats, entry, vectorised
 from torchglb.families.compiled import CompiledFamily
-from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.mle_kernels import load_rows
+from torchglb.families.row_terms import CHUNK
+from torchglb.likelihood import NegativeLogLikelihood, RowSums
 
 #: numbers that the copies of one block's rows take, unless a single problem takes more
 BLOCK = 1 << 22
@@ -37,7 +38,7 @@ class CompiledRows(NamedTuple):
     settings: Floats
 
 
-def compiled_family(likelihood: NegativeLogLikelihood) -> CompiledFamily | None:
+def compiled_family(likelihood: RowSums) -> CompiledFamily | None:
     """The family, if compiled code can sum these rows: whole ones, on a CPU, and not too many."""
     X = likelihood.X
     n, d = X.shape[-2:]
@@ -47,7 +48,7 @@ def compiled_family(likelihood: NegativeLogLikelihood) -> CompiledFamily | None:
 
 
 def blocks(
-    likelihood: NegativeLogLikelihood,
+    likelihood: RowSums,
     family: CompiledFamily,
     radius: float | Tensor,
     point: Tensor | None,
@@ -63,35 +64,44 @@ def blocks(
         point: ``(*B, d)``, or None for zero.
         validate: refuse rows by their values.
     """
-    X, r, w, weighted = _given(likelihood)
-    count, n, d = X.shape
-    batch, ridge, tilt = likelihood.batch_shape, likelihood.regularization, likelihood.tilt
+    batch, ridge, tilt = tuple(likelihood.X.shape[:-2]), likelihood.regularization, likelihood.tilt
+    X, r = array(likelihood.X), np.ascontiguousarray(array(likelihood.r))
+    w = r if likelihood.w is None else np.ascontiguousarray(array(likelihood.w))
+    n, d = X.shape[-2:]
+    if batch:
+        count = math.prod(batch)
+        X, r, w = X.reshape(count, n, d), r.reshape(count, n), w.reshape(count, n)
+    else:
+        count, X, r, w = 1, X[None], r[None], w[None]
     settings = np.zeros((count, 2 + 2 * d))
     settings[:, 0] = per_problem(ridge, batch)
-    settings[:, 1] = X.dtype.type(per_problem(radius, batch))
+    settings[:, 1] = per_problem(radius, batch)
+    if likelihood.X.dtype == torch.float32:
+        settings[:, 1] = settings[:, 1].astype(np.float32)
     if tilt is not None:
         settings[:, 2 : 2 + d] = array(tilt).reshape(count, d)
     if point is not None:
         settings[:, 2 + d :] = array(point).reshape(count, d)
     step = max(1, BLOCK // max(1, n * (d + 2)))
-    for start in range(0, max(count, 1), step):
-        where = slice(start, min(start + step, count))
-        rows = np.empty((where.stop - start, d + 2, n))
-        sound = load_rows(family, X[where], r[where], w[where], weighted, rows)
-        if validate and not sound:
-            likelihood.check_values()
-        yield CompiledRows(where, rows, settings[where])
+    if count <= step:
+        rows = _loaded(likelihood, family, X, r, w, validate)
+        yield CompiledRows(slice(0, count), rows, settings)
+        return
+    for start in range(0, count, step):
+        part = slice(start, min(start + step, count))
+        rows = _loaded(likelihood, family, X[part], r[part], w[part], validate)
+        yield CompiledRows(part, rows, settings[part])
 
 
-def _given(likelihood: NegativeLogLikelihood) -> tuple[Array, Array, Array, bool]:
-    """Features ``(B, n, d)``, rewards, weights ``(B, n)``, and whether there are such."""
-    (n, d), w = likelihood.X.shape[-2:], likelihood.w
-    count = math.prod(likelihood.batch_shape)
-    r = np.ascontiguousarray(array(likelihood.r)).reshape(count, n)
-    if w is None:
-        return array(likelihood.X).reshape(count, n, d), r, r, False
-    weights = np.ascontiguousarray(array(w)).reshape(count, n)
-    return array(likelihood.X).reshape(count, n, d), r, weights, True
+def _loaded(
+    loss: RowSums, family: CompiledFamily, X: Array, r: Array, w: Array, validate: bool
+) -> Floats:
+    """Of some problems the rows; refused, if they are to be looked at, by their values."""
+    count, n, d = X.shape
+    rows = np.empty((count, d + 2, n))
+    if not load_rows(family, X, r, w, loss.w is not None, rows) and validate:
+        NegativeLogLikelihood(loss.family, loss.X, loss.r, loss.w).check_values()
+    return rows
 
 
 def array(values: Tensor) -> Array:
@@ -104,3 +114,49 @@ def per_problem(values: float | Tensor, batch: tuple[int, ...]) -> float | Array
     if not isinstance(values, Tensor):
         return values
     return np.broadcast_to(array(values), batch).reshape(-1) if values.ndim else values.item()
+
+
+@vectorised
+def _load_rows(
+    family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats
+) -> bool:
+    """Features, weights and weighted rewards as the passes read them.
+
+    Args:
+        family: knows the range of rewards.
+        X: ``(B, n, d)``, of any layout and floating dtype.
+        r: ``(B, n)``.
+        w: ``(B, n)``; ignored unless ``weighted``.
+        weighted: whether there are weights.
+        rows: the result, ``(B, d + 2, n)``.
+
+    Returns:
+        Whether features and weights are finite, weights not negative, and rewards in their range.
+    """
+    count, n, d = X.shape
+    rest, sound = 0.0, True  # zero times NaN or infinity is not zero
+    for b in range(count):
+        for start in range(0, n, CHUNK):
+            stop = min(start + CHUNK, n)
+            for k in range(d):
+                for s in range(start, stop):
+                    entry = X[b, s, k]
+                    rows[b, k, s] = entry
+                    rest += 0.0 * entry
+        for s in range(n):
+            weight, reward = w[b, s] if weighted else 1.0, np.float64(r[b, s])
+            rows[b, d, s] = weight
+            rows[b, d + 1, s] = weight * reward
+            rest += 0.0 * weight + 0.0 * reward
+            if not (weight >= 0.0 and family.low <= reward <= family.high):
+                sound = False
+            # the reward of merged rows is a mean
+            if family.whole and not weighted and reward != math.floor(reward):
+                sound = False
+    return sound and rest == 0.0
+
+
+@entry
+def load_rows(family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats) -> bool:
+    """:func:`_load_rows`, from Python."""
+    return _load_rows(family, X, r, w, weighted, rows)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchglb.arrays import Array, array, identity, like, single, tensor
+from torchglb.arrays import Array, array, identity, tensor
 from torchglb.checks import ValueChecks, check_float, check_same, check_shape, check_tensors, refuse
 from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
@@ -93,12 +93,6 @@ class RowSums:
         (loss,) = self.shards.sum(loss.sum(-1))
         return self._add_loss(loss, theta)
 
-    def rounded_value(self, theta: Array) -> Array:
-        """L(theta), rounded as in the expansions below: cheaper than :meth:`value`."""
-        loss = self._weighted(self.family.loss(self._features(theta), self._rewards(theta)))
-        (loss,) = self.shards.sum(loss.sum(-1))
-        return self._add_loss(loss, theta)
-
     def value_and_gradient(self, theta: Array) -> tuple[Array, Array]:
         """L(theta) and its gradient: O(n d) per point."""
         terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
@@ -107,30 +101,11 @@ class RowSums:
         loss, gradient = self.shards.sum(loss, gradient)
         return self._add_loss(loss, theta), self._add_gradient(gradient, theta)
 
-    def gradient(self, theta: Array) -> Array:
-        """The gradient alone: O(n d) per point, and no logarithm."""
-        slope = self.family.slope(self._features(theta), self._rewards(theta))
-        (gradient,) = self.shards.sum(self._combined(self._weighted(slope)))
-        return self._add_gradient(gradient, theta)
-
     def hessian(self, theta: Array) -> Array:
         """The Hessian alone: O(n d^2) per point."""
         curvature = self._weighted(self.family.curvature(self._features(theta)))
         (hessian,) = self.shards.sum(self._gram(curvature))
         return self._add_hessian(hessian, theta)
-
-    def derivatives(self, theta: Array, *, rough: bool = False) -> tuple[Array, Array]:
-        """The gradient and the Hessian: O(n d^2) per point, and no logarithm.
-
-        Args:
-            theta: the points, one for each problem.
-            rough: a Hessian in single precision will do, as a model for a solver.
-        """
-        z, gram = self._features(theta), self._rough_gram if rough else self._gram
-        slope, curvature = self.family.slope_and_curvature(z, self._rewards(theta))
-        gradient, hessian = self._combined(self._weighted(slope)), gram(self._weighted(curvature))
-        gradient, hessian = self.shards.sum(gradient, hessian)
-        return self._add_gradient(gradient, theta), self._add_hessian(hessian, theta)
 
     def expand(self, theta: Array) -> Expansion:
         """L(theta), its gradient and its Hessian: one pass, O(n d^2) per point."""
@@ -247,11 +222,6 @@ class RowSums:
             products = (X[..., :, None] * X[..., None, :]).flatten(-2)
             return (v @ products).unflatten(-1, (d, d))
         return (X.mT[..., None, :, :] * v[..., None, :]) @ X[..., None, :, :]
-
-    def _rough_gram(self, v: Array) -> Array:
-        """The same in single precision, as the square of ``sqrt(v_s) x_s``."""
-        rows = single(self.X) * single(v**0.5)[..., None]
-        return like(_product(rows.mT, rows), v)
 
     def _rewards(self, theta: Array) -> Array:
         return self.r if self._single(theta) else self.r[..., None, :]
@@ -463,15 +433,6 @@ class NegativeLogLikelihood(RowSums, nn.Module):
             if isinstance(least_ridge, Tensor):
                 expected = "numbers that are no lower than minus the proven curvature"
             checks.require("regularization", ridge >= least_ridge, expected, ridge)
-
-    def on_arrays(self) -> RowSums | None:
-        """The same sums on NumPy arrays, of ``(*B, d)`` points; None where that is not possible."""
-        family, X, ridge = self.family, self.X, self.regularization
-        if not (X.is_cpu and family.takes_arrays and self.shards.is_whole):
-            return None
-        w, tilt = (None if t is None else array(t) for t in (self.w, self.tilt))
-        ridge = array(ridge) if isinstance(ridge, Tensor) else ridge
-        return RowSums(family, array(X), array(self.r), w, ridge, tilt, self.shards)
 
     def forward(self, theta: Tensor) -> Tensor:
         """L(theta), of shape ``theta.shape[:-1]``."""

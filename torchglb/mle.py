@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,41 +24,30 @@ from torchglb.checks import (
     refuse,
 )
 from torchglb.compiled_rows import CompiledRows, blocks, compiled_family
+from torchglb.distributed import WHOLE
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
 from torchglb.history import History, Rows
-from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.mle_kernels import Estimates, minimize_all
+from torchglb.likelihood import NegativeLogLikelihood, RowSums
+from torchglb.mle_fit import Estimates, fit_all, new_estimates
+from torchglb.mle_gradients import differentiable
 from torchglb.optim import (
     Evaluation,
-    Shortcuts,
     SolveResult,
     Status,
     lbfgs,
     newton,
     raise_unless_converged,
 )
-from torchglb.optim.implicit import (
-    flat_directions,
-    newton_polish,
-    opaque,
-    refuse_singular,
-    withheld,
-)
-from torchglb.recording import is_transformed, wants_gradient, without_autocast
+from torchglb.optim.implicit import opaque, refuse_singular, withheld
+from torchglb.recording import is_plain, is_transformed, wants_gradient, without_autocast
 
-#: up to this many features compiled code is faster than a linear algebra library
-COMPILED_LIMIT = 32
 #: above this many features a Hessian costs more than the steps it saves
 NEWTON_LIMIT = 200
-#: below this n d a Hessian costs less than the steps it saves
-CHEAP_BELOW = 10_000
-#: a guess of the loss per row
-USUAL_LOSS = 0.5
-#: from so many features on, a Hessian in single precision takes less than half the time
-ROUGH_FROM = 32
+#: steps of Newton's method at most, unless told otherwise
+MAX_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -100,12 +91,12 @@ class _Curvature:
         recorded: whether derivatives of it may be asked for.
     """
 
-    def __init__(self, likelihood: NegativeLogLikelihood, known: Tensor, recorded: bool) -> None:
+    def __init__(self, likelihood: RowSums, known: Tensor, recorded: bool) -> None:
         self.likelihood, self.known, self.recorded = likelihood, known, recorded
-        self.versions = self._versions() if known.ndim < likelihood.X.ndim else []
+        self.versions = [] if known.shape[-1] else self._versions()
 
     def at(self, theta: Tensor) -> Tensor:
-        if self.known.ndim > theta.ndim:
+        if self.known.shape[-1]:
             return self.known
         if self._versions() != self.versions:
             expected = "the rows as they were at the fit (read the Hessian before they change)"
@@ -115,7 +106,9 @@ class _Curvature:
 
     def _versions(self) -> list[int]:
         """How often each tensor of the data was written to, as far as torch counts."""
-        return [t._version for t in self.likelihood.tensors() if not t.is_inference()]
+        loss = self.likelihood
+        given = (loss.X, loss.r, loss.w, loss.regularization, loss.tilt)
+        return [t._version for t in given if isinstance(t, Tensor) and not t.is_inference()]
 
 
 def constrained_mle(
@@ -161,6 +154,12 @@ def constrained_mle(
         >>> fit.theta
         tensor([ 2.1213, -2.1213], dtype=torch.float64)
     """
+    if solver in (None, "newton") and start is None:
+        # plain rows on a CPU need none of what follows
+        given = (family, history, domain, regularization, tol, max_steps)
+        found = _fit_plain_rows(*given, throw=throw, validate=validate)
+        if found is not None:
+            return found
     if not isinstance(history, History | Rows):
         raise refuse("history", "a History or Rows", type(history).__name__)
     if isinstance(history, Rows):
@@ -192,6 +191,51 @@ def constrained_mle(
         throw=throw,
         validate=validate and not _was_checked(history, family),
     )
+
+
+def _fit_plain_rows(
+    family: GLMFamily,
+    history: History | Rows,
+    domain: Ball,
+    regularization: float | Tensor,
+    tol: float | None,
+    max_steps: int | None,
+    *,
+    throw: bool,
+    validate: bool,
+) -> MLEResult | None:
+    """The fit where all that is given is as compiled code takes it; else None, and nobody is told.
+
+    The checks of the long way cost more than a fit of a thousand rows.
+    """
+    if isinstance(history, History) and history.shards.is_whole:
+        X, r, w = history.view()
+    elif isinstance(history, Rows):
+        X, r, w = history
+    else:
+        return None
+    if not (is_plain(X) and is_plain(r) and (w is None or is_plain(w)) and X.dtype in FLOATS):
+        return None
+    numbers = type(regularization) is float and type(tol) in (float, NoneType)
+    if not (numbers and type(max_steps) in (int, NoneType) and isinstance(family, GLMFamily)):
+        return None
+    fits = X.ndim >= 2 and r.dtype == X.dtype and r.shape == X.shape[:-1]
+    fits = fits and (w is None or (w.dtype == X.dtype and w.shape == r.shape))
+    if not fits or type(domain) is not Ball or type(S := domain.radius) is not float:
+        return None
+    loss = RowSums(family, X, r, w, regularization, None, WHOLE)
+    tol = _usual_tol(X) if tol is None else tol
+    max_steps = MAX_STEPS if max_steps is None else max_steps
+    sound = 0.0 < tol < math.inf and max_steps >= 0 and 0.0 <= regularization < math.inf
+    compiled = _compiled_family(loss, "newton") if sound and loss.dim == domain.dim else None
+    if compiled is None:
+        return None
+    validate = validate and not _was_checked(history, family)
+    return _fit_compiled(loss, compiled, S, None, tol, max_steps, throw=throw, validate=validate)
+
+
+def _usual_tol(X: Tensor) -> float:
+    return 1e-9 if X.dtype == torch.float64 else 1e-4
 
 
 def _as_tensors(rows: Rows) -> Rows:
@@ -237,10 +281,10 @@ def minimize_likelihood(
         solver = "newton" if likelihood.dim <= NEWTON_LIMIT else "lbfgs"
     check_choice("solver", solver, ("newton", "lbfgs"))
     if tol is None:
-        tol = 1e-9 if X.dtype == torch.float64 else 1e-4
+        tol = _usual_tol(X)
     check_positive("tol", tol)
     if max_steps is None:
-        max_steps = 200 if solver == "newton" else 5000
+        max_steps = MAX_STEPS if solver == "newton" else 5000
     check_count("max_steps", max_steps)
     if start is not None:
         check_same("start", start, "X", X)
@@ -251,14 +295,8 @@ def minimize_likelihood(
     recorded = wants_gradient(*data, *([radius] if isinstance(radius, Tensor) else ()))
     family = _compiled_family(likelihood, solver)
     if family is not None and not recorded:
-        result, (loss, gradient, hessian) = minimize_compiled(
-            likelihood, family, radius, start, tol, max_steps, validate=validate
-        )
-        if throw:
-            raise_unless_converged(result.status, "constrained_mle")
-        curvature = _Curvature(likelihood, hessian, recorded)
-        return MLEResult(
-            result.point, loss, gradient, result.gap, result.status, result.num_steps, curvature
+        return _fit_compiled(
+            likelihood, family, radius, start, tol, max_steps, throw=throw, validate=validate
         )
     if validate:
         likelihood.check_values()
@@ -275,7 +313,7 @@ def minimize_likelihood(
 
     if recorded:
         found, force, bend, gap, status, num_steps = opaque(solve, start, radius, *data)
-        theta, singular = _differentiable(likelihood, radius, found, force, bend)
+        theta, singular = differentiable(likelihood, radius, found, force, bend)
         if not (loss_only or is_transformed(singular)):
             refuse_singular("theta", singular)
         loss, gradient, hessian = likelihood.expand(theta)
@@ -291,10 +329,9 @@ def minimize_likelihood(
     return MLEResult(theta, loss, gradient, gap, status, num_steps, curvature)
 
 
-def _compiled_family(loss: NegativeLogLikelihood, solver: str) -> CompiledFamily | None:
+def _compiled_family(loss: RowSums, solver: str) -> CompiledFamily | None:
     """The family, where compiled code is the way to minimise this loss."""
-    few = solver == "newton" and loss.dim <= COMPILED_LIMIT
-    return compiled_family(loss) if few else None
+    return compiled_family(loss) if solver == "newton" and loss.dim <= NEWTON_LIMIT else None
 
 
 class _Search(NamedTuple):
@@ -313,46 +350,64 @@ class _Search(NamedTuple):
         family = _compiled_family(loss, self.solver)
         if family is not None:
             return minimize_compiled(loss, family, radius, start, tol, max_steps)
-        n, d = loss.num_rows, loss.dim
-        rough = d >= ROUGH_FROM and n >= d and loss.X.dtype == torch.float64
-        sums = loss.on_arrays()
-        parts = sums or loss
-        shortcuts = Shortcuts(
-            parts.rounded_value,
-            parts.gradient,
-            partial(parts.derivatives, rough=rough),
-            cheap=n * d < CHEAP_BELOW,
-            rough=rough,
-            size=USUAL_LOSS * n,
-        )
-        if sums is None:
-            shortcuts = shortcuts.taking_arrays()
-        return newton(loss.expand, start, radius, tol=tol, max_steps=max_steps, shortcuts=shortcuts)
+        return newton(loss.expand, start, radius, tol=tol, max_steps=max_steps)
 
 
-def minimize_compiled(
-    loss: NegativeLogLikelihood,
+def _fit_compiled(
+    loss: RowSums,
     family: CompiledFamily,
     radius: float | Tensor,
     start: Tensor | None,
     tol: float,
     max_steps: int,
     *,
-    validate: bool = False,
+    throw: bool,
+    validate: bool,
+) -> MLEResult:
+    """A fit that nobody differentiates."""
+    found = _estimates(loss, family, radius, start, tol, max_steps, validate)
+    if throw and np.count_nonzero(found.status):
+        raise_unless_converged(torch.from_numpy(found.status), "constrained_mle")
+    theta, gradient, hessian, value, gap, status, num_steps = map(torch.from_numpy, found)
+    curvature = _Curvature(loss, hessian, recorded=False)
+    return MLEResult(theta, value, gradient, gap, status, num_steps, curvature)
+
+
+def minimize_compiled(
+    loss: RowSums,
+    family: CompiledFamily,
+    radius: float | Tensor,
+    start: Tensor | None,
+    tol: float,
+    max_steps: int,
 ) -> tuple[SolveResult, Evaluation]:
     """Newton's method in compiled code; arguments and results as those of `newton`."""
+    found = _estimates(loss, family, radius, start, tol, max_steps, False)
+    theta, gradient, hessian, value, gap, status, num_steps = map(torch.from_numpy, found)
+    return SolveResult(theta, value, gap, status, num_steps), Evaluation(value, gradient, hessian)
+
+
+def _estimates(
+    loss: RowSums,
+    family: CompiledFamily,
+    radius: float | Tensor,
+    start: Tensor | None,
+    tol: float,
+    max_steps: int,
+    validate: bool,
+) -> Estimates:
+    """Of every problem, with shapes that start with ``*B``."""
     parts = []
     for block in blocks(loss, family, radius, start, validate=validate):
-        found = minimize_all(family, block.rows, block.settings, tol, max_steps)
+        found = new_estimates(len(block.rows), loss.X.shape[-1])
+        fit_all(family, block.rows, block.settings, tol, max_steps, found)
         if loss.X.dtype == torch.float32:
             found = _in_single(family, found, block, tol)
         parts.append(found)
-    whole = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
-    batch = tuple(loss.batch_shape)
-    theta, gradient, hessian, value, gap, status, num_steps = (
-        torch.from_numpy(part.reshape(batch + part.shape[1:])) for part in whole
-    )
-    return SolveResult(theta, value, gap, status, num_steps), Evaluation(value, gradient, hessian)
+    if len(parts) > 1:
+        parts = [Estimates(*map(np.concatenate, zip(*parts, strict=True)))]
+    batch = tuple(loss.X.shape[:-2])
+    return Estimates(*[part.reshape(batch + part.shape[1:]) for part in parts[0]])
 
 
 def _in_single(
@@ -363,7 +418,8 @@ def _in_single(
     outside = np.linalg.norm(theta.astype(np.float64), axis=-1) > S
     theta[outside] *= np.float32(1.0 - 4e-7)
     block.settings[:, -theta.shape[-1] :] = theta
-    there = minimize_all(family, block.rows, block.settings, tol, 0)
+    there = new_estimates(*theta.shape)
+    fit_all(family, block.rows, block.settings, tol, 0, there)
     lost = (found.status == Status.CONVERGED) & ~(there.gap <= tol * (1.0 + abs(there.loss)))
     gap, up = there.gap.astype(np.float32), np.float32(np.inf)
     narrow = {
@@ -385,47 +441,3 @@ def _check_domain(domain: Ball, likelihood: NegativeLogLikelihood) -> None:
         fits = zip(radius.shape[::-1], batch[::-1], strict=False)
         if radius.ndim > len(batch) or not all(have in (1, want) for have, want in fits):
             raise refuse("radius", f"a shape that broadcasts to {batch}", tuple(radius.shape))
-
-
-def _differentiable(
-    likelihood: NegativeLogLikelihood,
-    radius: Tensor,
-    theta: Tensor,
-    gradient: Tensor,
-    hessian: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """theta as a function of the data, and where it is none, ``(*B)``.
-
-    Newton steps on ``grad L + nu theta = 0, |theta| = S``. In directions without curvature theta
-    stays where it is: among several minimisers the one on that slice is followed, so that
-    ``L(theta)`` is still the least loss.
-    """
-    d, S = likelihood.dim, radius.detach()
-    nu = -(gradient * theta).sum(-1) / S.square()
-    # the ball holds theta back if the force outward exceeds what the curvature does over the room
-    room = (1.0 - torch.linalg.vector_norm(theta, dim=-1) / S).clamp_min(0.0)
-    active = nu > room * torch.diagonal(hessian, dim1=-2, dim2=-1).mean(-1)
-    on = active.to(theta.dtype)[..., None]
-    nu = torch.where(active, nu, torch.zeros_like(nu))
-    eye = torch.eye(d, dtype=theta.dtype, device=theta.device)
-    found, hold = theta, flat_directions(hessian + nu[..., None, None] * eye, on * theta)
-
-    def system(y: Tensor) -> tuple[Tensor, Tensor]:
-        theta, nu = y[..., :d], y[..., d:]
-        _, gradient, hessian = likelihood.expand(theta)
-        sphere = 0.5 * (theta.square().sum(-1) - radius.square())[..., None]
-        held = (hold @ (theta - found)[..., None])[..., 0]
-        residual = torch.cat([gradient + nu * theta + held, on * sphere - (1 - on) * nu], dim=-1)
-        column = (on * theta)[..., None]
-        top = torch.cat([hessian + nu[..., None] * eye + hold, column], dim=-1)
-        corner = (on - 1)[..., None]
-        bottom = torch.cat([column.mT, corner], dim=-1)
-        return residual, torch.cat([top, bottom], dim=-2)
-
-    y = newton_polish(system, torch.cat([theta, nu[..., None]], dim=-1), 2, "theta")
-    theta = y[..., :d]
-    ratio = torch.linalg.vector_norm(theta.detach(), dim=-1) / S
-    # a step far out of a ball that is not active: the curvature is too weak for the solver to see
-    astray = ~active & (ratio > 1.0 + torch.finfo(theta.dtype).eps ** 0.25)
-    theta = theta - ((1.0 - 1.0 / ratio.clamp_min(1.0))[..., None] * theta).detach()
-    return torch.where(astray[..., None], found, theta), astray | (hold != 0).flatten(-2).any(-1)

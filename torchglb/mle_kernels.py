@@ -9,11 +9,11 @@ derivatives.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, entry, kernel, vectorised
+from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import (
     EPS,
     TINY,
@@ -42,8 +42,6 @@ PATIENCE = 3
 PIVOT = 256.0 * EPS
 #: curvature that a singular Hessian is given, next to its trace: steps stay short where it is flat
 PROXIMAL = 1e-12
-#: an estimate that stalls with a larger gap, relative to 1 + |loss|, is sought again from zero
-COLD = 1e-6
 
 
 # ---- the loss of one problem -------------------------------------------------------------------
@@ -229,7 +227,7 @@ def minimize(
                 memory.step[i] = trial.theta[i] - here.theta[i]
                 memory.change[i] = trial.gradient[i] - here.gradient[i]
             copy_point(trial, here)
-            status = _status(value, gap, tol, stalled)
+            status = status_at(value, gap, tol, stalled)
             if status == RUNNING:
                 model_minimum(here, radius, memory)
         else:
@@ -243,7 +241,7 @@ def minimize(
 
 
 @kernel
-def _status(value: float, gap: float, tol: float, stalled: int) -> int:
+def status_at(value: float, gap: float, tol: float, stalled: int) -> int:
     """Of a point that a minimisation has come to."""
     if not abs(value + gap) < math.inf:
         return NONFINITE
@@ -333,106 +331,3 @@ def look_back(here: PointExpansion, step: Floats) -> float:
         return 0.0
     square = (along / bend) * (along / bend)
     return square if square <= 0.25 else 0.0
-
-
-# ---- many problems -----------------------------------------------------------------------------
-
-
-@vectorised
-def _load_rows(
-    family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats
-) -> bool:
-    """Features, weights and weighted rewards as the passes read them.
-
-    Args:
-        family: knows the range of rewards.
-        X: ``(B, n, d)``, of any layout and floating dtype.
-        r: ``(B, n)``.
-        w: ``(B, n)``; ignored unless ``weighted``.
-        weighted: whether there are weights.
-        rows: the result, ``(B, d + 2, n)``.
-
-    Returns:
-        Whether features and weights are finite, weights not negative, and rewards in their range.
-    """
-    count, n, d = X.shape
-    rest, sound = 0.0, True  # zero times NaN or infinity is not zero
-    for b in range(count):
-        for start in range(0, n, CHUNK):
-            stop = min(start + CHUNK, n)
-            for k in range(d):
-                for s in range(start, stop):
-                    entry = X[b, s, k]
-                    rows[b, k, s] = entry
-                    rest += 0.0 * entry
-        for s in range(n):
-            weight, reward = w[b, s] if weighted else 1.0, np.float64(r[b, s])
-            rows[b, d, s] = weight
-            rows[b, d + 1, s] = weight * reward
-            rest += 0.0 * weight + 0.0 * reward
-            if not (weight >= 0.0 and family.low <= reward <= family.high):
-                sound = False
-            # the reward of merged rows is a mean
-            if family.whole and not weighted and reward != math.floor(reward):
-                sound = False
-    return sound and rest == 0.0
-
-
-class Estimates(NamedTuple):
-    """Of B problems: what :class:`PointExpansion` and :class:`Outcome` say of each."""
-
-    theta: Floats
-    gradient: Floats
-    hessian: Floats
-    loss: Floats
-    gap: Floats
-    status: Ints
-    num_steps: Ints
-
-
-@entry
-def load_rows(family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats) -> bool:
-    """:func:`_load_rows`, from Python."""
-    return _load_rows(family, X, r, w, weighted, rows)
-
-
-@entry
-def minimize_all(
-    family: CompiledFamily,
-    rows: Floats,
-    settings: Floats,
-    tol: float,
-    max_steps: int,
-) -> Estimates:
-    """Every problem by itself, one after the other.
-
-    Args:
-        family: the family.
-        rows: of :func:`load_rows`.
-        settings: lambda, S, tilt and start, ``(B, 2 + 2 d)``.
-        tol: stop when ``gap <= tol (1 + |loss|)``.
-        max_steps: limit on evaluations.
-    """
-    count, d = rows.shape[0], rows.shape[1] - 2
-    theta, gradient = np.empty((count, d)), np.empty((count, d))
-    hessian, value, gap = np.empty((count, d, d)), np.empty(count), np.empty(count)
-    status, num_steps = np.empty(count, np.int64), np.empty(count, np.int64)
-    table, work, memory = pass_table(d, 2), pass_memory(d), new_memory(d)
-    for b in range(count):
-        ridge, radius = settings[b, 0], settings[b, 1]
-        tilt = settings[b, 2 : 2 + d]
-        loss = RowLoss(family, rows[b, :d], rows[b, d], rows[b, d + 1], ridge, tilt)
-        copy_vector(settings[b, 2 + d :], memory.here.theta)
-        found = minimize(loss, radius, tol, max_steps, table, memory, work)
-        if found.status == INACCURATE and found.gap > COLD * (1.0 + abs(found.loss)):
-            # a start far out, in a direction that rows do not span, may end short of the minimum;
-            # zero is in their span
-            memory.here.theta[:] = 0.0
-            again = minimize(loss, radius, tol, max_steps, table, memory, work)
-            found = Outcome(
-                again.loss, again.gap, again.status, found.num_steps + 1 + again.num_steps
-            )
-        copy_point(memory.here, PointExpansion(theta[b], gradient[b], hessian[b]))
-        value[b], gap[b] = found.loss, found.gap
-        status[b], num_steps[b] = found.status, found.num_steps
-    return Estimates(theta, gradient, hessian, value, gap, status, num_steps)

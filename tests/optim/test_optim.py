@@ -8,7 +8,6 @@ import torch
 import torchglb as glb
 from torchglb.optim import (
     Evaluation,
-    Shortcuts,
     SolveResult,
     Status,
     frank_wolfe_gap,
@@ -19,8 +18,7 @@ from torchglb.optim import (
 from torchglb.optim.loop import Progress, iterate
 
 DTYPES = [torch.float32, torch.float64]
-#: approach: Newton after steps without a line search, by gradients alone or with Hessians
-SOLVERS = ["newton", "approach", "approach by Newton", "lbfgs"]
+SOLVERS = ["newton", "lbfgs"]
 
 
 class Quadratic:
@@ -100,13 +98,6 @@ def solve(
     if tol is None:
         tol = 1e-9 if start.dtype == torch.float64 else 1e-4
     if solver != "lbfgs":
-        if solver != "newton":
-            options["shortcuts"] = Shortcuts(
-                lambda t: function(t)[0],
-                lambda t: function(t)[1],
-                lambda t: function(t)[1:],
-                cheap=solver == "approach by Newton",
-            ).taking_arrays()
         return newton(lambda t: Evaluation(*function(t)), start, radius, tol=tol, **options)
     return lbfgs(lambda t: function(t)[:2], start, radius, tol=tol, **options)
 

@@ -28,9 +28,10 @@ def check_against_conic(case):
     theirs = conic_support(case.program, case.arms, throw=False)
     value = 0.5 * (theirs.upper + theirs.lower)
     for k in torch.nonzero(theirs.status != Status.CONVERGED)[:, 0].tolist():
-        # rates of e^20 are too much for the oracle: ask one with more digits
+        # rates of e^20, and sets that are nearly flat, are too much for the oracle: ask one with more
+        # digits
         exact = exact_value(case.program, case.arms[k], ours.theta[k])
-        assert "poisson" in case.name, case.name
+        assert "poisson" in case.name or "tiny" in case.name, case.name
         assert exact is not None, case.name
         value[k] = float(exact)
     assert (ours.status == Status.CONVERGED).all()

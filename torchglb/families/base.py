@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,6 @@ class GLMFamily(nn.Module):
     reward_range: tuple[float, float] = (-float("inf"), float("inf"))
     #: whether rewards must be whole numbers
     integer_rewards: bool = False
-    #: whether m and all of the loss but ``nll`` take NumPy arrays as well (within
-    #: :func:`torchglb.arrays.quiet`) and return such; a subclass has to say so again
-    takes_arrays: bool = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.takes_arrays = cls.__dict__.get("takes_arrays", False)
 
     def __repr__(self) -> str:
         shown = {k: v for k, v in vars(self).items() if k in self.shown}

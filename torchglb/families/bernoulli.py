@@ -37,8 +37,6 @@ class Binomial(GLMFamily):
         tensor(5.)
     """
 
-    takes_arrays = True
-
     def __init__(self, trials: int, whole: bool = True) -> None:
         super().__init__()
         self.trials = check_count("trials", trials, least=1)
@@ -159,8 +157,6 @@ class Bernoulli(Binomial):
         >>> Bernoulli().nll(torch.tensor(0.0), torch.tensor(1.0))
         tensor(0.6931)
     """
-
-    takes_arrays = True
 
     def __init__(self) -> None:
         super().__init__(trials=1)

@@ -1,6 +1,5 @@
 """Batched solvers over the ball that know nothing of GLMs."""
 
-from torchglb.optim.approach import Shortcuts
 from torchglb.optim.ball import Evaluation, frank_wolfe_gap
 from torchglb.optim.lbfgs import lbfgs
 from torchglb.optim.newton import newton
@@ -8,7 +7,6 @@ from torchglb.optim.result import SolveResult, Status, raise_unless_converged
 
 __all__ = [
     "Evaluation",
-    "Shortcuts",
     "SolveResult",
     "Status",
     "frank_wolfe_gap",

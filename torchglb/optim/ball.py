@@ -102,8 +102,6 @@ def descend(
     tol: float,
     max_steps: int,
     patience: int,
-    at: Evaluation | None = None,
-    before: Numbers = 0,
 ) -> tuple[SolveResult, Evaluation]:
     """The loop shared by Newton and L-BFGS; one evaluation per step.
 
@@ -117,14 +115,12 @@ def descend(
         tol: stop when ``gap <= tol (1 + |value|)``.
         max_steps: limit on evaluations after the first.
         patience: how many steps without effect, in a row, count as stuck.
-        at: the evaluation at the start, if it is known.
-        before: how many evaluations led to the start, ``(*B)``.
     """
     # inference mode spares every operation the bookkeeping of autograd; NaN and infinity are found
     # by the loop
     with torch.inference_mode(), np.errstate(all="ignore"):
         point, status, num_steps = _descend(
-            evaluate, model, remember, memory, start, radius, tol, max_steps, patience, at, before
+            evaluate, model, remember, memory, start, radius, tol, max_steps, patience
         )
     value, gap = tensor(point.value, start), tensor(point.gap, start)
     theta, value, gap, gradient, hessian, status, num_steps = (
@@ -145,8 +141,6 @@ def _descend(
     tol: float,
     max_steps: int,
     patience: int,
-    at: Evaluation | None,
-    before: Numbers,
 ) -> tuple[Point, Tensor, Tensor]:
     eps = torch.finfo(start.dtype).eps
     S = numbers(radius)
@@ -202,12 +196,12 @@ def _descend(
             new = select(accept, new, point._replace(length=point.length * shrink))
         return new, report(new)
 
-    here, gradient, hessian = at or evaluate(start)
+    here, gradient, hessian = evaluate(start)
     value, zero = numbers(here), torch.zeros_like(start)
     gap = gap_at(start, gradient, value)
     full = numbers(torch.ones_like(here))
     point = Point(start, gradient, hessian, zero, zero, memory, value, gap, full, gap, 0.0 * full)
-    return iterate(step, point, report(point), max_steps, before)
+    return iterate(step, point, report(point), max_steps)
 
 
 def minimize_model(

@@ -28,7 +28,6 @@ def iterate(
     state: State,
     progress: Progress,
     max_steps: int,
-    before: Numbers = 0,
 ) -> tuple[State, Tensor, Tensor]:
     """Repeats ``step`` until every element has stopped; finished elements freeze.
 
@@ -40,13 +39,12 @@ def iterate(
         state: the first state.
         progress: of the first state.
         max_steps: the step limit.
-        before: how many steps were taken already, ``(*B)``.
 
     Returns:
         The last state of every element, its status ``(*B)`` and its number of steps ``(*B)``.
     """
     status = _verdict(progress)
-    num_steps = 0 * status + before
+    num_steps = 0 * status
     for _ in range(max_steps):
         active = (status < 0) & (num_steps < max_steps)
         if not any_active(active):

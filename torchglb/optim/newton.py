@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.arrays import quiet
-from torchglb.optim.approach import Shortcuts, approach
 from torchglb.optim.ball import (
     Evaluation,
     Point,
@@ -37,7 +34,6 @@ def newton(
     *,
     tol: float,
     max_steps: int = 200,
-    shortcuts: Shortcuts | None = None,
 ) -> tuple[SolveResult, Evaluation]:
     """Minimises a smooth convex function over the ball; fast local convergence, O(d^3) per step.
 
@@ -47,11 +43,9 @@ def newton(
         radius: S, ``(*B)``.
         tol: relative tolerance on the Frank-Wolfe gap.
         max_steps: limit on evaluations.
-        shortcuts: the same function, for a first approach at a lower price.
 
     Returns:
-        The result, and the evaluation at its point; its Hessian is empty where the approach led
-        there without one.
+        The result, and the evaluation at its point.
     """
     S = numbers(radius)
 
@@ -78,26 +72,5 @@ def newton(
     def remember(memory: Tensor, s: Tensor, y: Tensor) -> Tensor:
         return memory  # the point itself has all that is needed
 
-    at, before = None, 0
-    if shortcuts is not None and start.device.type == "cpu":
-        with quiet():
-            place = approach(shortcuts, start, S, tol=tol, max_steps=max_steps)
-        start, value, gap, gradient, hessian, num_steps = map(torch.from_numpy, place)
-        there = Evaluation(value, gradient, hessian)
-        if surely(place.gap <= tol * (1.0 + abs(place.value))):
-            status = torch.from_numpy(np.zeros(place.num_steps.shape, np.int64))  # converged
-            return SolveResult(start, value, gap, status, num_steps), there
-        at, before = there if hessian.ndim > gradient.ndim else None, numbers(num_steps)
-    return descend(
-        evaluate,
-        model,
-        remember,
-        start[..., :0],
-        start,
-        radius,
-        tol,
-        max_steps,
-        patience=3,
-        at=at,
-        before=before,
-    )
+    memory = start[..., :0]
+    return descend(evaluate, model, remember, memory, start, radius, tol, max_steps, patience=3)

@@ -34,7 +34,15 @@ class Native:
 
     def support(self, program: SublevelProgram, arms: Tensor) -> SupportResult:
         """``h(x)`` of every arm."""
-        return native_support(program, arms, **_settings(self))
+        return native_support(
+            program,
+            arms,
+            center=self.center,
+            tol=self.tol,
+            max_steps=self.max_steps,
+            throw=self.throw,
+            validate=self.validate,
+        )
 
 
 @dataclass(frozen=True)
@@ -88,12 +96,12 @@ def solver_of(solver: str | Solver, options: Mapping[str, Any]) -> Solver:
             raise refuse("options", "none beside a solver object", sorted(options))
         return solver
     chosen = BY_NAME[check_choice("solver", solver, tuple(BY_NAME))]
-    known = [field.name for field in fields(chosen)]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
+    if not chosen.__dataclass_fields__.keys() >= options.keys():
+        known = list(chosen.__dataclass_fields__)
+        unknown = sorted(set(options) - set(known))
         raise refuse("options", f"settings of {chosen.__name__} ({', '.join(known)})", unknown)
     return chosen(**options)
 
 
-def _settings(solver: Native | Conic | Layer) -> dict[str, Any]:
+def _settings(solver: Conic | Layer) -> dict[str, Any]:
     return {field.name: getattr(solver, field.name) for field in fields(solver)}

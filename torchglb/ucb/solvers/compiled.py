@@ -28,9 +28,8 @@ from torchglb.mle_kernels import (
 )
 from torchglb.rounding import round_up
 from torchglb.ucb.program import SublevelProgram
+from torchglb.ucb.solvers.dual_kernels import ESTIMATE_STEPS, ESTIMATE_TOL, search_dual
 from torchglb.ucb.solvers.search_kernels import (
-    ESTIMATE_STEPS,
-    ESTIMATE_TOL,
     ArmBounds,
     LevelSet,
     SearchMemory,
@@ -38,7 +37,6 @@ from torchglb.ucb.solvers.search_kernels import (
     learn,
     rounded_trace,
     search_arm,
-    search_dual,
     search_memory,
     trace_of,
     weight_of_cut,
@@ -49,17 +47,20 @@ SHORT = 1e-77
 
 
 class Support(NamedTuple):
-    """Of B problems with K arms.
+    """Of B problems with K arms, ``(B, K)`` each but theta, ``(B, K, d)``."""
 
-    Attributes:
-        values: upper, lower and multiplier, ``(3, B, K)``.
-        theta: ``(B, K, d)``.
-        status: ``(B, K)``.
-    """
-
-    values: Floats
+    upper: Floats
+    lower: Floats
     theta: Floats
+    multiplier: Floats
     status: Ints
+
+
+def new_support(count: int, K: int, d: int) -> Support:
+    """To be written by :func:`support_all`."""
+    upper, lower, multiplier = np.empty((count, K)), np.empty((count, K)), np.empty((count, K))
+    status = np.empty((count, K), np.int64)
+    return Support(upper, lower, np.empty((count, K, d)), multiplier, status)
 
 
 def compiled_support(
@@ -80,29 +81,30 @@ def compiled_support(
         tol: stop when ``upper - lower <= tol (1 + |upper|)``.
         max_steps: limit on passes for each arm.
     """
-    loss, shape, dtype = program.likelihood, arms.shape, arms.dtype
+    loss, shape, dtype = program.likelihood, tuple(arms.shape), arms.dtype
     count, K, d = math.prod(shape[:-2]), shape[-2], shape[-1]
-    level = array(program.level).astype(np.float64).reshape(count)
-    xs = array(arms).astype(np.float64).reshape(count, K, d)
-    scale, radius = _power_of_two(xs), np.empty(count)
-    radius[:] = per_problem(program.domain.radius, tuple(shape[:-2]))
-    values, theta = np.empty((3, count, K)), np.empty((count, K, d))
-    found = Support(values, theta, np.empty((count, K), np.int64))
+    level = _doubles(program.level).reshape(count)
+    xs = _doubles(arms).reshape(count, K, d)
+    radius = per_problem(program.domain.radius, shape[:-2])
+    found = new_support(count, K, d)
     region = _region_of(program, count, d)
-    for block in blocks(loss, family, program.domain.radius, center):
+    for block in blocks(loss, family, 1.0, center):
         here = block.where
-        block.settings[:, 1] = radius[here]  # of a number all digits, whatever the rows' dtype
-        part = Support(values[:, here], theta[here], found.status[here])
-        known, x = center is not None, xs[here] if scale is None else xs[here] / scale[here]
-        given = (family, block.rows, block.settings, region[here], known, level[here], x)
-        support_all(*given, tol, max_steps, part)
-    if scale is not None:
-        values *= scale[..., 0]
-    upper, lower, multiplier = torch.from_numpy(values.reshape(3, *shape[:-1]))
-    points = torch.from_numpy(theta.reshape(shape))
-    status = torch.from_numpy(found.status.reshape(shape[:-1]))
-    whole = (upper, lower, points, multiplier, upper - lower, status)
+        # of a number all digits, whatever the rows' dtype
+        block.settings[:, 1] = radius if isinstance(radius, float) else radius[here]
+        part = Support._make(field[here] for field in found)
+        given = (family, block.rows, block.settings, region[here], center is not None)
+        support_all(*given, level[here], xs[here], tol, max_steps, part)
+    upper, lower, theta, multiplier, status = [
+        torch.from_numpy(field.reshape(shape[:-2] + field.shape[1:])) for field in found
+    ]
+    whole = (upper, lower, theta, multiplier, upper - lower, status)
     return whole if dtype == torch.float64 else narrowed(whole, dtype)
+
+
+def _doubles(values: Tensor) -> Floats:
+    """The same numbers in float64, not copied unless they have to be."""
+    return np.ascontiguousarray(array(values), np.float64)
 
 
 def narrowed(found: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -119,13 +121,6 @@ def _region_of(program: SublevelProgram, count: int, d: int) -> Floats:
     parts = (program.region.center, program.region.shape, program.region.size)
     columns = [array(t).astype(np.float64).reshape(count, -1) for t in parts]
     return np.concatenate(columns, axis=1)
-
-
-def _power_of_two(arms: Floats) -> Floats | None:
-    """For arms ``(B, K, d)`` whose squares would underflow, ``(B, K, 1)``; None without such."""
-    largest = np.abs(arms).max(-1, keepdims=True, initial=0.0)
-    short = (largest > 0.0) & (largest < SHORT)
-    return np.where(short, 2.0 ** np.frexp(largest)[1], 1.0) if short.any() else None
 
 
 @entry
@@ -156,9 +151,10 @@ def support_all(
         found: the result.
     """
     count, K, d = arms.shape
-    memory, at_center = search_memory(d), new_point(d)
+    memory, at_center, squares = search_memory(d), new_point(d), np.empty(rows.shape[2])
     bounds = ArmBounds(
         np.zeros((K, d)),
+        np.zeros(K),
         np.zeros(K),
         np.zeros(K),
         np.zeros(K),
@@ -175,11 +171,19 @@ def support_all(
         loss = RowLoss(family, rows[b, :d], rows[b, d], rows[b, d + 1], ridge, tilt)
         value = center_of(loss, radius, center, known, memory)
         copy_point(memory.estimate.here, at_center)
-        size = size_of_rows(loss, memory.work.scratch)
+        size = size_of_rows(loss, squares)
         trace = rounded_trace(trace_of(at_center.hessian), ridge, d)
         there = evaluated(value, trace, at_center, rows.shape[2], level[b], radius, size)
         problem = LevelSet(
-            loss, level[b], radius, size, at_center.theta, value, there.loss_error, region[b]
+            loss,
+            level[b],
+            radius,
+            squares,
+            size,
+            at_center.theta,
+            value,
+            there.loss_error,
+            region[b],
         )
         begin(bounds, arms[b], at_center.theta, radius)
         if math.isfinite(value) and not math.isnan(level[b]):
@@ -215,33 +219,43 @@ def center_of(
 
 
 @kernel
-def size_of_rows(loss: RowLoss, scratch: Floats) -> float:
+def size_of_rows(loss: RowLoss, squares: Floats) -> float:
     """What is rounded, even where it cancels: ``sum_s |x_s| max(|y_s|, w_s c)/g + |tilt|``.
 
-    c is the largest reward that the family knows of.
+    c is the largest reward that the family knows of; ``|x_s|^2`` are written to ``squares``.
     """
-    n, total = loss.X.shape[1], 0.0
-    for start in range(0, n, CHUNK):
-        stop = min(start + CHUNK, n)
-        total += _size_of_chunk(loss.X, loss.w, loss.y, start, stop, loss.family.largest, scratch)
+    total = size_of_lengths(loss.X, loss.w, loss.y, loss.family.largest, squares)
     return total * loss.family.scale + length(loss.tilt)
 
 
 @vectorised
-def _size_of_chunk(
-    X: Floats, w: Floats, y: Floats, start: int, stop: int, largest: float, scratch: Floats
-) -> float:
-    squared, total = scratch[: stop - start], 0.0
-    for s in range(stop - start):
-        squared[s] = 0.0
-    for k in range(X.shape[0]):
-        x = X[k, start:stop]
+def size_of_lengths(X: Floats, w: Floats, y: Floats, largest: float, squares: Floats) -> float:
+    """The sum, without scale and tilt."""
+    total, n = 0.0, X.shape[1]
+    for start in range(0, n, CHUNK):
+        stop = min(start + CHUNK, n)
+        part = squares[start:stop]
         for s in range(stop - start):
-            squared[s] += x[s] * x[s]
-    weights, rewards = w[start:stop], y[start:stop]
-    for s in range(stop - start):
-        total += math.sqrt(squared[s]) * max(abs(rewards[s]), weights[s] * largest)
+            part[s] = 0.0
+        for k in range(X.shape[0]):
+            x = X[k, start:stop]
+            for s in range(stop - start):
+                part[s] += x[s] * x[s]
+        weights, rewards = w[start:stop], y[start:stop]
+        for s in range(stop - start):
+            total += math.sqrt(part[s]) * max(abs(rewards[s]), weights[s] * largest)
     return total
+
+
+@kernel
+def power_of_two(arm: Floats) -> float:
+    """To divide an arm by whose squares would underflow; else 1."""
+    largest = 0.0
+    for i in range(arm.shape[0]):
+        largest = max(largest, abs(arm[i]))
+    if not 0.0 < largest < SHORT:
+        return 1.0
+    return math.ldexp(1.0, math.frexp(largest)[1])
 
 
 @kernel
@@ -249,11 +263,14 @@ def begin(bounds: ArmBounds, arms: Floats, center: Floats, radius: float) -> Non
     """What ball and centre say of the arms."""
     d = arms.shape[1]
     for k in range(arms.shape[0]):
-        size = length(arms[k])
-        bounds.lengths[k] = size
+        scale = power_of_two(arms[k])
         for i in range(d):
-            bounds.units[k, i] = arms[k, i] / size if size > 0.0 else 0.0
+            bounds.units[k, i] = arms[k, i] / scale
             bounds.normal[k, i] = 0.0
+        size = length(bounds.units[k])
+        bounds.scales[k], bounds.lengths[k] = scale, size
+        for i in range(d):
+            bounds.units[k, i] = bounds.units[k, i] / size if size > 0.0 else 0.0
         copy_vector(center, bounds.theta[k])
         bounds.upper[k] = radius * (1.0 + (8.0 + d) * EPS)
         bounds.lower[k] = dot(bounds.units[k], center) - (8.0 + d) * EPS * radius
@@ -286,20 +303,25 @@ def write(
     bounds: ArmBounds, k: int, problem: LevelSet, status: int, found: Support, b: int
 ) -> None:
     """The result of one arm, with its length."""
-    size, upper, lower = bounds.lengths[k], bounds.upper[k], bounds.lower[k]
+    scale, size, upper, lower = (
+        bounds.scales[k],
+        bounds.lengths[k],
+        bounds.upper[k],
+        bounds.lower[k],
+    )
     unsure = problem.center_loss + problem.center_error > problem.level
     alpha = weight_of_cut(bounds.units[k], bounds.normal[k], bounds.offset[k], problem.radius)
-    found.values[2, b, k] = size * alpha
+    found.multiplier[b, k] = scale * (size * alpha)
     copy_vector(bounds.theta[k], found.theta[b, k])
-    found.values[0, b, k] = size * (upper + 4.0 * EPS * abs(upper))
-    found.values[1, b, k] = size * (lower - 4.0 * EPS * abs(lower))
+    found.upper[b, k] = scale * (size * (upper + 4.0 * EPS * abs(upper)))
+    found.lower[b, k] = scale * (size * (lower - 4.0 * EPS * abs(lower)))
     if status == INFEASIBLE:
-        found.values[0, b, k], found.values[1, b, k] = -math.inf, -math.inf
+        found.upper[b, k], found.lower[b, k] = -math.inf, -math.inf
     elif unsure:
-        found.values[1, b, k] = -math.inf
+        found.lower[b, k] = -math.inf
     undefined = not math.isfinite(problem.center_loss) or math.isnan(problem.level)
     if undefined:
-        found.values[0, b, k], found.values[1, b, k] = math.nan, math.nan
+        found.upper[b, k], found.lower[b, k] = math.nan, math.nan
     if undefined or unsure or status == INFEASIBLE:
         for i in range(bounds.theta.shape[1]):
             found.theta[b, k, i] = math.nan

@@ -18,13 +18,14 @@ from torch import Tensor
 from torchglb.arrays import array, finite, length, library, quiet, tensor, which
 from torchglb.checks import ValueChecks, check_count, check_same, check_shape, check_tolerance
 from torchglb.compiled_rows import compiled_family
+from torchglb.families.compiled import CompiledFamily
 from torchglb.likelihood import Errors, Expansion
 from torchglb.linalg import cut_ball
-from torchglb.mle import COMPILED_LIMIT, minimize_likelihood
+from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.optim.implicit import opaque
 from torchglb.optim.loop import Progress, iterate
-from torchglb.recording import is_transformed, wants_gradient, without_autocast
+from torchglb.recording import is_plain, is_transformed, wants_gradient, without_autocast
 from torchglb.rounding import short_scale
 from torchglb.ucb.bounds import (
     Above,
@@ -42,6 +43,8 @@ from torchglb.ucb.solvers.sqp import come_back, multipliers, propose, stop_at_cu
 
 #: a search that has not narrowed its gap for this many steps is given up
 PATIENCE = 25
+#: up to this many features compiled code is faster than a linear algebra library
+COMPILED_LIMIT = 32
 #: what the search by models and the search by multipliers know of an arm
 SHARED = ("upper", "lower", "best", "normal", "offset", "upper_paid", "lower_paid")
 
@@ -78,14 +81,21 @@ def native_support(
         throw: raise :class:`SolverError` if an arm does not converge, or return statuses.
         validate: look at the values of arms, weights, regularisation and centre.
     """
-    transformed = is_transformed(*program.tensors(), arms)
-    program.check_arms(arms, values=validate and not transformed)
-    if validate and not isinstance(program.domain.radius, Tensor):
-        program.likelihood.family.require_convex(program.domain.radius)
+    check_same("arms", arms, "likelihood.X", program.likelihood.X)
     if tol is None:
         tol = 3e-8 if arms.dtype == torch.float64 else 1e-6 if arms.is_cpu else 1e-3
     check_tolerance("tol", tol)
     check_count("max_steps", max_steps)
+    if validate and (family := _family_of_plain(program, arms, center)) is not None:
+        # there is nothing that the checks below would refuse, and nothing to be differentiated
+        found = compiled_support(program, family, center, arms, tol, max_steps)
+        if throw:
+            raise_unless_converged(found[-1], "support")
+        return SupportResult(*found)
+    transformed = is_transformed(*program.tensors(), arms)
+    program.check_arms(arms, values=validate and not transformed)
+    if validate and not isinstance(program.domain.radius, Tensor):
+        program.likelihood.family.require_convex(program.domain.radius)
     if center is not None:
         check_same("center", center, "arms", arms)
         check_shape("center", center, (*program.likelihood.batch_shape, program.likelihood.dim))
@@ -117,6 +127,36 @@ def native_support(
     if wants_gradient(arms, *program.tensors()):
         result = differentiable(program, arms, result)
     return result
+
+
+def _family_of_plain(
+    program: SublevelProgram, arms: Tensor, center: Tensor | None
+) -> CompiledFamily | None:
+    """The compiled family, if all that is given is surely what it should be, by quick checks.
+
+    They are for unweighted rows in double precision on a CPU; whatever else comes goes the long
+    way, where it is looked at with care.
+    """
+    loss, S = program.likelihood, program.domain.radius
+    X, ridge, shape = loss.X, loss.regularization, arms.shape
+    if not (is_plain(X) and is_plain(loss.r) and is_plain(program.level) and is_plain(arms)):
+        return None
+    if not (isinstance(S, float) and isinstance(ridge, float) and X.dtype == torch.float64):
+        return None
+    if not (loss.w is None and loss.tilt is None and program.region is None):
+        return None
+    fits = len(shape) == X.ndim and shape[-1] == X.shape[-1]
+    if not (fits and shape[:-2] == X.shape[:-2] and math.isfinite(arms.numpy().sum())):
+        return None
+    if center is not None:
+        if not (is_plain(center) and center.dtype == torch.float64):
+            return None
+        if center.shape != shape[:-2] + shape[-1:]:
+            return None
+        points = center.numpy()
+        if not ((points * points).sum(-1) <= S * S).all():
+            return None
+    return compiled_family(loss) if shape[-1] <= COMPILED_LIMIT else None
 
 
 def _solve(

@@ -16,7 +16,7 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
-from torchglb.carried.kernels import Workspace, sum_rows
+from torchglb.carried.kernels import Workspace
 from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated
 from torchglb.families.row_terms import CHUNK
@@ -29,20 +29,22 @@ from torchglb.mle_kernels import (
     NewtonMemory,
     PointExpansion,
     RowLoss,
+    copy_point,
     copy_vector,
     expand,
-    minimize,
     new_memory,
     new_point,
     pass_memory,
     pass_table,
 )
+from torchglb.mle_secant import SecantMemory, secant_memory, slope_pass
 from torchglb.ucb.kernels import (
+    ON_SPHERE,
+    ball_multiplier,
     come_back,
     cut_rounding,
     cut_value,
     feasible_share,
-    sqp_point,
     sqp_step,
     stop_at_cut,
 )
@@ -51,16 +53,14 @@ from torchglb.ucb.kernels import (
 PATIENCE = 25
 #: and after so many it may be that rounding is what is left
 ENOUGH = 2
-#: the same for multipliers of the dual search, and how many are tried at all
-DUAL_PATIENCE, MAX_MULTIPLIERS = 12, 80
-#: until a maximiser lies outside the set, multipliers fall by this factor
-FALL = 8.0
-#: of the estimates of the dual search, as of any
-ESTIMATE_TOL, ESTIMATE_STEPS = 1e-9, 200
 #: how well the sphere is met by a first step
 ROUGH = 1e-3
-#: from a gap of this share of S on, the Hessian is as good as a new one
-CLOSE = 1e-5
+#: a change of the curvature by more than such a factor is rounding
+UNSEEN = 1e-3
+#: a point whose squared length is above this share of S^2 may be held by the ball
+NEAR = 0.98
+#: from a gap of this share of S on, times d, gradients tell enough of the Hessian
+CLOSE = 1e-2
 
 
 class LevelSet(NamedTuple):
@@ -70,6 +70,7 @@ class LevelSet(NamedTuple):
         loss: F.
         level: B.
         radius: S.
+        squares: of the lengths of the rows, ``(n,)``.
         size: of the terms that are rounded; see :func:`torchglb.carried.kernels.add_facts`.
         center: a point of the set, if there is one, ``(d,)``.
         center_loss: F there, as computed.
@@ -80,6 +81,7 @@ class LevelSet(NamedTuple):
     loss: RowLoss
     level: float
     radius: float
+    squares: Floats
     size: float
     center: Floats
     center_loss: float
@@ -92,7 +94,8 @@ class ArmBounds(NamedTuple):
 
     Attributes:
         units: unit vectors, ``(K, d)``, or zeros.
-        lengths: ``(K,)``.
+        scales: powers of two that arms were divided by, ``(K,)``.
+        lengths: of what was left, ``(K,)``.
         upper: ``(K,)``.
         lower: ``(K,)``.
         theta: feasible points that attain ``lower``, ``(K, d)``.
@@ -104,6 +107,7 @@ class ArmBounds(NamedTuple):
     """
 
     units: Floats
+    scales: Floats
     lengths: Floats
     upper: Floats
     lower: Floats
@@ -120,9 +124,10 @@ class SearchMemory(NamedTuple):
 
     Attributes:
         table: of passes with the Hessian.
-        slope_table: of passes without.
         work: of passes.
+        pairs: of passes without.
         at: the point to evaluate.
+        last: the one before it.
         next: the one after it, ``(d,)``.
         inner: a point of the set, ``(d,)``.
         outer: a point outside, ``(d,)``.
@@ -132,9 +137,10 @@ class SearchMemory(NamedTuple):
     """
 
     table: Monomials
-    slope_table: Monomials
     work: Workspace
+    pairs: SecantMemory
     at: PointExpansion
+    last: PointExpansion
     next: Floats
     inner: Floats
     outer: Floats
@@ -148,8 +154,9 @@ def search_memory(dim: int) -> SearchMemory:
     """For problems with so many features."""
     return SearchMemory(
         pass_table(dim, 2),
-        pass_table(dim, 1),
         pass_memory(dim),
+        secant_memory(dim),
+        new_point(dim),
         new_point(dim),
         np.zeros(dim),
         np.zeros(dim),
@@ -222,15 +229,37 @@ def evaluate(level: LevelSet, memory: SearchMemory, with_hessian: bool) -> Evalu
         value = expand(loss, memory.table, memory.work, at)
         trace = trace_of(at.hessian)
     else:
-        family, X, w, y, n = loss.family, loss.X, loss.w, loss.y, loss.X.shape[1]
-        trace = sum_rows(family, X, w, y, 0, n, at.theta, memory.slope_table, memory.work)
-        sums, d = memory.work.sums, at.theta.shape[0]
-        value = sums[0] + 0.5 * loss.ridge * dot(at.theta, at.theta) - dot(loss.tilt, at.theta)
-        trace += d * loss.ridge
-        for i in range(d):
-            at.gradient[i] = sums[1 + i] + loss.ridge * at.theta[i] - loss.tilt[i]
+        none = at.hessian[:0]
+        value, trace = slope_pass(
+            loss, at.theta, memory.work, memory.pairs, level.squares, at.gradient, none
+        )
     trace = rounded_trace(trace, loss.ridge, at.theta.shape[0])
     return evaluated(value, trace, at, loss.X.shape[1], level.level, level.radius, level.size)
+
+
+@kernel
+def follow_curvature(last: PointExpansion, at: PointExpansion, work: Floats) -> None:
+    """The Hessian at a point from the last one and the change of the gradient, by BFGS.
+
+    ``H + y y'/s'y - H s s'H/s'H s`` with the step s and the change y has the curvature that was
+    seen along s. Where that is rounding, the old one stays.
+    """
+    d, change, bent = at.theta.shape[0], work[0], work[1]
+    seen, known = 0.0, 0.0
+    for i in range(d):
+        change[i] = at.gradient[i] - last.gradient[i]
+        bent[i] = 0.0
+        for j in range(d):
+            bent[i] += last.hessian[i, j] * (at.theta[j] - last.theta[j])
+        step = at.theta[i] - last.theta[i]
+        seen += step * change[i]
+        known += step * bent[i]
+    sound = 0.0 < UNSEEN * known < seen < known / UNSEEN
+    for i in range(d):
+        for j in range(d):
+            at.hessian[i, j] = last.hessian[i, j]
+            if sound:
+                at.hessian[i, j] += change[i] * change[j] / seen - bent[i] * bent[j] / known
 
 
 @kernel
@@ -382,7 +411,7 @@ def search_arm(
     memory: SearchMemory,
 ) -> None:
     """Closes the gap of one arm."""
-    at, x = memory.at, arms.units[k]
+    at, last, x = memory.at, memory.last, arms.units[k]
     inner, inner_loss, stalled = memory.inner, level.center_loss, 0
     copy_vector(level.center, inner)
     if is_closed(arms, k, tol, 0):
@@ -401,35 +430,40 @@ def search_arm(
         memory.work_vectors,
         memory.next,
     )
-    for step in range(max_steps + 1):
-        gap, lower = arms.upper[k] - arms.lower[k], arms.lower[k]
-        if not abs(gap) < math.inf:
-            arms.status[k] = NONFINITE
-        elif is_closed(arms, k, tol, stalled):
-            arms.status[k] = CONVERGED
-        elif stalled > PATIENCE:
-            arms.status[k] = INACCURATE
-        elif step == max_steps:
-            arms.status[k] = MAX_STEPS
+    gap = arms.upper[k] - arms.lower[k]
+    arms.status[k] = arm_status(arms, k, tol, stalled, max_steps == 0)
+    for step in range(1, max_steps + 1):
         if arms.status[k] != RUNNING:
             break
+        lower = arms.lower[k]
+        copy_point(at_center if step == 1 else at, last)
         copy_vector(memory.next, at.theta)
         pull_in(level.region, at.theta)
-        found = evaluate(level, memory, step == 0 or gap > CLOSE * level.radius)
+        fresh = stalled > 0 or gap > CLOSE * x.shape[0] * level.radius
+        found = evaluate(level, memory, fresh)
+        if not fresh:
+            follow_curvature(last, at, memory.work_vectors)
         value = found.loss
         learn(arms, k, at, found, level)
         left = arms.upper[k] - arms.lower[k]
         stalled = 0 if left < 0.9 * gap else stalled + 1
+        gap = left
+        arms.status[k] = arm_status(arms, k, tol, stalled, step == max_steps)
+        if arms.status[k] != RUNNING:
+            break
         if value - level.level > level.level - level.center_loss:
             come_back(at.theta, at.gradient, value, inner, inner_loss, level.level, memory.next)
         else:
-            sqp_point(
+            on_sphere = dot(at.theta, at.theta) > NEAR * level.radius * level.radius
+            sqp_step(
                 x,
                 at.theta,
                 at.gradient,
                 at.hessian,
                 _aim(level) - value - found.loss_error,
                 level.radius,
+                ball_multiplier(x, at.gradient, at.theta) if on_sphere else 0.0,
+                ON_SPHERE,
                 memory.estimate.factor,
                 memory.work_vectors,
                 memory.next,
@@ -440,65 +474,13 @@ def search_arm(
             inner_loss = value
 
 
-# ---- the dual search ---------------------------------------------------------------------------
-
-
 @kernel
-def search_dual(arms: ArmBounds, k: int, level: LevelSet, tol: float, memory: SearchMemory) -> None:
-    """Closes the gap of one arm by its dual (:mod:`torchglb.ucb.solvers.dual_search`).
-
-    For a multiplier ``lambda > 0`` of the loss ``lambda B + max <x, theta> - lambda F(theta)`` over
-    the ball is at least h(x), with equality at the best one; the maximiser is an estimate with a
-    tilt of ``x/lambda``. The chord between one inside the set and one outside tells the next.
-    """
-    x, loss, here = arms.units[k], level.loss, memory.estimate.here
-    inner, outer, d = memory.inner, memory.outer, arms.units.shape[1]
-    copy_vector(level.center, inner)
-    copy_vector(level.center, outer)
-    copy_vector(level.center, here.theta)
-    inner_loss, outer_loss = level.center_loss, math.inf
-    errors, stalled = level.center_error, 0
-    room = level.level - inner_loss
-    multiplier = (arms.upper[k] - dot(x, inner)) / room if room > 0.0 else 1.0
-    if not 0.0 < multiplier < math.inf:
-        multiplier = 1.0
-    arms.status[k] = MAX_STEPS
-    for _ in range(MAX_MULTIPLIERS):
-        for i in range(d):
-            memory.tilt[i] = loss.tilt[i] + x[i] / multiplier
-        tilted = RowLoss(loss.family, loss.X, loss.w, loss.y, loss.ridge, memory.tilt)
-        minimize(
-            tilted,
-            level.radius,
-            ESTIMATE_TOL,
-            ESTIMATE_STEPS,
-            memory.table,
-            memory.estimate,
-            memory.work,
-        )
-        copy_vector(here.theta, memory.at.theta)
-        gap = arms.upper[k] - arms.lower[k]
-        found = evaluate(level, memory, False)
-        value = found.loss
-        tighten_upper(arms, k, memory.at, found, level)
-        errors = max(errors, found.loss_error)
-        if value + 2.0 * errors <= level.level:
-            copy_vector(here.theta, inner)
-            inner_loss = value
-        else:
-            copy_vector(here.theta, outer)
-            outer_loss = value
-        line = segment(inner, inner_loss, outer, outer_loss, 2.0 * errors, level.level)
-        if inner_loss + 2.0 * errors <= level.level:
-            raise_lower(arms, k, line, level.radius)
-        stalled = 0 if arms.upper[k] - arms.lower[k] < 0.9 * gap else stalled + 1
-        if not abs(arms.upper[k] - arms.lower[k]) < math.inf:
-            arms.status[k] = NONFINITE
-        elif is_closed(arms, k, tol, stalled):
-            arms.status[k] = CONVERGED
-        elif stalled > DUAL_PATIENCE:
-            arms.status[k] = INACCURATE
-        if arms.status[k] != MAX_STEPS:
-            return
-        slope = (dot(x, outer) - dot(x, inner)) / (outer_loss - inner_loss)
-        multiplier = slope if slope > 0.0 else multiplier / FALL
+def arm_status(arms: ArmBounds, k: int, tol: float, stalled: int, is_last: bool) -> int:
+    """Of an arm after a step."""
+    if not abs(arms.upper[k] - arms.lower[k]) < math.inf:
+        return NONFINITE
+    if is_closed(arms, k, tol, stalled):
+        return CONVERGED
+    if stalled > PATIENCE:
+        return INACCURATE
+    return MAX_STEPS if is_last else RUNNING
