@@ -267,7 +267,8 @@ class History:
         elif held.last is None or held.last.r.shape[-1] != rows:
             return None
         else:
-            x, r, weights = (t.detach().double().numpy() for t in held.last)
+            # merged rows have weights
+            x, r, weights = (t.detach().double().numpy() for t in held.last if t is not None)
             found = x.reshape(N, rows, -1), (weights * r).reshape(N, rows), weights.reshape(N, rows)
         x, y, w = (np.ascontiguousarray(t, np.float64) for t in found)
         return x, y, w
