@@ -1,17 +1,37 @@
 """Compiles what most programs need and leaves it in the cache: ``python -m torchglb.warm``.
 
 Numba compiles a function when it is first called. One small round of the exact program, of the
-estimate and of a likelihood-ratio interval calls nearly all of them.
+estimates and of a likelihood-ratio interval calls nearly all of them. The two halves are compiled
+by two processes at a time, since a process compiles on one core.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 
 
-def warm() -> None:
-    """Calls every compiled function that a bandit, a fit and an interval need."""
+def play(*names: str) -> None:
+    """Four rounds of some policies, with bounds beside them."""
+    import torch
+
+    from torchglb.domain import Ball
+    from torchglb.families import Bernoulli
+    from torchglb.policies import make
+
+    arms = 0.9 * torch.eye(2, dtype=torch.float64)
+    for name in names:
+        policy = make(name, family=Bernoulli(), domain=Ball(2, 2.0), batch_shape=(2,))
+        tracker = policy.tracker()
+        for _ in range(4):
+            index = policy.select(arms.expand(2, 2, 2))
+            tracker.bounds(arms[index])
+            policy.update(arms[index], torch.ones(2, dtype=torch.float64))
+
+
+def solve() -> None:
+    """An estimate, and the bounds of two arms from scratch."""
     import torch
 
     from torchglb.domain import Ball
@@ -19,28 +39,37 @@ def warm() -> None:
     from torchglb.history import Rows
     from torchglb.likelihood import NegativeLogLikelihood
     from torchglb.mle import constrained_mle
-    from torchglb.policies import make
     from torchglb.ucb import SublevelProgram, support
 
-    family, ball = Bernoulli(), Ball(2, 2.0)
-    arms = 0.9 * torch.eye(2, dtype=torch.float64)
-    for name in ("ofuglb", "ofuglb-pb", "ofuglb-e", "emk", "evill"):
-        policy = make(name, family=family, domain=ball, batch_shape=(2,))
-        tracker = policy.tracker()
-        for _ in range(4):
-            both = arms.expand(2, 2, 2)
-            index = policy.select(both)
-            tracker.bounds(arms[index])
-            policy.update(arms[index], torch.ones(2, dtype=torch.float64))
+    family, ball, arms = Bernoulli(), Ball(2, 2.0), 0.9 * torch.eye(2, dtype=torch.float64)
     rows = Rows(arms, torch.tensor([1.0, 0.0], dtype=torch.float64))
     fit = constrained_mle(family, rows, ball)
     program = SublevelProgram(NegativeLogLikelihood(family, *rows), ball, fit.loss + 1.0)
     support(program, arms)
 
 
+def warm_estimates() -> None:
+    """All that needs no exact round."""
+    play("ofuglb-e", "evill")
+    solve()
+
+
+def warm() -> None:
+    """Calls every compiled function that a bandit, a fit and an interval need."""
+    play("ofuglb")
+    warm_estimates()
+    play("ofuglb-pb", "emk")
+
+
 def main() -> int:
     """Warms the cache and says how long it took."""
     began = time.perf_counter()
+    if sys.argv[1:] == ["estimates"]:
+        warm_estimates()
+        return 0
+    with subprocess.Popen([sys.executable, "-m", "torchglb.warm", "estimates"]) as other:
+        play("ofuglb")
+        other.wait()
     warm()
     sys.stderr.write(f"torchglb: kernels ready after {time.perf_counter() - began:.0f} s\n")
     return 0
