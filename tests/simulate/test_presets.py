@@ -9,6 +9,7 @@ from torchglb.report import table
 from torchglb.simulate import Configuration, find_preset, presets, read_table, run
 
 NAMES = sorted(presets())
+ONE_PASS = ("glb-omd", "glb-omd-realised", "glb-omd-rows")
 
 
 def test_the_experiments_of_the_paper_and_more_are_there():
@@ -29,7 +30,7 @@ def test_the_experiments_of_the_paper_and_more_are_there():
                 arms=20,
                 horizon=10_000,
                 theta="paper",
-                policies=[*PAPER, "glb-omd-rows"],
+                policies=[*PAPER, *ONE_PASS],
             ),
         ),
         (
@@ -39,7 +40,7 @@ def test_the_experiments_of_the_paper_and_more_are_there():
                 arms=20,
                 horizon=10_000,
                 theta="random",
-                policies=[*PAPER, "glb-omd-rows"],
+                policies=[*PAPER, *ONE_PASS],
             ),
         ),
         (
