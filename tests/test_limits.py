@@ -9,6 +9,7 @@ import scipy.stats
 import torch
 
 import torchglb as glb
+from torchglb import heads, policies, preferences
 
 DELTA, REPLICATES, S = 0.05, 100, 2.0
 
@@ -105,3 +106,21 @@ def test_waiting_for_all_rewards_of_a_round_covers(rewards_of_a_coin):
     x, r, theta = rewards_of_a_coin
     seen, rewards = reported(x, r, torch.full_like(r, 60))
     assert covers(misses(sequence_of(glb.Bernoulli()), seen, rewards, theta))
+
+
+DOORS = (
+    glb.ConfidenceSequence,
+    policies.Policy.update,
+    heads.GLMHead.update,
+    heads.NeuralPolicy.update,
+    preferences.PairHead.update,
+    preferences.PreferenceSequence.update,
+    preferences.leaderboard,
+)
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__qualname__)
+def test_every_door_that_allows_delay_says_which(door):
+    text = " ".join(door.__doc__.split())
+    assert "late" in text
+    assert "depend on" in text

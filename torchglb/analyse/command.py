@@ -58,7 +58,11 @@ def add_command(commands: Any, say: Say) -> argparse.Action:
     parser.add_argument("--simultaneous", action="store_true")
     parser.add_argument("--contrast", action="append", default=[], metavar="SUM")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--follow", action="store_true", help="go on as the CSV file grows")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on as the CSV file grows, by rows whose delay does not depend on the response",
+    )
     parser.add_argument("--poll", type=float, default=2.0, metavar="SECONDS")
     parser.add_argument(
         "--idle", type=float, metavar="SECONDS", help="with --follow, end after so long at rest"

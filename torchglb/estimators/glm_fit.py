@@ -201,6 +201,9 @@ class GLMFit:
     def update(self, data: Any) -> GLMFit:
         """Adds rows that came later; all or nothing.
 
+        That they came later must not depend on their responses, given the rest of the row and the
+        past: where failures are reported later than successes, no interval is valid in between.
+
         Args:
             data: a table with the columns of the first one.
         """

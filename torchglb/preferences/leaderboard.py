@@ -179,6 +179,9 @@ def leaderboard(
 ) -> Leaderboard:
     """The leaderboard of battles, valid under adaptive pairing and at every look.
 
+    Battles may be missing or come late, as long as that does not depend on who won, given the pair
+    and the past.
+
     A pass over n distinct rows is O(n); the set takes some O(d^3), every exact bound about ten
     times that, d = K + C. Memory is O(n + d^2).
 

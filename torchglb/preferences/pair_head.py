@@ -104,7 +104,11 @@ class PairHead(nn.Module):
         return torch.stack([left, right], dim=left.ndim - self._axes)
 
     def update(self, left: Tensor, right: Tensor, winner: Any) -> None:
-        """Adds comparisons of items ``(*E)`` or ``(k, *E)``; winner 1 for the left, ties 1/2."""
+        """Adds comparisons of items ``(*E)`` or ``(k, *E)``; winner 1 for the left, ties 1/2.
+
+        Results may come late and out of order, as long as the delay does not depend on who won,
+        given the pair and the past.
+        """
         self.head.update(self._pairs(left, right), winner)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:

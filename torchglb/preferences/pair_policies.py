@@ -96,6 +96,9 @@ class PairPolicy(ABC):
     def update(self, left: Any, right: Any, winner: Any) -> None:
         """Learns from a comparison, or from k: features ``(*B, d)`` or ``(*B, k, d)``.
 
+        Results may come late and out of order, as long as the delay does not depend on who won,
+        given the pair and the past.
+
         Args:
             left: of the first item.
             right: of the second one.

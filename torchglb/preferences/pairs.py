@@ -175,6 +175,9 @@ class PreferenceSequence:
     def update(self, left: Any, right: Any, winner: Any, weight: Any = None) -> None:
         """Adds comparisons: features ``(*B, d)`` or ``(*B, k, d)``.
 
+        Results may come late and out of order, as long as the delay does not depend on who won,
+        given the pair and the past.
+
         Args:
             left: of the first items.
             right: of the second ones.
