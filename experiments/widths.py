@@ -90,7 +90,7 @@ def widths(X: Tensor, r: Tensor) -> dict[str, float]:
     """The mean width of every kind of interval."""
     (n, d), family = X.shape, glb.Bernoulli()
     ball, arms = glb.Ball(d, S), torch.eye(d, dtype=torch.float64)[:AXES]
-    found = {}
+    found: dict[str, float] = {}
     for name in ("mixture", "pac-bayes", "centred", "auto"):
         if name == "mixture" and (d > 3 or n > CUBATURE):
             sampled = sampled_width(X, r, arms)
