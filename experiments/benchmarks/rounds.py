@@ -15,10 +15,13 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from benchmarks._bandit import DELTA, FAMILY, draw_arms, radius
+from benchmarks._record import circumstances, write
 from benchmarks.ucb import PUBLIC, slsqp_round
 from torch import Tensor
 
@@ -143,29 +146,43 @@ def verdict(ratio: float, bar: float) -> str:
     return f"{ratio:>7.0f}x {'met' if ratio >= bar else 'MISSED':>6} "
 
 
-def run(quick: bool) -> None:
+def measured(quick: bool, n: int, d: int, fixed: bool) -> dict[str, Any]:
+    """One row of the table, printed and returned."""
+    peer, games = race(d, n, fixed, 2 if quick else 5, 20 if quick else 400)
+    arms = "fixed" if fixed else "fresh"
+    text = f"{arms:>5} {n:>6} {d:>3} {1e3 * peer:>9.2f} "
+    ours = {}
+    for batch, game in games.items():
+        mine = game.seconds_per_replicate()
+        bars: dict[tuple[int, int], int] = {1000: BARS, 10_000: LATE_BARS}.get(n, {})
+        bar = bars.get((batch, d), 0) / (2.0 if fixed else 1.0)
+        text += f"{1e6 * mine:>11.1f} {verdict(peer / mine, bar)}"
+        ours[str(batch)] = {"us": 1e6 * mine, "ratio": peer / mine}
+    print(text, flush=True)
+    return {"arms": arms, "n": n, "d": d, "slsqp_ms": 1e3 * peer, "ours": ours}
+
+
+def worst_round(d: int, rounds: int) -> dict[str, Any]:
+    """The longest of so many rounds of one bandit, over their median; printed and returned."""
+    game = Game(d, 1, fixed=False)
+    game.fill(200)
+    game.play(rounds)
+    worst = max(game.seconds[10:]) / statistics.median(game.seconds)
+    met = "met" if worst <= WORST else "MISSED"
+    print(f"worst of {rounds} rounds over their median, d = {d}: {worst:.1f} ({met}, {WORST:g})")
+    return {"d": d, "rounds": rounds, "ratio": worst}
+
+
+def run(quick: bool, record: Path | None = None) -> None:
     torch.set_num_threads(1)
+    kept: dict[str, Any] = circumstances() | {"S": S, "K": K, "quick": quick}
     print(__doc__)
     head = "".join(f"{f'us, B = {b}':>11} {'ratio':>8} {'bar':>6} " for b in BATCHES)
     print(f"{'arms':>5} {'n':>6} {'d':>3} {'SLSQP ms':>9} {head}")
-    settings = [(n, d) for n in ((300,) if quick else (1000, 10_000)) for d in (2, 5, 10, 20)]
-    for fixed in (False, True):
-        for n, d in settings:
-            peer, games = race(d, n, fixed, 2 if quick else 5, 20 if quick else 400)
-            row = f"{'fixed' if fixed else 'fresh':>5} {n:>6} {d:>3} {1e3 * peer:>9.2f} "
-            for batch, game in games.items():
-                mine = game.seconds_per_replicate()
-                bars: dict[tuple[int, int], int] = {1000: BARS, 10_000: LATE_BARS}.get(n, {})
-                bar = bars.get((batch, d), 0) / (2.0 if fixed else 1.0)
-                row += f"{1e6 * mine:>11.1f} {verdict(peer / mine, bar)}"
-            print(row, flush=True)
-    count = 200 if quick else 5000
+    sizes = [(n, d) for n in ((300,) if quick else (1000, 10_000)) for d in (2, 5, 10, 20)]
+    kept["rows"] = [measured(quick, n, d, fixed) for fixed in (False, True) for n, d in sizes]
     gc.collect()
     gc.freeze()
-    for d in (2, 10):
-        game = Game(d, 1, fixed=False)
-        game.fill(200)
-        game.play(count)
-        worst = max(game.seconds[10:]) / statistics.median(game.seconds)
-        met = "met" if worst <= WORST else "MISSED"
-        print(f"worst of {count} rounds over their median, d = {d}: {worst:.1f} ({met}, {WORST:g})")
+    kept["worst"] = [worst_round(d, 200 if quick else 5000) for d in (2, 10)]
+    if record is not None:
+        write(record, kept)
