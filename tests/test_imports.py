@@ -95,11 +95,8 @@ SHARED_POLICY_MODULES = frozenset(
     {
         "base",
         "bernstein",
-        "carried_estimators",
         "conservative",
         "design",
-        "estimator_base",
-        "estimators",
         "exact",
         "fitted",
         "fixed_arms",

@@ -320,8 +320,8 @@ def test_states_of_other_sequences_are_refused():
         with pytest.raises(glb.InputError, match=word):
             other.load_state_dict(state)
         assert len(other) == 0
-    with pytest.raises(glb.InputError, match="no \\['start'\\]"):
-        made.load_state_dict({name: part for name, part in state.items() if name != "start"})
+    with pytest.raises(glb.InputError, match="no \\['estimator'\\]"):
+        made.load_state_dict({name: part for name, part in state.items() if name != "estimator"})
     assert len(made) == 5
 
 

@@ -321,3 +321,36 @@ def _first_offender(name: str, holds: Tensor, expected: str, value: Tensor) -> I
     where = tuple(offenders[0].tolist())
     place = f" at index {where}" if where else ""
     return refuse(name, expected, f"{value.expand(holds.shape)[where].tolist()}{place}")
+
+
+def as_rows(x: Tensor, r: Tensor, batch: tuple[int, ...], dim: int) -> tuple[Tensor, Tensor]:
+    """Rows ``(*B, k, d)`` and rewards ``(*B, k)``, of k of them or of one without its axis."""
+    if x.ndim == len(batch) + 1:
+        check_shape("x", x, (*batch, dim))
+        check_shape("r", r, batch)
+        return x[..., None, :], r[..., None]
+    check_shape("x", x, (*batch, "k", dim))
+    check_shape("r", r, (*batch, x.shape[-2]))
+    return x, r
+
+
+def as_weights(
+    r: Tensor, weight: Any, mask: Any, batch: tuple[int, ...], *, values: bool = True
+) -> Tensor:
+    """Weights ``(*B, k)`` in [0, 1] like the rewards, 0 where the mask is False."""
+    w = torch.ones_like(r, requires_grad=False)
+    for name, value in (("weight", weight), ("mask", mask)):
+        if value is None:
+            continue
+        part = as_tensor(name, value, dtype=r.dtype, device=r.device)
+        if part.ndim == len(batch) and part.ndim < r.ndim and r.shape[-1] == 1:
+            part = part[..., None]
+        if part.ndim:
+            check_shape(name, part, tuple(r.shape))
+        if values:
+            checks = ValueChecks()
+            fits = (part == 0) | (part == 1) if name == "mask" else (part >= 0) & (part <= 1)
+            checks.require(name, fits, "booleans" if name == "mask" else "weights in [0, 1]", part)
+            checks.settle()
+        w = w * part
+    return w

@@ -24,8 +24,11 @@ class Estimate:
         loss: ``(*B)``, L(theta) or an upper bound on it; never a lower one.
         lower_bound: ``(*B)``, of the minimum of L over the ball.
         gradient: that of L at theta, ``(*B, d)``, if known.
-        hessian: that of L at theta, ``(*B, d, d)``, if known. With gradient and Hessian, the loss
-            must be exact as well: a posterior may then be centred at theta without a pass.
+        hessian: that of L at theta, ``(*B, d, d)``, if known. Unless errors are given, loss,
+            gradient and Hessian are exact: a posterior may then be centred at theta without a pass.
+        gradient_error: ``(*B)``, of carried sums: the length of the gradient's error at most.
+        hessian_error: ``(*B)``, of carried sums: the Hessian at the minimiser lies between
+            ``e^-error`` and ``e^error`` times ``hessian``.
 
     Example:
         >>> import torch
@@ -41,6 +44,8 @@ class Estimate:
     lower_bound: Tensor
     gradient: Tensor | None = None
     hessian: Tensor | None = None
+    gradient_error: Tensor | None = None
+    hessian_error: Tensor | None = None
 
     def __post_init__(self) -> None:
         *batch, d = self.theta.shape
@@ -50,6 +55,18 @@ class Estimate:
             check_shape("gradient", self.gradient, (*batch, d))
         if self.hessian is not None:
             check_shape("hessian", self.hessian, (*batch, d, d))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradient and Hessian are known, and exact."""
+        known = self.gradient is not None and self.hessian is not None
+        return known and self.gradient_error is None
+
+    def gap(self, S: Tensor) -> Tensor:
+        """``max <gradient, theta - v>`` over ``|v| <= S``, its error included, ``(*B)``."""
+        assert self.gradient is not None
+        gap = frank_wolfe_gap(self.theta, self.gradient, S)
+        return gap if self.gradient_error is None else gap + 2.0 * S * self.gradient_error
 
     @classmethod
     def at(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import settled
 from torchglb.checks import (
-    ValueChecks,
+    as_rows,
     as_tensor,
+    as_weights,
     check_choice,
     check_same,
     check_shape,
@@ -22,14 +23,15 @@ from torchglb.checks import (
 from torchglb.contrasts import DeclaredContrasts
 from torchglb.domain import Ball
 from torchglb.errors import BoundaryWarning, SolverError
+from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.forgetting import ForgettingHistory, as_forgetting
 from torchglb.history import History
 from torchglb.identity import check_belongs, describe
+from torchglb.inference.estimation import EstimatorSettings, Refit, RunningEstimate
 from torchglb.inference.tests import TestResult
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.mle import MLEResult, minimize_likelihood
-from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
+from torchglb.mle import minimize_likelihood
 from torchglb.radii import (
     Evaluation,
     Problem,
@@ -37,9 +39,9 @@ from torchglb.radii import (
     automatic,
     by_name,
     regularization_for,
-    require_weights,
     theorem32,
 )
+from torchglb.radii.base import State
 from torchglb.recording import is_transformed, without_autocast
 from torchglb.sets import (
     CentredSet,
@@ -53,8 +55,21 @@ from torchglb.sets import (
 )
 from torchglb.sets.likelihood_ratio import enlarged
 
-#: the loss of the estimate may lie this far above the minimum, relative to ``1 + |loss|``
-NEAR = 1e-4
+
+class Height(NamedTuple):
+    """Where the level is: one of the two.
+
+    Attributes:
+        radius: how far it is above the minimum of the loss, a number or ``(*B)``.
+        level: B itself, ``(*B)``.
+    """
+
+    radius: float | Tensor | None = None
+    level: Tensor | None = None
+
+
+#: fits anew when asked
+REFIT = Refit()
 
 
 class ConfidenceSequence:
@@ -83,6 +98,8 @@ class ConfidenceSequence:
             |theta*|), ``"covering"``, or a :class:`torchglb.radii.Radius`.
         ellipsoidal: give ellipsoids (Theorem 3.2) instead of likelihood-ratio sets.
         batch_shape: ``*B``, sequences that advance together.
+        estimator: :class:`torchglb.Refit` (a certified fit when asked, differentiable) or
+            :class:`torchglb.Incremental` (carried from row to row, for those who ask often).
         ellipsoid: ``"fixed_point"`` (sharper) or ``"theorem"`` (as printed).
         aggregate: merge repeated feature vectors.
         running: intersect the set now with those at the times 1, 2, 4, ..., which costs no delta
@@ -118,6 +135,7 @@ class ConfidenceSequence:
         ellipsoidal: bool = False,
         batch_shape: tuple[int, ...] = (),
         *,
+        estimator: EstimatorSettings | RunningEstimate = REFIT,
         ellipsoid: str = "fixed_point",
         aggregate: bool = False,
         running: bool = False,
@@ -144,16 +162,26 @@ class ConfidenceSequence:
             if not self.radius.confined:
                 raise refuse("radius", "one that keeps to the ball, for ellipsoids", self.radius)
         self.forgetting = as_forgetting(forgetting)
-        kept: dict[str, Any] = {"validate": validate, "dtype": dtype, "device": device}
-        if self.forgetting is None:
-            self.history = History(domain.dim, batch_shape, aggregate, family=family, **kept)
-        elif aggregate or running:
-            other = "aggregate" if aggregate else "running"
-            raise refuse(other, "False together with forgetting", True)
-        else:
-            self.history = ForgettingHistory(self.forgetting, family, domain, batch_shape, **kept)
+        self._estimator = describe(estimator)
+        if isinstance(estimator, EstimatorSettings):
+            kept: dict[str, Any] = {"validate": validate, "dtype": dtype, "device": device}
+            if self.forgetting is None:
+                rows = History(domain.dim, batch_shape, aggregate, family=family, **kept)
+            elif aggregate or running:
+                other = "aggregate" if aggregate else "running"
+                raise refuse(other, "False together with forgetting", True)
+            else:
+                rows = ForgettingHistory(self.forgetting, family, domain, batch_shape, **kept)
+            estimator = estimator.begin(domain, rows)
+        if not isinstance(estimator, RunningEstimate):
+            raise refuse("estimator", "Refit() or Incremental()", type(estimator).__name__)
+        self._estimate = estimator
+        self.history = estimator.history
+        self._forgets = isinstance(self.history, ForgettingHistory)
         self._state = self.radius.init(self.problem)
-        self._start: Tensor | None = None  # the last estimate, where the next fit begins
+        self._seen = 0  # rows that the radius' state has
+        #: whether the radius depends on the number of rows alone
+        self.counts_rows = self.radius.of_rows(self.problem, 0) is not None
         self._warned = False  # of a ball that is too small
         self._fresh: tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation] | None = None
         self._running = RunningBounds(self.history, queries) if running else None
@@ -174,13 +202,16 @@ class ConfidenceSequence:
         return len(self.history)
 
     @without_autocast
-    def update(self, x: Any, r: Any, weight: Any = None) -> None:
+    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
         """Adds one observation, ``x (*B, d)``, or many, ``x (*B, k, d)``.
 
         Args:
             x: features of norm at most 1.
             r: rewards.
             weight: in [0, 1], fixed before the reward was seen; 1 if left out.
+            mask: booleans shaped like ``r``: False where there is no reward. Such a row gets weight
+                0, whatever ``x`` and ``r`` are there. Whether a reward is there must not depend on
+                it.
 
         Raises:
             InputError: on any argument that does not fit; nothing is then changed.
@@ -189,31 +220,80 @@ class ConfidenceSequence:
         if self._running is not None and self._running.snapshots.is_due(len(self)):
             self._keep_snapshot(self._running)
         given, x = x, as_tensor("x", x, dtype=history.dtype, device=history.device)
-        if history.validate:
-            x = within_norm(x, given, history.max_norm)
         r = as_tensor("r", r, dtype=history.dtype, device=history.device)
-        if weight is not None:
-            weight = as_tensor("weight", weight, dtype=history.dtype, device=history.device)
-            if history.validate:
-                checks = ValueChecks()
-                require_weights(checks, weight)
-                checks.settle()
-        mark = history.mark()
+        batch = tuple(history.batch_shape)
+        rows, rewards = as_rows(x, r, batch, history.dim)
+        w = None
+        if weight is not None or mask is not None:
+            w = as_weights(rewards, weight, mask, batch, values=history.validate)
+        if w is not None and mask is not None:
+            low, high = self.family.reward_range
+            rows = torch.where((w > 0)[..., None], rows, 0.0)
+            rewards = torch.where(w > 0, rewards, min(max(0.0, low), high))
+        if history.validate:
+            rows = within_norm(rows, given, history.max_norm)
+        self.learn(rows, rewards, w)
+
+    def learn(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
+        """:meth:`update` with tensors ``x (*B, k, d)``, ``r``, ``weight (*B, k)`` that fit."""
+        self._catch_up()
+        mark, estimate = self.history.mark(), self._estimate.copy()
         try:
-            history.append(x, r, weight)
-            batch = tuple(history.batch_shape)
-            if x.ndim == len(batch) + 1:
-                x, r = x[..., None, :], r[..., None]
-                weight = None if weight is None else weight.expand(batch)[..., None]
-            elif weight is not None:
-                weight = weight.expand(r.shape)
+            estimate.append(x, r, weight)
             state = self._state
-            if self.forgetting is None:
+            if not self._forgets:
                 state = self.radius.update(self.problem, state, x, r, weight)
         except BaseException:  # rows that the radius has not seen would make its level wrong
-            history.reset(mark)
+            self.history.reset(mark)
             raise
-        self._state, self._fresh = state, None
+        self._estimate, self._state, self._fresh = estimate, state, None
+        self._seen = len(self.history)
+
+    def _catch_up(self) -> None:
+        """Shows the radius rows that came to the history by another way, in one pass."""
+        missing = len(self.history) - self._seen
+        if not missing or self._forgets:
+            return
+        if self.history.aggregate or missing < 0:
+            raise refuse("history", f"{self._seen} rows, as the radius has seen", len(self.history))
+        X, r, w = self.history.view()
+        late = (X[..., -missing:, :], r[..., -missing:], None if w is None else w[..., -missing:])
+        self._state = self.radius.update(self.problem, self._state, *late)
+        self._seen, self._fresh = len(self.history), None
+
+    def height(self, *, advance: bool = False) -> Height:
+        """Where the level of the set is: all that an exact policy asks in a round.
+
+        Args:
+            advance: whether the radius may keep what it found on the way, for the next round.
+        """
+        if self.counts_rows and not self._forgets:
+            return Height(self.radius.of_rows(self.problem, len(self.history)))
+        likelihood = self._likelihood
+        if self._forgets:
+            rows = likelihood()
+            problem, state = self._rows_that_count(rows)
+            if self.counts_rows:
+                return Height(self.radius.of_rows(problem, rows.num_rows))
+            return Height(level=self._evaluated(rows, problem, state)[0])
+        self._catch_up()
+        known = self.radius.level(self.problem, self._state, likelihood)
+        if known is None:
+            known = self._evaluated(likelihood(), self.problem, self._state)
+        if advance:
+            self._state = known[1]
+        return Height(level=known[0])
+
+    def _evaluated(
+        self, likelihood: NegativeLogLikelihood, problem: Problem, state: State
+    ) -> tuple[Tensor, State]:
+        """The level from an estimate, and the radius' next state."""
+        estimate = self._estimate.copy().estimate(likelihood)
+        found = self.radius.evaluate(problem, state, likelihood, estimate)
+        return found.level, found.state
+
+    def _likelihood(self) -> NegativeLogLikelihood:
+        return NegativeLogLikelihood.of(self.family, self.history)
 
     def current(self) -> LikelihoodRatioSet | EllipsoidSet | RunningSet:
         """The set now: an immutable snapshot. Costs a fit, and the passes of the radius."""
@@ -295,20 +375,15 @@ class ConfidenceSequence:
     def _current(self) -> tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation]:
         if self._fresh is not None:
             return self._fresh
-        likelihood = NegativeLogLikelihood.of(self.family, self.history)
-        problem, state, start = self._rows_that_count(likelihood)
+        self._catch_up()
+        likelihood, estimator = self._likelihood(), self._estimate.copy()
+        problem, state = self._rows_that_count(likelihood)
         # ellipsoids depend on theta_hat itself, likelihood-ratio sets on its loss alone
-        loss_only = not self.ellipsoidal
-        fit = minimize_likelihood(
-            likelihood, self.domain, start=start, throw=False, loss_only=loss_only
-        )
-        # an estimate short of the tolerance makes the set a little larger, never wrong
-        near = fit.gap <= NEAR * (1.0 + fit.loss.detach().abs())
-        raise_unless_converged(torch.where(near, int(Status.CONVERGED), fit.status), "the estimate")
-        known = fit.estimate(hessian=True)
-        found = self.radius.evaluate(problem, state, likelihood, known)
-        if self.forgetting is None:
-            self._start, self._state = fit.theta.detach(), found.state
+        fit = estimator.estimate(likelihood, loss_only=not self.ellipsoidal)
+        found = self.radius.evaluate(problem, state, likelihood, fit)
+        self._estimate = estimator
+        if not self._forgets:
+            self._state = found.state
         confined = self.radius.confined
         center = fit.theta if confined else self._inside(likelihood, fit, found.level)
         # a share of delta for a Lipschitz constant is part of the level in another way
@@ -325,19 +400,16 @@ class ConfidenceSequence:
         self._fresh = current, found
         return self._fresh
 
-    def _rows_that_count(
-        self, likelihood: NegativeLogLikelihood
-    ) -> tuple[Problem, dict[str, Tensor], Tensor | None]:
-        """The problem, what the radius knows of the rows, and where a fit may start.
+    def _rows_that_count(self, likelihood: NegativeLogLikelihood) -> tuple[Problem, State]:
+        """The problem, and what the radius knows of the rows.
 
         Where rows are forgotten: as if those that count had come alone, at the delta of now.
         """
-        if not isinstance(self.history, ForgettingHistory):
-            return self.problem, self._state, self._start
+        if not self._forgets:
+            return self.problem, self._state
         problem = self.problem.at_time(len(self) + 1)
         rows = (likelihood.X, likelihood.r, likelihood.w)
-        state = self.radius.update(problem, self.radius.init(problem), *rows)
-        return problem, state, self.history.start()
+        return problem, self.radius.update(problem, self.radius.init(problem), *rows)
 
     def _look_at_boundary(self, outer: LikelihoodRatioSet) -> None:
         """Warns, once, where the rows refute ``|theta*| <= S``."""
@@ -352,7 +424,7 @@ class ConfidenceSequence:
             stacklevel=4,
         )
 
-    def _inside(self, likelihood: NegativeLogLikelihood, fit: MLEResult, level: Tensor) -> Tensor:
+    def _inside(self, likelihood: NegativeLogLikelihood, fit: Estimate, level: Tensor) -> Tensor:
         """The estimate; where the set has left the ball, the minimiser over a larger one."""
         outside = fit.loss > level
         if settled(~outside):
@@ -367,16 +439,18 @@ class ConfidenceSequence:
         return torch.where(outside[..., None], free.theta, fit.theta)
 
     def _as_ellipsoid(
-        self, outer: LikelihoodRatioSet, fit: MLEResult, radius: Tensor
+        self, outer: LikelihoodRatioSet, fit: Estimate, radius: Tensor
     ) -> EllipsoidSet:
         if self.ellipsoid == "fixed_point":
             return outer.ellipsoid()
         S = self.domain.radius_like(radius).expand(radius.shape)
         concordance = self.problem.self_concordance.to(radius.dtype)
         lam = torch.as_tensor(regularization_for(S, concordance))
-        gap = frank_wolfe_gap(fit.theta, fit.gradient, S)
-        gamma = theorem32(radius, S, concordance, lam, gap)
+        gamma = theorem32(radius, S, concordance, lam, fit.gap(S))
+        if fit.hessian_error is not None:  # |.| in H may be so much larger
+            gamma = fit.hessian_error.exp() * gamma
         eye = torch.eye(self.domain.dim, dtype=radius.dtype, device=radius.device)
+        assert fit.hessian is not None
         shape = fit.hessian + lam[..., None, None] * eye
         return EllipsoidSet(self.family, self.domain, fit.theta, shape, gamma, event=self.event)
 
@@ -386,8 +460,8 @@ class ConfidenceSequence:
         """Everything needed to continue, as plain tensors, numbers and words."""
         return {
             "history": self.history.state_dict(),
-            "radius": {name: t.detach().clone() for name, t in self._state.items()},
-            "start": None if self._start is None else self._start.clone(),
+            "radius": self.sums(),
+            "estimator": self._estimate.state_dict(),
             "settings": self._settings(),
             "running": None if self._running is None else self._running.state_dict(self.history),
             "contrasts": None if self._declared is None else self._declared.state_dict(),
@@ -395,23 +469,11 @@ class ConfidenceSequence:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses one of another shape, problem or radius."""
-        missing = {"history", "radius", "start", "settings"} - set(state)
+        missing = {"history", "radius", "estimator", "settings"} - set(state)
         if missing:
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
         check_belongs("state['settings']", state["settings"], self._settings())
-        if set(state["radius"]) != set(self._state):
-            expected = f"the entries {sorted(self._state)}"
-            raise refuse("state['radius']", expected, sorted(state["radius"]))
-        for name, old in self._state.items():
-            label = f"state['radius'][{name!r}]"
-            check_same(label, state["radius"][name], "the sequence", old)
-            check_shape(label, state["radius"][name], old.shape)
-        start = state["start"]
-        if start is not None:
-            history = self.history
-            as_tensor("state['start']", start, dtype=history.dtype, device=history.device)
-            check_shape("state['start']", start, (*history.batch_shape, self.domain.dim))
-            start = start.clone()
+        sums = self.checked_sums(state["radius"])
         running = state.get("running")
         if running is not None and self._running is None:
             raise refuse("state['running']", "None without running=True", "kept sets")
@@ -423,17 +485,37 @@ class ConfidenceSequence:
         if declared is not None:
             declared.forget_rows()  # of the weights, whatever comes in between
         mark = self.history.mark()
+        estimate = self._estimate.copy()
         self.history.load_state_dict(state["history"])
-        if self._running is not None:
-            try:
+        try:
+            estimate.load_state_dict(state["estimator"])
+            if self._running is not None:
                 self._load_running(self._running, running)
-            except BaseException:
-                self.history.reset(mark)
-                raise
-        self._state = {name: t.clone() for name, t in state["radius"].items()}
-        self._start, self._fresh = start, None
+        except BaseException:
+            self.history.reset(mark)
+            raise
+        self._estimate = estimate
+        self.resume(sums)
         if declared is not None:
             declared.load(best)
+
+    def sums(self) -> State:
+        """A copy of the radius' sums, which are all that a sequence has beside its estimate."""
+        return {name: t.detach().clone() for name, t in self._state.items()}
+
+    def checked_sums(self, saved: Mapping[str, Any]) -> State:
+        """A copy of saved sums; refuses those of another radius or shape."""
+        if set(saved) != set(self._state):
+            raise refuse("state['radius']", f"the entries {sorted(self._state)}", sorted(saved))
+        for name, old in self._state.items():
+            label = f"state['radius'][{name!r}]"
+            check_same(label, saved[name], "the sequence", old)
+            check_shape(label, saved[name], old.shape)
+        return {name: t.clone() for name, t in saved.items()}
+
+    def resume(self, sums: State) -> None:
+        """Goes on from sums over the rows of the history."""
+        self._state, self._seen, self._fresh = sums, len(self.history), None
 
     def _load_running(self, bounds: RunningBounds, state: Mapping[str, Any] | None) -> None:
         """The kept sets of a state; none, if it was saved without."""
@@ -450,4 +532,5 @@ class ConfidenceSequence:
             "radius": describe(self.radius),
             "delta": self.delta,
             "forgetting": describe(self.forgetting),
+            "estimator": self._estimator,
         }

@@ -20,7 +20,9 @@ from torchglb.checks import (
     FLOATS,
     TOO_LONG,
     ValueChecks,
+    as_rows,
     as_tensor,
+    as_weights,
     check_batch_shape,
     check_probability,
     check_shape,
@@ -293,14 +295,7 @@ class Policy(ABC):
             return
         given, x = x, as_tensor("x", x, dtype=self.dtype, device=self.device)
         r = as_tensor("r", r, dtype=self.dtype, device=self.device)
-        batch = self.batch_shape
-        if x.ndim == len(batch) + 1:
-            check_shape("x", x, (*batch, self.domain.dim))
-            check_shape("r", r, batch)
-            x, r = x[..., None, :], r[..., None]
-        else:
-            check_shape("x", x, (*batch, "k", self.domain.dim))
-            check_shape("r", r, (*batch, x.shape[-2]))
+        x, r = as_rows(x, r, tuple(self.batch_shape), self.domain.dim)
         w = None
         if not plain:
             w = self._weights(r, weight, mask)
@@ -324,23 +319,7 @@ class Policy(ABC):
             name = "weight" if mask is None else "mask"
             expected = f"none, since {self.name} is stated for rows of weight 1"
             raise refuse(name, expected, "one (a policy with takes_weights, such as ofuglb, does)")
-        w = torch.ones_like(r)
-        for name, value in (("weight", weight), ("mask", mask)):
-            if value is None:
-                continue
-            part = as_tensor(name, value, dtype=self.dtype, device=self.device)
-            if part.ndim == len(self.batch_shape) and part.ndim < r.ndim and r.shape[-1] == 1:
-                part = part[..., None]
-            if part.ndim:
-                check_shape(name, part, tuple(r.shape))
-            checks = ValueChecks()
-            if name == "mask":
-                checks.require(name, (part == 0) | (part == 1), "booleans", part)
-            else:
-                checks.require(name, (part >= 0) & (part <= 1), "weights in [0, 1]", part)
-            checks.settle()
-            w = w * part
-        return w
+        return as_weights(r, weight, mask, tuple(self.batch_shape))
 
     @property
     def _some_reward(self) -> float:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from torchglb.checks import check_choice, check_positive, refuse
 from torchglb.history import History, Rows
-from torchglb.policies.estimators import BallEstimator, ball_estimator
+from torchglb.inference.estimators import BallEstimator, ball_estimator
 from torchglb.policies.exact import ExactPolicy, Height
 from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse

@@ -34,12 +34,13 @@ from torchglb.arrays import idle, settled
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
+from torchglb.inference.estimator_base import Choice
+from torchglb.inference.estimators import FreeEstimator
+from torchglb.inference.fits import Fit
 from torchglb.policies.base import Requirements, towards
 from torchglb.policies.design import g_optimal
-from torchglb.policies.estimator_base import Choice
-from torchglb.policies.estimators import FreeEstimator
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.parts import Fit, cholesky_change, taken
+from torchglb.policies.parts import cholesky_change, taken
 from torchglb.policies.registry import register
 
 #: at which the loss is carried in the plane

@@ -17,21 +17,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import settled
-from torchglb.checks import check_choice, check_shape, refuse
+from torchglb.checks import check_choice, refuse
 from torchglb.estimate import Estimate
 from torchglb.forgetting import as_forgetting
+from torchglb.inference.estimation import RunningEstimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.policies.base import BoundTracker, Policy, towards
-from torchglb.policies.parts import learn_or_forget
-from torchglb.radii import Lipschitz, Problem, Radius, by_name
+from torchglb.radii import Lipschitz, Radius, by_name
 from torchglb.rounding import round_up
+from torchglb.sequence import ConfidenceSequence, Height
 from torchglb.sets import Interval, LikelihoodRatioSet
 from torchglb.ucb import (
     AnchoredProgram,
@@ -57,16 +58,26 @@ TRACKED = 64
 UNREFINED = 1e300
 
 
-class Height(NamedTuple):
-    """Where the level of this round is: one of the two.
+class ProgramEstimate(RunningEstimate):
+    """The minimum that a program of exact rounds keeps beside its cuts."""
 
-    Attributes:
-        radius: how far it is above the minimum of the loss, a number or ``(*B)``.
-        level: B itself, ``(*B)``.
-    """
+    def __init__(self, program: AnchoredProgram | RefitProgram) -> None:
+        self.program, self.history = program, program.history
 
-    radius: float | Tensor | None = None
-    level: Tensor | None = None
+    def append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:  # noqa: D102
+        self.program.append(x, r, weight)
+
+    def estimate(  # noqa: D102
+        self, likelihood: NegativeLogLikelihood, loss_only: bool = False
+    ) -> Estimate:
+        least = self.program.minimum()
+        return Estimate(least.theta, least.loss, least.loss - least.slack)
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {}  # the program's own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        pass
 
 
 class ExactPolicy(Policy):
@@ -84,7 +95,13 @@ class ExactPolicy(Policy):
         super().__init__(*args, **settings)
         self.solver = check_choice("solver", solver, SOLVERS)
         program = AnchoredProgram if self.device.type == "cpu" else RefitProgram
-        self._program: AnchoredProgram | RefitProgram = program(
+        self._program = self._new_program(program, aggregate)
+        self._decided: Height | None = None  # the level of this round, once a choice rests on it
+
+    def _new_program(
+        self, kind: type[AnchoredProgram] | type[RefitProgram], aggregate: bool
+    ) -> AnchoredProgram | RefitProgram:
+        return kind(
             self.family,
             self.domain,
             tuple(self.batch_shape),
@@ -94,7 +111,6 @@ class ExactPolicy(Policy):
             dtype=self.dtype,
             device=self.device,
         )
-        self._decided: Height | None = None  # the level of this round, once a choice rests on it
 
     # ---- what a policy supplies ----------------------------------------------------------
 
@@ -265,69 +281,47 @@ class LikelihoodRatioPolicy(ExactPolicy):
     def __init__(
         self, *args: Any, radius: str | Radius, forgetting: Any = None, **settings: Any
     ) -> None:
-        super().__init__(*args, **settings)
-        self.radius = named_radius(radius)
         self.forgetting = as_forgetting(forgetting)
-        self._problem = Problem(
+        super().__init__(*args, **settings)
+        self._sequence = ConfidenceSequence(
             self.family,
             self.domain,
             self.delta,
-            tuple(self.batch_shape),
-            self.dtype,
-            self.device,
+            radius,
+            batch_shape=tuple(self.batch_shape),
+            estimator=ProgramEstimate(self._program),
+            dtype=self.dtype,
+            device=self.device,
         )
-        self._sums = self.radius.init(self._problem)
-        self._counts = self.radius.of_rows(self._problem, 0) is not None  # depends on n alone
-        if self.forgetting is not None:
-            self._program = ForgettingProgram(
-                self.forgetting,
-                self.family,
-                self.domain,
-                tuple(self.batch_shape),
-                level_tol=self._program.level_tol,
-                validate=False,
-                dtype=self.dtype,
-                device=self.device,
-            )
+        self.radius = self._sequence.radius
+        self._counts = self._sequence.counts_rows
+
+    def _new_program(
+        self, kind: type[AnchoredProgram] | type[RefitProgram], aggregate: bool
+    ) -> AnchoredProgram | RefitProgram:
+        program = super()._new_program(kind, aggregate)
+        if self.forgetting is None:
+            return program
+        return ForgettingProgram(
+            self.forgetting,
+            self.family,
+            self.domain,
+            tuple(self.batch_shape),
+            level_tol=program.level_tol,
+            validate=False,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     def _height(self) -> Height:
-        height, self._sums = self._evaluated()
-        return height
+        return self._sequence.height(advance=True)
 
     def _asked_height(self) -> Height:
-        return self._evaluated()[0]
-
-    def _evaluated(self) -> tuple[Height, dict[str, Tensor]]:
-        if self.forgetting is not None:
-            return self._faded_height(), self._sums
-        radius = (
-            self.radius.of_rows(self._problem, len(self._program.history)) if self._counts else None
-        )
-        if radius is not None:
-            return Height(radius=radius), self._sums
-        known = self.radius.level(self._problem, self._sums, self._likelihood)
-        if known is not None:
-            return Height(level=known[0]), known[1]
-        least = self._program.minimum()
-        estimate = Estimate(least.theta, least.loss, least.loss - least.slack)
-        found = self.radius.evaluate(self._problem, self._sums, self._likelihood(), estimate)
-        return Height(level=found.level), found.state
-
-    def _faded_height(self) -> Height:
-        """Of the rows that count, as if they alone had come, with the share of delta of now."""
-        history, radius = self._program.history, self.radius
-        problem = self._problem.at_time(len(history) + 1)
-        rows = history.view()
-        if (height := radius.of_rows(problem, rows.X.shape[-2])) is not None:
-            return Height(radius=height)
-        sums = radius.update(problem, radius.init(problem), *rows)
-        least = self._program.minimum()
-        estimate = Estimate(least.theta, least.loss, least.loss - least.slack)
-        return Height(level=radius.evaluate(problem, sums, self._likelihood(), estimate).level)
+        return self._sequence.height()
 
     def select(self, arms: Tensor) -> Tensor:  # noqa: D102
         if self._counts and self.solver == "native" and isinstance(self._program, AnchoredProgram):
-            height = self._height()
+            height = self._sequence.height()
             assert height.radius is not None
             longest = self._longest if self.validate else 0.0
             index = self._program.decide(arms, height.radius, longest)
@@ -351,24 +345,19 @@ class LikelihoodRatioPolicy(ExactPolicy):
         """A radius that counts rows counts each as one, which is valid for weights in [0, 1]."""
         if self._counts or self.forgetting is not None:
             self._append(x, r, w)
-            return
-
-        def learn() -> dict[str, Tensor]:
-            sums = self.radius.update(self._problem, self._sums, x, r, w)
-            self._append(x, r, w)
-            return sums
-
-        self._sums = learn_or_forget([self._program.history], learn)
+        else:
+            self._sequence.learn(x, r, w)
+            self._decided = None
 
     def _state(self) -> dict[str, Any]:
-        return super()._state() | {"sums": {name: t.clone() for name, t in self._sums.items()}}
+        # a radius that counts rows has none
+        return super()._state() | {"sums": {} if self._counts else self._sequence.sums()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        sums = {name: state["sums"][name].clone() for name in self._sums}
-        for name, old in self._sums.items():
-            check_shape(f"state['sums'][{name!r}]", sums[name], old.shape)
+        sums = None if self._counts else self._sequence.checked_sums(state["sums"])
         super()._load(state)
-        self._sums = sums
+        if sums is not None:
+            self._sequence.resume(sums)
 
 
 def named_radius(radius: str | Radius) -> Radius:

@@ -2,8 +2,8 @@
 
 The minimiser and the Hessian there are found when an observation arrives, so that questions change
 nothing: on a CPU from sums that are carried from round to round, with a certified error
-(:mod:`torchglb.policies.estimators`). In more than seven dimensions the digits that carried sums do
-not have cost a pass over the history: policies that can choose without them do.
+(:mod:`torchglb.inference.estimators`). In more than seven dimensions the digits that carried sums
+do not have cost a pass over the history: policies that can choose without them do.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import Tensor
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
+from torchglb.inference.estimators import Estimator, ball_estimator, free_estimator
+from torchglb.inference.fits import Fit
 from torchglb.policies.base import Policy
-from torchglb.policies.estimators import Estimator, ball_estimator, free_estimator
-from torchglb.policies.parts import Fit, learn_or_forget, taken
+from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 
 

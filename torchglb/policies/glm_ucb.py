@@ -33,8 +33,8 @@ from torch import Tensor
 from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
+from torchglb.inference.estimator_base import FINE
 from torchglb.policies.base import Requirements
-from torchglb.policies.estimator_base import FINE
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.parts import CONSTANTS, check_constants
 from torchglb.policies.registry import register

@@ -13,8 +13,8 @@ from torch import Tensor
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
+from torchglb.inference.estimators import FreeEstimator
 from torchglb.policies.base import towards
-from torchglb.policies.estimators import FreeEstimator
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.registry import register
 

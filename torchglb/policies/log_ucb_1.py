@@ -37,9 +37,9 @@ from torch import Tensor
 from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
+from torchglb.inference.estimator_base import FINE, HESSIAN_ERROR
 from torchglb.policies.base import Requirements
 from torchglb.policies.bernstein import noise_bound, ridge_of
-from torchglb.policies.estimator_base import FINE, HESSIAN_ERROR
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.parts import CONSTANTS, check_constants, log_chi_square_ratio
 from torchglb.policies.registry import register

@@ -92,20 +92,15 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
             device=device,
         )
         self.delta = delta
-        # bounds of all arms are needed in every round, from K merged rows: solved anew, which is
-        # faster than anchors that would have to follow them
-        self._program = RefitProgram(
-            family,
-            domain,
-            tuple(self.batch_shape),
-            level_tol=self._program.level_tol,
-            aggregate=aggregate,
-            validate=False,
-            dtype=self.dtype,
-            device=self.device,
-        )
         self._declared = DeclaredArms(self)
         self._contrasts: ArmContrasts | None = None
+
+    def _new_program(
+        self, kind: type[AnchoredProgram] | type[RefitProgram], aggregate: bool
+    ) -> AnchoredProgram | RefitProgram:
+        # bounds of all arms are needed in every round, from K merged rows: solved anew, which is
+        # faster than anchors that would have to follow them
+        return super()._new_program(RefitProgram, aggregate)
 
     # ---- the bounds of the arms ----------------------------------------------------------
 
@@ -114,7 +109,7 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
         if self.device.type != "cpu" or self.family.compiled() is None:
             return None
         N, (K, d) = self.batch_shape.numel(), arms.shape[-2:]
-        S = self._problem.S.reshape(N).double().numpy()
+        S = self._sequence.problem.S.reshape(N).double().numpy()
         each = self.delta * (1.0 - self.joint_share) / K
         return ArmContrasts(self.family, S, arms.double().reshape(N, K, d).numpy().copy(), each)
 

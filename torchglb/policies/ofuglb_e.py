@@ -28,21 +28,16 @@ from torchglb.checks import check_choice, check_shape, refuse
 from torchglb.estimate import Estimate
 from torchglb.families import Gaussian
 from torchglb.history import History
+from torchglb.inference.estimator_base import HESSIAN_ERROR
+from torchglb.inference.estimators import BallEstimator, ball_estimator
+from torchglb.inference.fits import Fit
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import inverse_forms, woodbury_inverse_forms
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import frank_wolfe_gap
 from torchglb.policies.base import Policy, towards
-from torchglb.policies.estimator_base import HESSIAN_ERROR
-from torchglb.policies.estimators import BallEstimator, ball_estimator
 from torchglb.policies.exact import PAPER, named_radius
-from torchglb.policies.parts import (
-    Fit,
-    certain_leader,
-    farthest_point,
-    learn_or_forget,
-    taken,
-)
+from torchglb.policies.parts import certain_leader, farthest_point, learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.radii import (

@@ -35,10 +35,10 @@ from torch import Tensor
 
 from torchglb.checks import check_choice
 from torchglb.families import Bernoulli
+from torchglb.inference.estimator_base import HESSIAN_ERROR
+from torchglb.inference.estimators import FreeEstimator, free_estimator
 from torchglb.policies.base import Requirements
 from torchglb.policies.bernstein import noise_bound, ridge_of
-from torchglb.policies.estimator_base import HESSIAN_ERROR
-from torchglb.policies.estimators import FreeEstimator, free_estimator
 from torchglb.policies.exact import ExactPolicy, Height
 from torchglb.policies.parts import (
     CONSTANTS,

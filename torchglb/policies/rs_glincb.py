@@ -39,9 +39,10 @@ from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
+from torchglb.inference.fits import minimum_in_ball, ridge_minimum
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.policies.base import Policy, Requirements
-from torchglb.policies.parts import learn_or_forget, minimum_in_ball, ridge_minimum, taken
+from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 

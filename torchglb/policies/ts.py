@@ -25,10 +25,11 @@ from torchglb.arrays import idle
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
+from torchglb.inference.fits import Fit
 from torchglb.linalg import inverse_forms
 from torchglb.policies.base import towards
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.parts import Fit, certain_leader, cholesky_change, taken
+from torchglb.policies.parts import certain_leader, cholesky_change, taken
 from torchglb.policies.registry import register
 
 

@@ -334,10 +334,11 @@ def _offered(problem: Problem, estimate: Estimate) -> Floats:
     """An estimate with loss, gradient and upper triangle of the Hessian, ``(N, d + count)``.
 
     In float32, where these are too inexact to carry on from, the estimate alone; and nothing where
-    they are not known.
+    they are not known, or not exact.
     """
-    if estimate.gradient is None or estimate.hessian is None:
+    if not estimate.is_exact:
         return NOTHING_OFFERED
+    assert estimate.gradient is not None and estimate.hessian is not None  # noqa: PT018
     parts = [estimate.theta]
     if problem.dtype == torch.float64:
         upper = torch.triu_indices(problem.dim, problem.dim)

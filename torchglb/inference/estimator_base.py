@@ -17,8 +17,8 @@ from torchglb.arrays import which
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
+from torchglb.inference.fits import Fit, minimum_in_ball, ridge_minimum
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.policies.parts import Fit, minimum_in_ball, ridge_minimum
 
 
 class Accuracy(NamedTuple):
@@ -68,13 +68,13 @@ class Estimator(ABC):
         self.passes = like
         self.radius = domain.radius_like(like).expand(history.batch_shape)
 
-    def append(self, x: Tensor, r: Tensor) -> None:
-        """Adds rows ``x (*B, k, d)``, ``r (*B, k)`` to the history, and to what is carried."""
-        self.history.append(x, r)
-        self.follow(x, r)
+    def append(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
+        """Adds rows ``x (*B, k, d)``, ``r``, ``w (*B, k)`` to history and to what is carried."""
+        self.history.append(x, r, w)
+        self.follow(x, r, w)
 
     @abstractmethod
-    def follow(self, x: Tensor, r: Tensor) -> None:
+    def follow(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         """Adds rows that the history has already to what is carried."""
 
     @abstractmethod

@@ -17,9 +17,9 @@ from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
-from torchglb.policies.carried_estimators import CarriedBall, CarriedFree
-from torchglb.policies.estimator_base import BallEstimator, Choice, Estimator, FreeEstimator
-from torchglb.policies.parts import Fit, minimum_in_ball, ridge_minimum
+from torchglb.inference.carried_estimators import CarriedBall, CarriedFree
+from torchglb.inference.estimator_base import BallEstimator, Choice, Estimator, FreeEstimator
+from torchglb.inference.fits import Fit, minimum_in_ball, ridge_minimum
 
 __all__ = ["BallEstimator", "Estimator", "FreeEstimator", "ball_estimator", "free_estimator"]
 
@@ -57,7 +57,7 @@ class _Refit(Estimator):
         self.rough = False  # a fit is as good as the arithmetic
         self.start = self.passes[..., None].expand(*self.passes.shape, self.domain.dim)
 
-    def follow(self, x: Tensor, r: Tensor) -> None:
+    def follow(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         pass
 
     def copy(self) -> Self:
@@ -86,7 +86,7 @@ class RefitBall(_Refit, BallEstimator):
 
 
 class RefitFree(_Refit, FreeEstimator):
-    """By :func:`torchglb.policies.parts.ridge_minimum`."""
+    """By :func:`torchglb.inference.fits.ridge_minimum`."""
 
     def fit(self, ridge: Tensor) -> Fit:
         found = ridge_minimum(self._loss(ridge), self.start)

@@ -23,7 +23,7 @@ from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import Rows
-from torchglb.policies.estimator_base import (
+from torchglb.inference.estimator_base import (
     FINE,
     Accuracy,
     BallEstimator,
@@ -31,7 +31,7 @@ from torchglb.policies.estimator_base import (
     Estimator,
     FreeEstimator,
 )
-from torchglb.policies.parts import Fit
+from torchglb.inference.fits import Fit
 
 #: derivatives of the highest order of a carried polynomial
 LARGEST_ORDER = 1600
@@ -77,10 +77,11 @@ class _Carried(Estimator):
         carried = self._minimum.carried
         return carried.constants[:, 2] * carried.longest
 
-    def follow(self, x: Tensor, r: Tensor) -> None:
+    def follow(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         carried, (N, k) = self._minimum.carried, (self.passes.numel(), r.shape[-1])
-        rows = self._array(x, N, k, x.shape[-1]), self._array(r, N, k), np.ones((N, k))
-        carried.append(self._minimum.source, *rows)
+        weights = np.ones((N, k)) if w is None else self._array(w, N, k)
+        rewards = weights * self._array(r, N, k)
+        carried.append(self._minimum.source, self._array(x, N, k, x.shape[-1]), rewards, weights)
 
     def copy(self) -> Self:
         new = copy.copy(self)

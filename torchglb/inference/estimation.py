@@ -1,0 +1,190 @@
+"""The two estimators of a confidence sequence: ``Refit()`` and ``Incremental()``.
+
+Each is a settings object; ``begin`` makes what runs. An estimate may be any point of the ball: a
+better one makes sets smaller, none makes them wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import as_tensor, check_shape, check_tolerance, refuse
+from torchglb.domain import Ball
+from torchglb.estimate import Estimate
+from torchglb.forgetting import ForgettingHistory
+from torchglb.history import History
+from torchglb.inference.estimator_base import HESSIAN_ERROR
+from torchglb.inference.estimators import BallEstimator, ball_estimator
+from torchglb.inference.fits import Fit
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.mle import minimize_likelihood
+from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
+
+#: the loss of the estimate may lie this far above the minimum, relative to ``1 + |loss|``
+NEAR = 1e-4
+
+
+class RunningEstimate(ABC):
+    """The minimiser over the ball of the loss of rows that keep coming.
+
+    Attributes:
+        history: the rows.
+    """
+
+    history: History
+
+    def append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
+        """Adds rows, as :meth:`torchglb.History.append` does."""
+        self.history.append(x, r, weight)
+
+    @abstractmethod
+    def estimate(self, likelihood: NegativeLogLikelihood, loss_only: bool = False) -> Estimate:
+        """The minimiser now.
+
+        Args:
+            likelihood: the loss of the rows.
+            loss_only: whether a theta that is not unique will do, as long as its loss is.
+        """
+
+    def copy(self) -> Self:
+        """With a state of its own, over the same rows."""
+        return copy.copy(self)
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the rows."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state; the rows are there already."""
+
+
+class EstimatorSettings(ABC):
+    """How a confidence sequence estimates: settings only."""
+
+    @abstractmethod
+    def begin(self, domain: Ball, history: History) -> RunningEstimate:
+        """What runs, over a history that knows its family."""
+
+
+@dataclass(frozen=True)
+class Refit(EstimatorSettings):
+    """Fits anew when asked, from the last estimate on: certified and differentiable.
+
+    Args:
+        tol: the loss is within ``tol (1 + |loss|)`` of the minimum; 1e-9 in float64, 1e-4 in
+            float32 if left out.
+
+    Example:
+        >>> Refit()
+        Refit(tol=None)
+    """
+
+    tol: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tol is not None:
+            check_tolerance("tol", self.tol)
+
+    def begin(self, domain: Ball, history: History) -> RunningEstimate:  # noqa: D102
+        return _Refitted(domain, history, self.tol)
+
+
+class _Refitted(RunningEstimate):
+    def __init__(self, domain: Ball, history: History, tol: float | None) -> None:
+        self.domain, self.history, self.tol = domain, history, tol
+        self.start: Tensor | None = None  # the last estimate
+
+    def estimate(self, likelihood: NegativeLogLikelihood, loss_only: bool = False) -> Estimate:
+        fades = isinstance(self.history, ForgettingHistory)
+        fit = minimize_likelihood(
+            likelihood,
+            self.domain,
+            start=self.history.start() if fades else self.start,
+            tol=self.tol,
+            throw=False,
+            loss_only=loss_only,
+        )
+        near = fit.gap <= NEAR * (1.0 + fit.loss.detach().abs())
+        raise_unless_converged(torch.where(near, int(Status.CONVERGED), fit.status), "the estimate")
+        self.start = None if fades else fit.theta.detach()
+        return fit.estimate(hessian=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": None if self.start is None else self.start.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        history, start = self.history, state["start"]
+        if start is not None:
+            as_tensor("state['start']", start, dtype=history.dtype, device=history.device)
+            check_shape("state['start']", start, (*history.batch_shape, self.domain.dim))
+            start = start.clone()
+        self.start = start
+
+
+@dataclass(frozen=True)
+class Incremental(EstimatorSettings):
+    """Carries the loss and its derivatives from row to row: most estimates need no pass.
+
+    What is carried are numbers: rows that require grad are refused (take :class:`Refit`). On a
+    device, where passes are cheap, it fits anew.
+
+    Example:
+        >>> Incremental()
+        Incremental()
+    """
+
+    def begin(self, domain: Ball, history: History) -> RunningEstimate:  # noqa: D102
+        if isinstance(history, ForgettingHistory):
+            raise refuse("estimator", "Refit() together with forgetting", self)
+        assert history.family is not None
+        return _Carried(ball_estimator(history.family, domain, history))
+
+
+class _Carried(RunningEstimate):
+    def __init__(self, estimator: BallEstimator) -> None:
+        self.estimator, self.history = estimator, estimator.history
+        self.none = torch.zeros_like(estimator.radius)  # no ridge
+
+    def append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
+        if any(t is not None and t.requires_grad for t in (x, r, weight)):
+            raise refuse("x, r", "rows without grad for Incremental() (Refit() has it)", "grad")
+        self.estimator.append(x, r, weight)
+
+    def estimate(self, likelihood: NegativeLogLikelihood, loss_only: bool = False) -> Estimate:
+        with torch.no_grad():
+            return estimate_of(self.estimator.fit(self.none), self.estimator.radius)
+
+    def copy(self) -> Self:
+        return type(self)(self.estimator.copy())
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.estimator.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        loaded = self.estimator.copy()
+        loaded.load_state_dict(state)
+        self.estimator = loaded
+
+
+def estimate_of(fit: Fit, radius: Tensor) -> Estimate:
+    """What a carried fit without ridge says about the loss, over balls of radius ``(*B)``."""
+    gap = frank_wolfe_gap(fit.theta, fit.gradient, radius) + 2.0 * radius * fit.gradient_error
+    lower = fit.loss - gap
+    return Estimate(
+        fit.theta,
+        fit.loss,
+        lower,
+        fit.gradient,
+        fit.hessian,
+        fit.gradient_error,
+        fit.doubt + math.log1p(HESSIAN_ERROR),
+    )
