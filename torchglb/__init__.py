@@ -8,6 +8,7 @@ from torchglb.contrast_sequence import ContrastSequence
 from torchglb.decisions import BestArm
 from torchglb.domain import Ball
 from torchglb.errors import BoundaryWarning, InputError, SolverError
+from torchglb.estimate import Estimate
 from torchglb.families import (
     Bernoulli,
     Binomial,
@@ -20,6 +21,7 @@ from torchglb.families import (
 from torchglb.forgetting import Discount, Window
 from torchglb.heads import GLMHead, NeuralPolicy, UnitBall
 from torchglb.history import History, Rows
+from torchglb.inference.estimation import Incremental, Refit
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, constrained_mle
 from torchglb.optim import SolveResult, Status
@@ -54,10 +56,12 @@ __all__ = [
     "CustomFamily",
     "Discount",
     "EllipsoidSet",
+    "Estimate",
     "GLMFamily",
     "GLMHead",
     "Gaussian",
     "History",
+    "Incremental",
     "InputError",
     "Interval",
     "LikelihoodRatioSet",
@@ -68,6 +72,7 @@ __all__ = [
     "Poisson",
     "PreferenceSequence",
     "QuasiBounded",
+    "Refit",
     "Rows",
     "Scaler",
     "SolveResult",

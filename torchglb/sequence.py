@@ -300,6 +300,10 @@ class ConfidenceSequence:
         now = self._current()[0]
         return now if self._running is None else self._running.intersect(now)
 
+    def estimate(self) -> Estimate:
+        """The minimiser over the ball of the loss of the rows, and what is known there."""
+        return self._estimate.copy().estimate(self._likelihood())
+
     def look(self) -> Interval:
         """The best bounds so far on ``<x, theta*>`` for the declared ``queries``, ``(*B, K)``.
 

@@ -1,0 +1,117 @@
+"""The two estimators of a confidence sequence give the same sets; what is refused leaves no trace."""
+
+import pytest
+import torch
+
+import torchglb as glb
+
+
+def rows_of(family, batch, n, d, generator):
+    X = torch.randn((*batch, n, d), generator=generator, dtype=torch.float64)
+    X = X / torch.linalg.vector_norm(X, dim=-1, keepdim=True).clamp_min(1.0)
+    return X, family.sample(1.5 * X[..., 0], generator)
+
+
+def both(family, ball, batch=(), **settings):
+    return [
+        glb.ConfidenceSequence(family, ball, 0.05, batch_shape=batch, estimator=kind, **settings)
+        for kind in (glb.Refit(), glb.Incremental())
+    ]
+
+
+@pytest.mark.parametrize("family", [glb.Bernoulli(), glb.Gaussian(), glb.Poisson()], ids=repr)
+@pytest.mark.parametrize("ellipsoidal", [False, True])
+def test_both_estimators_give_the_same_sets(family, ellipsoidal, generator):
+    settings = {"ellipsoidal": ellipsoidal, "ellipsoid": "theorem", "radius": "lipschitz"}
+    refit, carried = both(family, glb.Ball(3, 2.0), (2,), **settings)
+    X, r = rows_of(family, (2,), 60, 3, generator)
+    w = torch.linspace(0.2, 1.0, 60).double().expand(2, 60)
+    questions = torch.eye(3).double().expand(2, 3, 3)
+    for start in range(0, 60, 20):
+        for sequence in (refit, carried):
+            part = slice(start, start + 20)
+            sequence.update(X[:, part], r[:, part], weight=w[:, part])
+        ours, other = (s.current().interval(questions) for s in (carried, refit))
+        torch.testing.assert_close(ours.lower, other.lower, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours.upper, other.upper, rtol=1e-5, atol=1e-5)
+
+
+def test_a_carried_estimate_encloses_the_minimum(generator):
+    family, ball = glb.Bernoulli(), glb.Ball(2, 3.0)
+    sequence = both(family, ball)[1]
+    X, r = rows_of(family, (), 200, 2, generator)
+    for x, y in zip(X[:150], r[:150], strict=True):
+        sequence.update(x, y)
+    sequence.update(X[150:], r[150:])
+    found = sequence.estimate()
+    fit = glb.constrained_mle(family, glb.Rows(X, r), ball, tol=1e-12)
+    assert float(found.lower_bound) <= float(fit.loss) + 1e-10
+    assert float(found.loss) >= float(fit.loss - fit.gap) - 1e-10
+    torch.testing.assert_close(found.theta, fit.theta, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.hessian, fit.hessian, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [glb.Refit(), glb.Incremental()], ids=repr)
+def test_a_saved_sequence_goes_on_bit_by_bit(kind, generator):
+    family = glb.Bernoulli()
+    X, r = rows_of(family, (), 50, 2, generator)
+
+    def new():
+        return glb.ConfidenceSequence(family, glb.Ball(2, 2.0), 0.05, estimator=kind)
+
+    one, other = new(), new()
+    one.update(X[:30], r[:30])
+    one.current()
+    other.load_state_dict(one.state_dict())
+    for sequence in (one, other):
+        sequence.update(X[30:], r[30:])
+    assert torch.equal(one.current().level, other.current().level)
+    assert torch.equal(one.estimate().theta, other.estimate().theta)
+
+
+def test_states_of_the_other_estimator_are_refused():
+    refit, carried = both(glb.Bernoulli(), glb.Ball(2, 2.0))
+    with pytest.raises(glb.InputError, match="estimator"):
+        carried.load_state_dict(refit.state_dict())
+
+
+def test_rows_with_grad_are_refused_by_carried_sums_and_leave_no_trace():
+    sequence = both(glb.Bernoulli(), glb.Ball(2, 2.0))[1]
+    sequence.update([0.6, 0.8], 1.0)
+    before = sequence.current().level
+    with pytest.raises(glb.InputError, match="Refit"):
+        sequence.update(torch.tensor([1.0, 0.0], requires_grad=True), 1.0)
+    assert len(sequence) == 1
+    assert torch.equal(sequence.current().level, before)
+
+
+def test_another_estimator_is_refused_by_name():
+    with pytest.raises(glb.InputError, match=r"estimator: expected Refit\(\) or Incremental\(\)"):
+        glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 2.0), 0.05, estimator="refit")
+
+
+def test_masked_rows_count_for_nothing(generator):
+    """Whatever stands in them, and bit by bit."""
+    X, r = rows_of(glb.Bernoulli(), (), 12, 2, generator)
+    mask = torch.arange(12) % 3 > 0
+    masked, plain = (glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 2.0), 0.05) for _ in "ab")
+    spoilt = torch.where(mask, r, torch.nan)
+    masked.update(torch.where(mask[:, None], X, torch.inf), spoilt, mask=mask)
+    w = mask.double()
+    plain.update(X * w[:, None], torch.where(mask, r, 0.0), weight=w)
+    assert torch.equal(masked.current().level, plain.current().level)
+    alone = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 2.0), 0.05)
+    alone.update(X[mask], r[mask])
+    torch.testing.assert_close(masked.current().level, alone.current().level, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"mask": [0.5]}, "mask: expected booleans"), ({"weight": [1.5]}, r"weights in \[0, 1\]"),
+     ({"mask": [True, False]}, "mask: expected shape")],
+)  # fmt: skip
+def test_masks_and_weights_that_do_not_fit_leave_no_trace(given, message):
+    sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 2.0), 0.05)
+    with pytest.raises(glb.InputError, match=message):
+        sequence.update([[0.6, 0.8]], [1.0], **given)
+    assert len(sequence) == 0
