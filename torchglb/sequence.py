@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,6 @@ from torchglb.checks import (
     as_tensor,
     as_weights,
     check_choice,
-    check_same,
-    check_shape,
     refuse,
     within_norm,
 )
@@ -29,6 +27,7 @@ from torchglb.forgetting import ForgettingHistory, as_forgetting
 from torchglb.history import History
 from torchglb.identity import check_belongs, describe
 from torchglb.inference.estimation import EstimatorSettings, Refit, RunningEstimate
+from torchglb.inference.level import GrowingLevel
 from torchglb.inference.tests import TestResult
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
@@ -38,10 +37,7 @@ from torchglb.radii import (
     Radius,
     automatic,
     by_name,
-    regularization_for,
-    theorem32,
 )
-from torchglb.radii.base import State
 from torchglb.recording import is_transformed, without_autocast
 from torchglb.sets import (
     CentredSet,
@@ -55,24 +51,11 @@ from torchglb.sets import (
 )
 from torchglb.sets.likelihood_ratio import enlarged
 
-
-class Height(NamedTuple):
-    """Where the level is: one of the two.
-
-    Attributes:
-        radius: how far it is above the minimum of the loss, a number or ``(*B)``.
-        level: B itself, ``(*B)``.
-    """
-
-    radius: float | Tensor | None = None
-    level: Tensor | None = None
-
-
 #: fits anew when asked
 REFIT = Refit()
 
 
-class ConfidenceSequence:
+class ConfidenceSequence(GrowingLevel):
     """Sets ``C_t`` with ``P(theta* in C_t for all t at once) >= 1 - delta``.
 
     Features may be chosen in any way from the past (bandits, active learning, peeking). Rows may
@@ -147,20 +130,18 @@ class ConfidenceSequence:
         device: torch.device | str | None = None,
     ) -> None:
         if radius == "auto":
-            self.radius: Radius = automatic(family)
-        else:
-            self.radius = by_name(radius) if isinstance(radius, str) else radius
-        if not isinstance(self.radius, Radius):
+            radius = automatic(family)
+        elif isinstance(radius, str):
+            radius = by_name(radius)
+        if not isinstance(radius, Radius):
             raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
-        self.problem = Problem(family, domain, delta, batch_shape, dtype, device)
-        self.family, self.domain, self.delta = family, domain, delta
-        self.event = Event(delta)
+        problem = Problem(family, domain, delta, batch_shape, dtype, device)
+        check_choice("ellipsoid", ellipsoid, ("fixed_point", "theorem"))
         self.ellipsoidal = bool(ellipsoidal)
-        self.ellipsoid = check_choice("ellipsoid", ellipsoid, ("fixed_point", "theorem"))
         if self.ellipsoidal:
-            _ = self.problem.self_concordance  # refuses a family that has none
-            if not self.radius.confined:
-                raise refuse("radius", "one that keeps to the ball, for ellipsoids", self.radius)
+            _ = problem.self_concordance  # refuses a family that has none
+            if not radius.confined:
+                raise refuse("radius", "one that keeps to the ball, for ellipsoids", radius)
         self.forgetting = as_forgetting(forgetting)
         self._estimator = describe(estimator)
         if isinstance(estimator, EstimatorSettings):
@@ -175,15 +156,9 @@ class ConfidenceSequence:
             estimator = estimator.begin(domain, rows)
         if not isinstance(estimator, RunningEstimate):
             raise refuse("estimator", "Refit() or Incremental()", type(estimator).__name__)
-        self._estimate = estimator
-        self.history = estimator.history
-        self._forgets = isinstance(self.history, ForgettingHistory)
-        self._state = self.radius.init(self.problem)
-        self._seen = 0  # rows that the radius' state has
-        #: whether the radius depends on the number of rows alone
-        self.counts_rows = self.radius.of_rows(self.problem, 0) is not None
+        super().__init__(problem, radius, estimator, ellipsoid)
+        self.event = Event(delta)
         self._warned = False  # of a ball that is too small
-        self._fresh: tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation] | None = None
         self._running = RunningBounds(self.history, queries) if running else None
         if queries is not None and not running:
             raise refuse("queries", "None without running=True", type(queries).__name__)
@@ -196,10 +171,6 @@ class ConfidenceSequence:
             if self.ellipsoidal if name == "ellipsoidal" else self.history.aggregate:
                 raise refuse(name, "False with contrasts, which need every row", True)
         return DeclaredContrasts(self.problem, contrasts, self.delta, running=running)
-
-    def __len__(self) -> int:
-        """The number of observations so far."""
-        return len(self.history)
 
     @without_autocast
     def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
@@ -234,75 +205,10 @@ class ConfidenceSequence:
             rows = within_norm(rows, given, history.max_norm)
         self.learn(rows, rewards, w)
 
-    def learn(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
-        """:meth:`update` with tensors ``x (*B, k, d)``, ``r``, ``weight (*B, k)`` that fit."""
-        self._catch_up()
-        mark, estimate = self.history.mark(), self._estimate.copy()
-        try:
-            estimate.append(x, r, weight)
-            state = self._state
-            if not self._forgets:
-                state = self.radius.update(self.problem, state, x, r, weight)
-        except BaseException:  # rows that the radius has not seen would make its level wrong
-            self.history.reset(mark)
-            raise
-        self._estimate, self._state, self._fresh = estimate, state, None
-        self._seen = len(self.history)
-
-    def _catch_up(self) -> None:
-        """Shows the radius rows that came to the history by another way, in one pass."""
-        missing = len(self.history) - self._seen
-        if not missing or self._forgets:
-            return
-        if self.history.aggregate or missing < 0:
-            raise refuse("history", f"{self._seen} rows, as the radius has seen", len(self.history))
-        X, r, w = self.history.view()
-        late = (X[..., -missing:, :], r[..., -missing:], None if w is None else w[..., -missing:])
-        self._state = self.radius.update(self.problem, self._state, *late)
-        self._seen, self._fresh = len(self.history), None
-
-    def height(self, *, advance: bool = False) -> Height:
-        """Where the level of the set is: all that an exact policy asks in a round.
-
-        Args:
-            advance: whether the radius may keep what it found on the way, for the next round.
-        """
-        if self.counts_rows and not self._forgets:
-            return Height(self.radius.of_rows(self.problem, len(self.history)))
-        likelihood = self._likelihood
-        if self._forgets:
-            rows = likelihood()
-            problem, state = self._rows_that_count(rows)
-            if self.counts_rows:
-                return Height(self.radius.of_rows(problem, rows.num_rows))
-            return Height(level=self._evaluated(rows, problem, state)[0])
-        self._catch_up()
-        known = self.radius.level(self.problem, self._state, likelihood)
-        if known is None:
-            known = self._evaluated(likelihood(), self.problem, self._state)
-        if advance:
-            self._state = known[1]
-        return Height(level=known[0])
-
-    def _evaluated(
-        self, likelihood: NegativeLogLikelihood, problem: Problem, state: State
-    ) -> tuple[Tensor, State]:
-        """The level from an estimate, and the radius' next state."""
-        estimate = self._estimate.copy().estimate(likelihood)
-        found = self.radius.evaluate(problem, state, likelihood, estimate)
-        return found.level, found.state
-
-    def _likelihood(self) -> NegativeLogLikelihood:
-        return NegativeLogLikelihood.of(self.family, self.history)
-
     def current(self) -> LikelihoodRatioSet | EllipsoidSet | RunningSet:
         """The set now: an immutable snapshot. Costs a fit, and the passes of the radius."""
         now = self._current()[0]
         return now if self._running is None else self._running.intersect(now)
-
-    def estimate(self) -> Estimate:
-        """The minimiser over the ball of the loss of the rows, and what is known there."""
-        return self._estimate.copy().estimate(self._likelihood())
 
     def look(self) -> Interval:
         """The best bounds so far on ``<x, theta*>`` for the declared ``queries``, ``(*B, K)``.
@@ -380,12 +286,12 @@ class ConfidenceSequence:
         if self._fresh is not None:
             return self._fresh
         self._catch_up()
-        likelihood, estimator = self._likelihood(), self._estimate.copy()
+        likelihood, estimator = self._likelihood(), self.fitted.copy()
         problem, state = self._rows_that_count(likelihood)
         # ellipsoids depend on theta_hat itself, likelihood-ratio sets on its loss alone
         fit = estimator.estimate(likelihood, loss_only=not self.ellipsoidal)
         found = self.radius.evaluate(problem, state, likelihood, fit)
-        self._estimate = estimator
+        self.fitted = estimator
         if not self._forgets:
             self._state = found.state
         confined = self.radius.confined
@@ -403,17 +309,6 @@ class ConfidenceSequence:
         current = self._as_ellipsoid(outer, fit, found.radius) if self.ellipsoidal else outer
         self._fresh = current, found
         return self._fresh
-
-    def _rows_that_count(self, likelihood: NegativeLogLikelihood) -> tuple[Problem, State]:
-        """The problem, and what the radius knows of the rows.
-
-        Where rows are forgotten: as if those that count had come alone, at the delta of now.
-        """
-        if not self._forgets:
-            return self.problem, self._state
-        problem = self.problem.at_time(len(self) + 1)
-        rows = (likelihood.X, likelihood.r, likelihood.w)
-        return problem, self.radius.update(problem, self.radius.init(problem), *rows)
 
     def _look_at_boundary(self, outer: LikelihoodRatioSet) -> None:
         """Warns, once, where the rows refute ``|theta*| <= S``."""
@@ -447,15 +342,10 @@ class ConfidenceSequence:
     ) -> EllipsoidSet:
         if self.ellipsoid == "fixed_point":
             return outer.ellipsoid()
-        S = self.domain.radius_like(radius).expand(radius.shape)
-        concordance = self.problem.self_concordance.to(radius.dtype)
-        lam = torch.as_tensor(regularization_for(S, concordance))
-        gamma = theorem32(radius, S, concordance, lam, fit.gap(S))
-        if fit.hessian_error is not None:  # |.| in H may be so much larger
-            gamma = fit.hessian_error.exp() * gamma
-        eye = torch.eye(self.domain.dim, dtype=radius.dtype, device=radius.device)
         assert fit.hessian is not None
-        shape = fit.hessian + lam[..., None, None] * eye
+        gamma = self.ellipsoid_radius(outer.likelihood, fit, radius, fit.hessian)
+        eye = torch.eye(self.domain.dim, dtype=radius.dtype, device=radius.device)
+        shape = fit.hessian + self.ridge[..., None, None] * eye
         return EllipsoidSet(self.family, self.domain, fit.theta, shape, gamma, event=self.event)
 
     # ---- saving --------------------------------------------------------------------------
@@ -465,7 +355,7 @@ class ConfidenceSequence:
         return {
             "history": self.history.state_dict(),
             "radius": self.sums(),
-            "estimator": self._estimate.state_dict(),
+            "estimator": self.fitted.state_dict(),
             "settings": self._settings(),
             "running": None if self._running is None else self._running.state_dict(self.history),
             "contrasts": None if self._declared is None else self._declared.state_dict(),
@@ -489,7 +379,7 @@ class ConfidenceSequence:
         if declared is not None:
             declared.forget_rows()  # of the weights, whatever comes in between
         mark = self.history.mark()
-        estimate = self._estimate.copy()
+        estimate = self.fitted.copy()
         self.history.load_state_dict(state["history"])
         try:
             estimate.load_state_dict(state["estimator"])
@@ -498,28 +388,10 @@ class ConfidenceSequence:
         except BaseException:
             self.history.reset(mark)
             raise
-        self._estimate = estimate
+        self.fitted = estimate
         self.resume(sums)
         if declared is not None:
             declared.load(best)
-
-    def sums(self) -> State:
-        """A copy of the radius' sums, which are all that a sequence has beside its estimate."""
-        return {name: t.detach().clone() for name, t in self._state.items()}
-
-    def checked_sums(self, saved: Mapping[str, Any]) -> State:
-        """A copy of saved sums; refuses those of another radius or shape."""
-        if set(saved) != set(self._state):
-            raise refuse("state['radius']", f"the entries {sorted(self._state)}", sorted(saved))
-        for name, old in self._state.items():
-            label = f"state['radius'][{name!r}]"
-            check_same(label, saved[name], "the sequence", old)
-            check_shape(label, saved[name], old.shape)
-        return {name: t.clone() for name, t in saved.items()}
-
-    def resume(self, sums: State) -> None:
-        """Goes on from sums over the rows of the history."""
-        self._state, self._seen, self._fresh = sums, len(self.history), None
 
     def _load_running(self, bounds: RunningBounds, state: Mapping[str, Any] | None) -> None:
         """The kept sets of a state; none, if it was saved without."""

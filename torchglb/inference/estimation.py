@@ -146,30 +146,38 @@ class Incremental(EstimatorSettings):
         if isinstance(history, ForgettingHistory):
             raise refuse("estimator", "Refit() together with forgetting", self)
         assert history.family is not None
-        return _Carried(ball_estimator(history.family, domain, history))
+        return CarriedEstimate(ball_estimator(history.family, domain, history))
 
 
-class _Carried(RunningEstimate):
+class CarriedEstimate(RunningEstimate):
+    """What runs for :class:`Incremental`.
+
+    Args:
+        estimator: over the ball, of the rows of its history.
+    """
+
     def __init__(self, estimator: BallEstimator) -> None:
         self.estimator, self.history = estimator, estimator.history
         self.none = torch.zeros_like(estimator.radius)  # no ridge
 
-    def append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
+    def append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:  # noqa: D102
         if any(t is not None and t.requires_grad for t in (x, r, weight)):
             raise refuse("x, r", "rows without grad for Incremental() (Refit() has it)", "grad")
         self.estimator.append(x, r, weight)
 
-    def estimate(self, likelihood: NegativeLogLikelihood, loss_only: bool = False) -> Estimate:
+    def estimate(  # noqa: D102
+        self, likelihood: NegativeLogLikelihood, loss_only: bool = False
+    ) -> Estimate:
         with torch.no_grad():
             return estimate_of(self.estimator.fit(self.none), self.estimator.radius)
 
-    def copy(self) -> Self:
+    def copy(self) -> Self:  # noqa: D102
         return type(self)(self.estimator.copy())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
         return self.estimator.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
         loaded = self.estimator.copy()
         loaded.load_state_dict(state)
         self.estimator = loaded

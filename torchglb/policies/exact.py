@@ -27,12 +27,13 @@ from torchglb.checks import check_choice, refuse
 from torchglb.estimate import Estimate
 from torchglb.forgetting import as_forgetting
 from torchglb.inference.estimation import RunningEstimate
+from torchglb.inference.level import Height
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.policies.base import BoundTracker, Policy, towards
 from torchglb.radii import Lipschitz, Radius, by_name
 from torchglb.rounding import round_up
-from torchglb.sequence import ConfidenceSequence, Height
+from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import Interval, LikelihoodRatioSet
 from torchglb.ucb import (
     AnchoredProgram,

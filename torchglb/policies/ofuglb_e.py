@@ -24,32 +24,24 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import idle
-from torchglb.checks import check_choice, check_shape, refuse
-from torchglb.estimate import Estimate
+from torchglb.checks import refuse
 from torchglb.families import Gaussian
 from torchglb.history import History
-from torchglb.inference.estimator_base import HESSIAN_ERROR
+from torchglb.inference.estimation import CarriedEstimate, estimate_of
 from torchglb.inference.estimators import BallEstimator, ball_estimator
 from torchglb.inference.fits import Fit
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import inverse_forms, woodbury_inverse_forms
 from torchglb.mle import minimize_likelihood
-from torchglb.optim import frank_wolfe_gap
 from torchglb.policies.base import Policy, towards
 from torchglb.policies.exact import PAPER, named_radius
 from torchglb.policies.parts import certain_leader, farthest_point, learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
-from torchglb.radii import (
-    Problem,
-    Radius,
-    regularization_for,
-    theorem32,
-    theorem32_fixed_point,
-)
+from torchglb.radii import Problem, Radius, theorem32
+from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import EllipsoidSet
 
-ELLIPSOIDS = ("theorem", "fixed_point")
 #: tolerance on the loss while there are fewer rows than features
 SPAN_TOLERANCE = 1e-12
 
@@ -90,30 +82,44 @@ class OFUGLBE(Policy):
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
-        self.radius = named_radius(radius)
-        self.ellipsoid = check_choice("ellipsoid", ellipsoid, ELLIPSOIDS)
-        family, domain, batch = self.family, self.domain, tuple(self.batch_shape)
-        if not self.radius.confined:
-            raise refuse("radius", "one that keeps to the ball, for ellipsoids", self.radius)
-        self._problem = Problem(family, domain, self.delta, batch, self.dtype, self.device)
-        self._concordance = self._problem.self_concordance.to(self.dtype)  # refuses what has none
-        self._sums = self.radius.init(self._problem)
-        self._history = History(
-            domain.dim, batch, aggregate, validate=False, dtype=self.dtype, device=self.device
+        batch = tuple(self.batch_shape)
+        rows = History(
+            self.domain.dim,
+            batch,
+            aggregate,
+            validate=False,
+            dtype=self.dtype,
+            device=self.device,
         )
-        like = torch.zeros((), dtype=self.dtype, device=self.device)
-        self._S = self._problem.S.to(self.dtype)
-        self._lam = torch.as_tensor(regularization_for(self._S, self._concordance))
-        self._tol = SPAN_TOLERANCE if self.dtype == torch.float64 else 1e-6
+        family, domain = self.family, self.domain
+        radius = named_radius(radius)
         # beta^2 of the number of rows alone is the same for a rough estimate
-        closed = self.radius.of_rows(self._problem, 1) is not None and not aggregate
-        rough = closed and self.ellipsoid == "theorem"
-        self._estimator = ball_estimator(family, domain, self._history, rough=rough)
+        problem = Problem(family, domain, self.delta, batch, self.dtype, self.device)
+        closed = radius.of_rows(problem, 1) is not None and not aggregate
+        rough = closed and ellipsoid == "theorem"
+        self._sequence = ConfidenceSequence(
+            family,
+            domain,
+            self.delta,
+            radius,
+            ellipsoidal=True,
+            batch_shape=batch,
+            estimator=CarriedEstimate(ball_estimator(family, domain, rows, rough=rough)),
+            ellipsoid=ellipsoid,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self.radius, self.ellipsoid = radius, self._sequence.ellipsoid
+        self._history = rows
+        like = torch.zeros((), dtype=self.dtype, device=self.device)
+        self._S = self._sequence.problem.S.to(self.dtype)
+        self._lam = self._sequence.ridge
+        self._tol = SPAN_TOLERANCE if self.dtype == torch.float64 else 1e-6
         self._inverse: RankOneInverse | None = None  # of H + lambda I, where H is free of theta
         if isinstance(family, Gaussian):
             self._inverse = RankOneInverse.scaled_identity(self._lam, batch, domain.dim, like)
         self._fit = self._span(like.new_zeros((*batch, domain.dim)))
-        self._ellipsoid = self._around(self._sums, self._fit)[0]
+        self._ellipsoid = self._around(self._fit)
         self._refined: Ellipsoid | None = None  # the ellipsoid, fine: a cache
 
     # ---- the ellipsoid of this round -----------------------------------------------------
@@ -131,7 +137,7 @@ class OFUGLBE(Policy):
         if self._refined is None:
             fit = self._estimator.refined(self._fit, torch.zeros_like(self._S))
             known = fit is self._fit
-            self._refined = self._ellipsoid if known else self._around(self._sums, fit)[0]
+            self._refined = self._ellipsoid if known else self._around(fit)
         return self._refined
 
     @property
@@ -166,29 +172,20 @@ class OFUGLBE(Policy):
         weights = self.family.variance(z) / self.family.dispersion
         return Fit.exact(theta, loss, gradient, weights if w is None else w * weights)
 
-    def _around(self, sums: dict[str, Tensor], fit: Fit) -> tuple[Ellipsoid, dict[str, Tensor]]:
-        """The ellipsoid around an estimate, and the sums of its radius."""
-        theta, curvature = fit.theta, fit.hessian
+    @property
+    def _estimator(self) -> BallEstimator:
+        fitted = self._sequence.fitted
+        assert isinstance(fitted, CarriedEstimate)
+        return fitted.estimator
+
+    def _around(self, fit: Fit, *, advance: bool = False) -> Ellipsoid:
+        """The ellipsoid around an estimate; its radius may keep what it found on the way."""
         likelihood = NegativeLogLikelihood.of(self.family, self._history)
-        gap = frank_wolfe_gap(theta, fit.gradient, self._S) + 2.0 * self._S * fit.gradient_error
-        known = Estimate(theta, fit.loss, fit.loss - gap, fit.gradient)
-        found = self.radius.evaluate(self._problem, sums, likelihood, known)
-        paid = fit.doubt.exp() * (1.0 + HESSIAN_ERROR)  # |.| in H may be so much larger
-        if self.ellipsoid == "theorem":
-            gamma = theorem32(found.radius, self._S, self._concordance, self._lam, gap)
-            return Ellipsoid(theta, paid * gamma, curvature), found.state
-        gamma = theorem32_fixed_point(
-            found.radius,
-            self._S,
-            self._concordance,
-            self._lam,
-            torch.linalg.vector_norm(theta, dim=-1),
-            likelihood.X,
-            self._hessian(curvature),
-            gap=gap,
-            shards=likelihood.shards,
-        )
-        return Ellipsoid(theta, paid * gamma, curvature), found.state
+        known = estimate_of(fit._replace(hessian=self._hessian(fit.hessian)), self._S)
+        radius = self._sequence.radius_at(likelihood, known, advance=advance)
+        assert known.hessian is not None
+        gamma = self._sequence.ellipsoid_radius(likelihood, known, radius, known.hessian)
+        return Ellipsoid(fit.theta, gamma, fit.hessian)
 
     def _hessian(self, curvature: Tensor) -> Tensor:
         """H ``(*B, d, d)`` of an :class:`Ellipsoid`'s curvature."""
@@ -221,9 +218,9 @@ class OFUGLBE(Policy):
         ellipsoid = self._ellipsoid
         # gamma of an estimate without a gap: as that of a fine one, up to its eight digits
         gamma = theorem32(
-            torch.as_tensor(self.radius.of_rows(self._problem, len(self._history))),
+            torch.as_tensor(self.radius.of_rows(self._sequence.problem, len(self._history))),
             self._S,
-            self._concordance,
+            self._sequence.problem.self_concordance.to(self.dtype),
             self._lam,
         ).to(self.dtype)
         bonus = self._bonus(arms, ellipsoid._replace(gamma=gamma.expand_as(ellipsoid.gamma)))
@@ -234,7 +231,7 @@ class OFUGLBE(Policy):
         if idle(~certain):
             return index
         fine = self._estimator.refined(fit, torch.zeros_like(self._S), ~certain)
-        exact = self._around(self._sums, fine)[0]
+        exact = self._around(fine)
         scores = self._products(arms, exact) + self._bonus(arms, exact)
         return torch.where(certain, index, scores.argmax(-1))
 
@@ -258,38 +255,35 @@ class OFUGLBE(Policy):
 
     # ---- learning and saving -------------------------------------------------------------
 
+    @torch.no_grad()
     def _update(self, x: Tensor, r: Tensor) -> None:
-        def learn() -> tuple[BallEstimator, Any, Fit, Ellipsoid, Any]:
-            estimator, inverse = self._estimator.copy(), self._inverse
-            with torch.no_grad():
-                estimator.append(x, r)
-                sums = self.radius.update(self._problem, self._sums, x, r)
-                if inverse is not None:
-                    weight = torch.full_like(r, 1.0 / self.family.dispersion)
-                    inverse = inverse.plus_rows(x, weight)
-                start = self._fit.theta
-                fit = self._span(start) if self._few else estimator.fit(torch.zeros_like(self._S))
-                ellipsoid, sums = self._around(sums, fit)
-                return estimator, inverse, fit, ellipsoid, sums
+        def learn() -> tuple[RankOneInverse | None, Fit, Ellipsoid]:
+            inverse = self._inverse
+            self._sequence.learn(x, r)
+            if inverse is not None:
+                weight = torch.full_like(r, 1.0 / self.family.dispersion)
+                inverse = inverse.plus_rows(x, weight)
+            if self._few:
+                fit = self._span(self._fit.theta)
+            else:
+                fit = self._estimator.fit(torch.zeros_like(self._S))
+            return inverse, fit, self._around(fit, advance=True)
 
-        found = learn_or_forget([self._history], learn)
-        self._estimator, self._inverse, self._fit, self._ellipsoid, self._sums = found
+        self._inverse, self._fit, self._ellipsoid = learn_or_forget([self._sequence], learn)
         self._refined = None
 
     def _state(self) -> dict[str, Any]:
         return {
             "history": self._history.state_dict(),
             "estimator": self._estimator.state_dict(),
-            "sums": {name: t.clone() for name, t in self._sums.items()},
+            "sums": self._sequence.sums(),
             "inverse": None if self._inverse is None else self._inverse.state_dict(),
             "fit": {name: t.clone() for name, t in self._fit._asdict().items()},
             "ellipsoid": {name: t.clone() for name, t in self._ellipsoid._asdict().items()},
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        sums = {name: state["sums"][name].clone() for name in self._sums}
-        for name, old in self._sums.items():
-            check_shape(f"state['sums'][{name!r}]", sums[name], old.shape)
+        sums = self._sequence.checked_sums(state["sums"])
         kept, inverse, estimator = state["ellipsoid"], state["inverse"], self._estimator.copy()
         if (inverse is None) != (self._inverse is None):
             raise refuse("state['inverse']", "that of the same family", type(inverse).__name__)
@@ -299,5 +293,6 @@ class OFUGLBE(Policy):
         estimator.load_state_dict(state["estimator"])
         loaded = None if self._inverse is None else self._inverse.loaded(inverse)
         self._history.load_state_dict(state["history"])
-        self._estimator, self._inverse = estimator, loaded
-        self._sums, self._fit, self._ellipsoid, self._refined = sums, fit, ellipsoid, None
+        self._sequence.fitted, self._inverse = CarriedEstimate(estimator), loaded
+        self._sequence.resume(sums)
+        self._fit, self._ellipsoid, self._refined = fit, ellipsoid, None

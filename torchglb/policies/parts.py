@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from scipy import special
@@ -13,7 +13,6 @@ from torch import Tensor
 from torchglb.arrays import idle
 from torchglb.checks import refuse
 from torchglb.domain import Ball
-from torchglb.history import History
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.ball import minimize_model
 
@@ -45,7 +44,17 @@ def log_chi_square_ratio(dim: int, level: float) -> float:
     return math.log(whole / half)
 
 
-def learn_or_forget(histories: Sequence[History], learn: Callable[[], T]) -> T:
+class Growing(Protocol):
+    """Rows that can leave again."""
+
+    def mark(self) -> Any:
+        """Where it stands."""
+
+    def reset(self, mark: Any) -> None:
+        """Forgets the rows since then."""
+
+
+def learn_or_forget(histories: Sequence[Growing], learn: Callable[[], T]) -> T:
     """What ``learn`` returns; if it fails or is interrupted, its rows leave the histories again."""
     marks = [history.mark() for history in histories]
     try:

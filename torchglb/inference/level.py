@@ -1,0 +1,233 @@
+"""Where estimate and radius meet: the level of the confidence set of rows that keep coming."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import check_same, check_shape, refuse
+from torchglb.estimate import Estimate
+from torchglb.forgetting import ForgettingHistory
+from torchglb.inference.estimation import RunningEstimate
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.radii import (
+    Problem,
+    Radius,
+    regularization_for,
+    theorem32,
+    theorem32_fixed_point,
+)
+from torchglb.radii.base import State
+
+
+class Height(NamedTuple):
+    """Where the level is: one of the two.
+
+    Attributes:
+        radius: how far it is above the minimum of the loss, a number or ``(*B)``.
+        level: B itself, ``(*B)``.
+    """
+
+    radius: float | Tensor | None = None
+    level: Tensor | None = None
+
+
+#: where a sequence stands
+Mark = tuple[Any, RunningEstimate, State, int]
+
+
+class GrowingLevel:
+    """Rows, the estimate from them and the radius around it: one of each, and in step.
+
+    Args:
+        problem: family, ball and delta.
+        radius: the radius, settings only.
+        fitted: what estimates, and has the rows.
+        ellipsoid: ``"fixed_point"`` or ``"theorem"``, of :meth:`ellipsoid_radius`.
+    """
+
+    def __init__(
+        self, problem: Problem, radius: Radius, fitted: RunningEstimate, ellipsoid: str
+    ) -> None:
+        self.problem, self.radius, self.ellipsoid = problem, radius, ellipsoid
+        self.family, self.domain, self.delta = problem.family, problem.domain, problem.delta
+        self.fitted, self.history = fitted, fitted.history
+        self._forgets = isinstance(self.history, ForgettingHistory)
+        self._state = radius.init(problem)
+        self._seen = 0  # rows that the radius' state has
+        #: whether the radius depends on the number of rows alone
+        self.counts_rows = radius.of_rows(problem, 0) is not None
+        self._fresh: Any = None  # what was made of the rows so far: a cache
+
+    def __len__(self) -> int:
+        """The number of observations so far."""
+        return len(self.history)
+
+    # ---- rows ----------------------------------------------------------------------------
+
+    def learn(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
+        """:meth:`update` with tensors ``x (*B, k, d)``, ``r``, ``weight (*B, k)`` that fit."""
+        self._catch_up()
+        mark, estimate = self.mark(), self.fitted.copy()
+        try:
+            estimate.append(x, r, weight)
+            state = self._state
+            if not self._forgets:
+                state = self.radius.update(self.problem, state, x, r, weight)
+        except BaseException:  # rows that the radius has not seen would make its level wrong
+            self.reset(mark)
+            raise
+        self.fitted, self._state, self._fresh = estimate, state, None
+        self._seen = len(self.history)
+
+    def mark(self) -> Mark:
+        """Where the sequence stands, for :meth:`reset`; costs nothing."""
+        return self.history.mark(), self.fitted, self._state, self._seen
+
+    def reset(self, mark: Mark) -> None:
+        """Forgets the rows since a mark."""
+        held, self.fitted, self._state, self._seen = mark
+        self.history.reset(held)
+        self._fresh = None
+
+    def _catch_up(self) -> None:
+        """Shows the radius rows that came to the history by another way, in one pass."""
+        missing = len(self.history) - self._seen
+        if not missing or self._forgets:
+            return
+        if self.history.aggregate or missing < 0:
+            raise refuse("history", f"{self._seen} rows, as the radius has seen", len(self.history))
+        X, r, w = self.history.view()
+        late = (X[..., -missing:, :], r[..., -missing:], None if w is None else w[..., -missing:])
+        self._state = self.radius.update(self.problem, self._state, *late)
+        self._seen, self._fresh = len(self.history), None
+
+    # ---- the level -----------------------------------------------------------------------
+
+    def estimate(self) -> Estimate:
+        """The minimiser over the ball of the loss of the rows, and what is known there."""
+        return self.fitted.copy().estimate(self._likelihood())
+
+    def height(self, *, advance: bool = False) -> Height:
+        """Where the level of the set is: all that an exact policy asks in a round.
+
+        Args:
+            advance: whether the radius may keep what it found on the way, for the next round.
+        """
+        if self.counts_rows and not self._forgets:
+            return Height(self.radius.of_rows(self.problem, len(self.history)))
+        likelihood = self._likelihood
+        if self._forgets:
+            rows = likelihood()
+            problem, state = self._rows_that_count(rows)
+            if self.counts_rows:
+                return Height(self.radius.of_rows(problem, rows.num_rows))
+            return Height(level=self._evaluated(rows, problem, state)[0])
+        self._catch_up()
+        known = self.radius.level(self.problem, self._state, likelihood)
+        if known is None:
+            known = self._evaluated(likelihood(), self.problem, self._state)
+        if advance:
+            self._state = known[1]
+        return Height(level=known[0])
+
+    def _evaluated(
+        self, likelihood: NegativeLogLikelihood, problem: Problem, state: State
+    ) -> tuple[Tensor, State]:
+        """The level from an estimate, and the radius' next state."""
+        estimate = self.fitted.copy().estimate(likelihood)
+        found = self.radius.evaluate(problem, state, likelihood, estimate)
+        return found.level, found.state
+
+    def radius_at(
+        self, likelihood: NegativeLogLikelihood, estimate: Estimate, *, advance: bool = False
+    ) -> Tensor:
+        """beta^2 ``(*B)`` at an estimate; ``advance`` as in :meth:`height`."""
+        found = self.radius.evaluate(self.problem, self._state, likelihood, estimate)
+        if advance:
+            self._state = found.state
+        return found.radius
+
+    def _likelihood(self) -> NegativeLogLikelihood:
+        return NegativeLogLikelihood.of(self.family, self.history)
+
+    def _rows_that_count(self, likelihood: NegativeLogLikelihood) -> tuple[Problem, State]:
+        """The problem, and what the radius knows of the rows.
+
+        Where rows are forgotten: as if those that count had come alone, at the delta of now.
+        """
+        if not self._forgets:
+            return self.problem, self._state
+        problem = self.problem.at_time(len(self) + 1)
+        rows = (likelihood.X, likelihood.r, likelihood.w)
+        return problem, self.radius.update(problem, self.radius.init(problem), *rows)
+
+    # ---- ellipsoids ----------------------------------------------------------------------
+
+    @property
+    def ridge(self) -> Tensor:
+        """lambda of the ellipsoids ``H + lambda I``, ``(*B)``."""
+        S, concordance = self._of_ellipsoids
+        return torch.as_tensor(regularization_for(S, concordance))
+
+    @cached_property
+    def _of_ellipsoids(self) -> tuple[Tensor, Tensor]:
+        """S and R_s, ``(*B)``."""
+        dtype = self.history.dtype
+        return self.problem.S.to(dtype), self.problem.self_concordance.to(dtype)
+
+    def ellipsoid_radius(
+        self, likelihood: NegativeLogLikelihood, fit: Estimate, radius: Tensor, hessian: Tensor
+    ) -> Tensor:
+        """gamma ``(*B)`` of the ellipsoid ``H + lambda I`` around an estimate.
+
+        Args:
+            likelihood: the loss of the rows.
+            fit: the estimate.
+            radius: beta^2 there, ``(*B)``.
+            hessian: H, ``(*B, d, d)``.
+        """
+        (S, concordance), lam = self._of_ellipsoids, self.ridge
+        gap = fit.gap(S)
+        if self.ellipsoid == "theorem":
+            gamma = theorem32(radius, S, concordance, lam, gap)
+        else:
+            length = torch.linalg.vector_norm(fit.theta, dim=-1)
+            gamma = theorem32_fixed_point(
+                radius,
+                S,
+                concordance,
+                lam,
+                length,
+                likelihood.X,
+                hessian,
+                likelihood.w,
+                gap,
+                shards=likelihood.shards,
+            )
+        # |.| in H may be so much larger
+        return gamma if fit.hessian_error is None else fit.hessian_error.exp() * gamma
+
+    # ---- saving --------------------------------------------------------------------------
+
+    def sums(self) -> State:
+        """A copy of the radius' sums, which are all that a sequence has beside its estimate."""
+        return {name: t.detach().clone() for name, t in self._state.items()}
+
+    def checked_sums(self, saved: Mapping[str, Any]) -> State:
+        """A copy of saved sums; refuses those of another radius or shape."""
+        if set(saved) != set(self._state):
+            raise refuse("state['radius']", f"the entries {sorted(self._state)}", sorted(saved))
+        for name, old in self._state.items():
+            label = f"state['radius'][{name!r}]"
+            check_same(label, saved[name], "the sequence", old)
+            check_shape(label, saved[name], old.shape)
+        return {name: t.clone() for name, t in saved.items()}
+
+    def resume(self, sums: State) -> None:
+        """Goes on from sums over the rows of the history."""
+        self._state, self._seen, self._fresh = sums, len(self.history), None
