@@ -17,11 +17,13 @@ import sys
 import numpy as np
 
 from torchglb.preferences import battles_of, leaderboard
-from torchglb.preferences.bradley_terry import BattleLoss, Rows, fit_scores
+from torchglb.preferences.bradley_terry import BattleLoss, BattleRows, fit_scores
 from torchglb.report.tables import aligned
 
 
-def bootstrap(rows: Rows, K: int, resamples: int, generator: np.random.Generator) -> np.ndarray:
+def bootstrap(
+    rows: BattleRows, K: int, resamples: int, generator: np.random.Generator
+) -> np.ndarray:
     """Scores of resampled battles, ``(resamples, K)``."""
     counts = np.stack([rows.wins, rows.weight - rows.wins]).ravel()
     n = round(counts.sum())

@@ -8,7 +8,7 @@ from problems import FAMILY_NAMES, reference_families
 import torchglb as glb
 from torchglb.linalg import minimize_on_ball
 from torchglb.mle import minimize_likelihood
-from torchglb.optim import Evaluation, frank_wolfe_gap, lbfgs, newton
+from torchglb.optim import Derivatives, frank_wolfe_gap, lbfgs, newton
 
 D = torch.float64
 
@@ -61,11 +61,11 @@ CASES = {
     "backward": backward,
     # ---- solvers: the body of their steps
     "newton": lambda d: newton(
-        lambda t, f=loss(d): Evaluation(*f.expand(t)), vector(d, 2, 3), vector(d, 2), tol=1e-9
+        lambda t, f=loss(d): Derivatives(*f.expand(t)), vector(d, 2, 3), vector(d, 2), tol=1e-9
     ),
     "lbfgs": lambda d: lbfgs(loss(d).value_and_gradient, vector(d, 2, 3), vector(d, 2), tol=1e-9),
     "newton, one problem": lambda d: newton(
-        lambda t, f=loss(d, ()): Evaluation(*f.expand(t)), vector(d, 3), vector(d), tol=1e-9
+        lambda t, f=loss(d, ()): Derivatives(*f.expand(t)), vector(d, 3), vector(d), tol=1e-9
     ),
     "lbfgs, one problem": lambda d: lbfgs(
         loss(d, ()).value_and_gradient, vector(d, 3), vector(d), tol=1e-9
@@ -147,7 +147,7 @@ def test_the_loop_may_ask_once_per_step():
 
     def evaluate(theta):
         steps.append(1)
-        return Evaluation(*loss_here.expand(theta))
+        return Derivatives(*loss_here.expand(theta))
 
     with running_on(PRETEND, steps=5) as device:
         loss_here = loss(device)

@@ -34,7 +34,7 @@ from torchglb.likelihood import NegativeLogLikelihood, RowSums
 from torchglb.mle_fit import Estimates, fit_all, new_estimates
 from torchglb.mle_gradients import differentiable
 from torchglb.optim import (
-    Evaluation,
+    Derivatives,
     SolveResult,
     Status,
     lbfgs,
@@ -343,7 +343,7 @@ class _Search(NamedTuple):
 
     def minimize(
         self, loss: NegativeLogLikelihood, start: Tensor, radius: Tensor
-    ) -> tuple[SolveResult, Evaluation]:
+    ) -> tuple[SolveResult, Derivatives]:
         tol, max_steps = self.tol, self.max_steps
         if self.solver == "lbfgs":
             return lbfgs(loss.value_and_gradient, start, radius, tol=tol, max_steps=max_steps)
@@ -380,11 +380,11 @@ def minimize_compiled(
     start: Tensor | None,
     tol: float,
     max_steps: int,
-) -> tuple[SolveResult, Evaluation]:
+) -> tuple[SolveResult, Derivatives]:
     """Newton's method in compiled code; arguments and results as those of `newton`."""
     found = _estimates(loss, family, radius, start, tol, max_steps, False)
     theta, gradient, hessian, value, gap, status, num_steps = map(torch.from_numpy, found)
-    return SolveResult(theta, value, gap, status, num_steps), Evaluation(value, gradient, hessian)
+    return SolveResult(theta, value, gap, status, num_steps), Derivatives(value, gradient, hessian)
 
 
 def _estimates(

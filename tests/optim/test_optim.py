@@ -7,7 +7,7 @@ import torch
 
 import torchglb as glb
 from torchglb.optim import (
-    Evaluation,
+    Derivatives,
     SolveResult,
     Status,
     frank_wolfe_gap,
@@ -94,11 +94,11 @@ FUNCTIONS = ["quadratic", "flat", "logsumexp", "steep"]
 
 def solve(
     solver: str, function, start, radius, tol=None, **options
-) -> tuple[SolveResult, Evaluation]:
+) -> tuple[SolveResult, Derivatives]:
     if tol is None:
         tol = 1e-9 if start.dtype == torch.float64 else 1e-4
     if solver != "lbfgs":
-        return newton(lambda t: Evaluation(*function(t)), start, radius, tol=tol, **options)
+        return newton(lambda t: Derivatives(*function(t)), start, radius, tol=tol, **options)
     return lbfgs(lambda t: function(t)[:2], start, radius, tol=tol, **options)
 
 

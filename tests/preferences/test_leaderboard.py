@@ -18,7 +18,7 @@ from torchglb.errors import InputError
 from torchglb.preferences import Battles, battles_of, leaderboard, read_battles
 from torchglb.preferences.battle_set import SCALES, BattleSet
 from torchglb.preferences.battles import Columns, merged
-from torchglb.preferences.bradley_terry import BattleLoss, Rows, fit_scores
+from torchglb.preferences.bradley_terry import BattleLoss, BattleRows, fit_scores
 
 
 def drawn(K, n, seed=0, spread=1.0):
@@ -163,7 +163,7 @@ def test_the_bound_is_attained():
 
 
 def test_fit_of_separable_battles_stays_in_the_ball():
-    rows = Rows(
+    rows = BattleRows(
         np.array([0, 1]), np.array([1, 2]), np.zeros((2, 0)), np.full(2, 9.0), np.full(2, 9.0)
     )
     found = fit_scores(BattleLoss(rows, np.zeros(3, np.int64)), 4.0)

@@ -33,7 +33,7 @@ TASKS = ("find", "label")
 QUANTILE = 0.95
 
 
-class Table(NamedTuple):
+class Dataset(NamedTuple):
     """A data set.
 
     Attributes:
@@ -46,7 +46,7 @@ class Table(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def load_table(name: str) -> Table:
+def load_table(name: str) -> Dataset:
     """``"digits"`` (10 classes), ``"breast-cancer"`` (1: malignant) or ``"randhie"`` (visits).
 
     Example:
@@ -57,19 +57,19 @@ def load_table(name: str) -> Table:
     return _LOADERS[name]()
 
 
-def _digits() -> Table:
+def _digits() -> Dataset:
     found = _need("sklearn.datasets", "scikit-learn").load_digits()
-    return Table(found.data.astype(np.float64), found.target)
+    return Dataset(found.data.astype(np.float64), found.target)
 
 
-def _breast_cancer() -> Table:
+def _breast_cancer() -> Dataset:
     found = _need("sklearn.datasets", "scikit-learn").load_breast_cancer()
-    return Table(found.data.astype(np.float64), 1 - found.target)  # there, 1 is benign
+    return Dataset(found.data.astype(np.float64), 1 - found.target)  # there, 1 is benign
 
 
-def _randhie() -> Table:
+def _randhie() -> Dataset:
     found = _need("statsmodels.datasets.randhie", "statsmodels").load_pandas()
-    return Table(found.exog.to_numpy(np.float64), found.endog.to_numpy(copy=True))
+    return Dataset(found.exog.to_numpy(np.float64), found.endog.to_numpy(copy=True))
 
 
 _LOADERS = {"digits": _digits, "breast-cancer": _breast_cancer, "randhie": _randhie}

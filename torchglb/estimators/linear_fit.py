@@ -15,7 +15,7 @@ from torchglb.domain import Ball
 from torchglb.errors import InputError, SolverError
 from torchglb.estimators.estimate import is_flat, polished, posterior_mode
 from torchglb.estimators.evidence import expand, whole_space_test
-from torchglb.estimators.results import Bounds, Estimate, Evidence, outward
+from torchglb.estimators.results import Bounds, Evidence, GLMEstimate, outward
 from torchglb.estimators.scaling import Scale
 from torchglb.estimators.tables import refused
 from torchglb.families import Gaussian, GLMFamily
@@ -95,7 +95,7 @@ class LinearFit:
         self.length = scale.bound if S is not None else 1.0
         self._gram = np.zeros((self.dim + self.extra,) * 2)
         self.sequence = self._new_sequence(self.length)
-        self._estimate: Estimate | None = None
+        self._estimate: GLMEstimate | None = None
 
     def anew(self) -> LinearFit:
         """The same without rows."""
@@ -294,13 +294,13 @@ class LinearFit:
         return torch.from_numpy(A / size[:, None]), size, shift
 
     @property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> GLMEstimate:
         """The maximum-likelihood estimate: within the ball with S, anywhere without."""
         if self._estimate is None:
             self._estimate = self._fitted()
         return self._estimate
 
-    def _fitted(self) -> Estimate:
+    def _fitted(self) -> GLMEstimate:
         loss, domain = self.likelihood, self.sequence.domain
         start = self.current().theta_hat
         S, active = float(domain.max_radius), True
@@ -321,7 +321,7 @@ class LinearFit:
         ):
             theta, active = posterior_mode(loss, self.prior * self.length, radius), True
             hessian = expand(loss, theta).hessian
-        return Estimate(
+        return GLMEstimate(
             theta.numpy() / self.length,
             hessian.numpy() * self.length**2,
             active,

@@ -25,7 +25,7 @@ from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.estimators.evidence import expand, subspace_minimum, whole_space_test
 from torchglb.estimators.linear_fit import FAR, LinearFit
-from torchglb.estimators.results import Bounds, Estimate, Evidence, outward
+from torchglb.estimators.results import Bounds, Evidence, GLMEstimate, outward
 from torchglb.estimators.scaling import Scale
 from torchglb.families import GLMFamily
 from torchglb.radii import Radius
@@ -85,14 +85,14 @@ class OffsetFit(LinearFit):
     def _last(self) -> np.ndarray:
         return np.eye(self.dim + 1)[-1:]
 
-    def _fitted(self) -> Estimate:
+    def _fitted(self) -> GLMEstimate:
         loss, start = self.likelihood, self.current().theta_hat
         _, theta = subspace_minimum(loss, self._last, np.array([self.length]), start)
         radius = FAR[-1] * self.prior * self.length * math.sqrt(self.dim)
         far = 0.01 * radius
         hessian = expand(loss, theta).hessian.numpy() * self.length**2
         active = float(theta.norm()) > far
-        return Estimate(theta.numpy() / self.length, hessian, active, radius / self.length)
+        return GLMEstimate(theta.numpy() / self.length, hessian, active, radius / self.length)
 
     def interval(self, C: np.ndarray) -> Bounds:  # noqa: D102
         u, size, shift = self._directions(C)

@@ -30,7 +30,7 @@ class Evidence(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class GLMEstimate:
     """The maximum-likelihood estimate.
 
     Attributes:

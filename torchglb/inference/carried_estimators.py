@@ -27,9 +27,9 @@ from torchglb.inference.estimator_base import (
     FINE,
     Accuracy,
     BallEstimator,
-    Choice,
     Estimator,
     FreeEstimator,
+    TiltedChoice,
 )
 from torchglb.inference.fits import Fit
 
@@ -195,7 +195,7 @@ class CarriedFree(_Carried, FreeEstimator):
 
     def choose(  # noqa: D102
         self, ridge: Tensor, tilt: Tensor, start: Tensor, arms: Tensor, doubt: Tensor, other: Tensor
-    ) -> Choice:
+    ) -> TiltedChoice:
         N, d = self.passes.numel(), self.domain.dim
         flat = self._array(arms, N, arms.shape[-2], d)
         wide = self._array(doubt.expand(self.history.batch_shape), N)
@@ -208,7 +208,7 @@ class CarriedFree(_Carried, FreeEstimator):
         unknown = torch.from_numpy(~np.isfinite(found.length)).reshape(shape)
         last = (arms @ point[..., None])[..., 0].argmax(-1) if bool(unknown.any()) else leader
         certain = torch.from_numpy(found.certain == 1).reshape(shape)
-        return Choice(torch.where(unknown, last, leader), certain)
+        return TiltedChoice(torch.where(unknown, last, leader), certain)
 
     def _distances(self, found: Free) -> tuple[Floats, Floats]:
         """``distance`` and ``doubt`` of a :class:`Fit`; nothing where no Hessian was asked for."""

@@ -104,18 +104,20 @@ class _Refitted(RunningEstimate):
         self.start: Tensor | None = None  # the last estimate
 
     def estimate(self, likelihood: NegativeLogLikelihood, loss_only: bool = False) -> Estimate:
-        fades = isinstance(self.history, ForgettingHistory)
+        history, start = self.history, self.start
+        if isinstance(history, ForgettingHistory):
+            start = history.start()
         fit = minimize_likelihood(
             likelihood,
             self.domain,
-            start=self.history.start() if fades else self.start,
+            start=start,
             tol=self.tol,
             throw=False,
             loss_only=loss_only,
         )
         near = fit.gap <= NEAR * (1.0 + fit.loss.detach().abs())
         raise_unless_converged(torch.where(near, int(Status.CONVERGED), fit.status), "the estimate")
-        self.start = None if fades else fit.theta.detach()
+        self.start = None if isinstance(history, ForgettingHistory) else fit.theta.detach()
         return fit.estimate(hessian=True)
 
     def state_dict(self) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class BallEstimator(Estimator):
         """The minimiser ``(*B, d)`` with one more row, ``(*B, 1, d)``, that is only imagined."""
 
 
-class Choice(NamedTuple):
+class TiltedChoice(NamedTuple):
     """The best arm of a tilted minimiser.
 
     Attributes:
@@ -195,7 +195,7 @@ class FreeEstimator(Estimator):
     @abstractmethod
     def choose(
         self, ridge: Tensor, tilt: Tensor, start: Tensor, arms: Tensor, doubt: Tensor, other: Tensor
-    ) -> Choice:
+    ) -> TiltedChoice:
         """The arm with the largest product with :meth:`tilted`: as much of it as decides.
 
         Args:

@@ -18,7 +18,7 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 from torchglb.inference.carried_estimators import CarriedBall, CarriedFree
-from torchglb.inference.estimator_base import BallEstimator, Choice, Estimator, FreeEstimator
+from torchglb.inference.estimator_base import BallEstimator, Estimator, FreeEstimator, TiltedChoice
 from torchglb.inference.fits import Fit, minimum_in_ball, ridge_minimum
 
 __all__ = ["BallEstimator", "Estimator", "FreeEstimator", "ball_estimator", "free_estimator"]
@@ -98,7 +98,7 @@ class RefitFree(_Refit, FreeEstimator):
 
     def choose(
         self, ridge: Tensor, tilt: Tensor, start: Tensor, arms: Tensor, doubt: Tensor, other: Tensor
-    ) -> Choice:
+    ) -> TiltedChoice:
         theta = self.tilted(ridge, tilt, start)
         arm = (arms @ theta[..., None])[..., 0].argmax(-1)
-        return Choice(arm, torch.ones_like(arm, dtype=torch.bool))
+        return TiltedChoice(arm, torch.ones_like(arm, dtype=torch.bool))

@@ -33,7 +33,7 @@ from torchglb.checks import (
 )
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.optim import Evaluation, frank_wolfe_gap, newton
+from torchglb.optim import Derivatives, frank_wolfe_gap, newton
 
 RELATIONS = ("==", "<=", ">=")
 
@@ -172,10 +172,10 @@ def _subspace_minimum(
         def lift(y: Tensor) -> Tensor:
             return origin + (along @ y[..., None])[..., 0]
 
-        def evaluate(y: Tensor) -> Evaluation:
+        def evaluate(y: Tensor) -> Derivatives:
             loss, gradient, hessian = likelihood.expand(lift(y))
             reduced = (along.mT @ gradient[..., None])[..., 0]
-            return Evaluation(loss, reduced, along.mT @ hessian @ along)
+            return Derivatives(loss, reduced, along.mT @ hessian @ along)
 
         start = (along.mT @ (theta_hat - origin)[..., None])[..., 0]
         length = torch.linalg.vector_norm(start, dim=-1, keepdim=True)

@@ -45,7 +45,7 @@ def careful_gap(theta: Array, gradient: Array, radius: Numbers) -> Numbers:
     return steepness * ((inside > 0) * inside + distance * distance) / (2.0 * radius)
 
 
-class Evaluation(NamedTuple):
+class Derivatives(NamedTuple):
     """Value ``(*B)``, gradient ``(*B, d)`` and, for Newton, Hessian ``(*B, d, d)``."""
 
     value: Tensor
@@ -102,7 +102,7 @@ def descend(
     tol: float,
     max_steps: int,
     patience: int,
-) -> tuple[SolveResult, Evaluation]:
+) -> tuple[SolveResult, Derivatives]:
     """The loop shared by Newton and L-BFGS; one evaluation per step.
 
     Args:
@@ -128,7 +128,7 @@ def descend(
         for t in (point.theta, value, gap, point.gradient, point.hessian, status, num_steps)
     )
     result = SolveResult(theta, value, gap, status, num_steps)
-    return result, Evaluation(value, gradient, hessian)
+    return result, Derivatives(value, gradient, hessian)
 
 
 def _descend(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchglb.linalg import minimize_on_ball
-from torchglb.optim.ball import Evaluation, Point, descend
+from torchglb.optim.ball import Derivatives, Point, descend
 from torchglb.optim.numbers import dot, norm, numbers, pick, surely
 from torchglb.optim.result import SolveResult
 
@@ -29,7 +29,7 @@ def lbfgs(
     tol: float,
     max_steps: int = 2000,
     history_size: int = 8,
-) -> tuple[SolveResult, Evaluation]:
+) -> tuple[SolveResult, Derivatives]:
     """Minimises a smooth convex function over the ball from values and gradients.
 
     Args:
@@ -47,9 +47,9 @@ def lbfgs(
     memory = start.new_zeros((*start.shape, 2 * history_size))
     S = numbers(radius)
 
-    def with_empty_hessian(theta: Tensor) -> Evaluation:
+    def with_empty_hessian(theta: Tensor) -> Derivatives:
         value, gradient = evaluate(theta)
-        return Evaluation(value, gradient, nothing)
+        return Derivatives(value, gradient, nothing)
 
     def model(point: Point) -> Tensor:
         theta, gradient = point.theta, point.gradient

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchglb.optim.ball import (
-    Evaluation,
+    Derivatives,
     Point,
     descend,
     look_back,
@@ -34,7 +34,7 @@ def newton(
     *,
     tol: float,
     max_steps: int = 200,
-) -> tuple[SolveResult, Evaluation]:
+) -> tuple[SolveResult, Derivatives]:
     """Minimises a smooth convex function over the ball; fast local convergence, O(d^3) per step.
 
     Args:

@@ -62,7 +62,7 @@ from torchglb.arrays import idle, which
 from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
-from torchglb.optim import Evaluation, Status, newton, raise_unless_converged
+from torchglb.optim import Derivatives, Status, newton, raise_unless_converged
 from torchglb.policies.base import Requirements
 from torchglb.policies.mirror_descent import MirrorDescent
 from torchglb.policies.online import OnlinePolicy
@@ -221,7 +221,7 @@ def _proximal(
     feature, origin, matrix = picked(x, d), picked(centre, d), picked(W.matrix, d, d)
     curvature = 2 / (2 + radius)
 
-    def evaluate(point: Tensor) -> Evaluation:
+    def evaluate(point: Tensor) -> Derivatives:
         z, away = (feature * point).sum(-1), point - origin
         force = (matrix @ away[..., None])[..., 0]
         up, down = torch.sigmoid(z), torch.sigmoid(-z)
@@ -230,7 +230,7 @@ def _proximal(
         gradient = (f * up - s * down)[..., None] * feature + curvature[..., None] * force
         bend = ((f + s) * up * down)[..., None] * feature
         hessian = curvature[..., None, None] * matrix + bend[..., :, None] * feature[..., None, :]
-        return Evaluation(value, gradient, hessian)
+        return Derivatives(value, gradient, hessian)
 
     # to the limit of the arithmetic: the status then says so, and the gap is the certificate
     tol = 4 * torch.finfo(x.dtype).eps

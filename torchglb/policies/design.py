@@ -19,7 +19,7 @@ from torchglb.checks import check_float, check_positive, check_shape, refuse
 from torchglb.errors import SolverError
 
 
-class Design(NamedTuple):
+class OptimalDesign(NamedTuple):
     """Weights pi on the arms.
 
     Attributes:
@@ -33,7 +33,7 @@ class Design(NamedTuple):
     rank: Tensor
 
 
-def g_optimal(arms: Tensor, eps: float = 0.01, max_steps: int = 10_000) -> Design:
+def g_optimal(arms: Tensor, eps: float = 0.01, max_steps: int = 10_000) -> OptimalDesign:
     """The G-optimal design of ``arms (*B, K, d)``, to ``worst <= rank (1 + eps)``.
 
     Arms that do not span the space are taken in their span; zero arms get no weight unless all
@@ -64,7 +64,7 @@ def g_optimal(arms: Tensor, eps: float = 0.01, max_steps: int = 10_000) -> Desig
         worst = torch.where(done, worst, norms.amax(-1))
         done = worst <= rank * (1.0 + eps)
         if settled(done):
-            return Design(weights, worst, rank)
+            return OptimalDesign(weights, worst, rank)
         moved = _moved(weights, norms, rank)
         weights = torch.where(done[..., None], weights, moved)
     raise SolverError(f"g_optimal: {int((~done).sum())} designs not within {eps:g} of optimal")

@@ -34,7 +34,7 @@ from torchglb.arrays import idle, settled
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.inference.estimator_base import Choice
+from torchglb.inference.estimator_base import TiltedChoice
 from torchglb.inference.estimators import FreeEstimator
 from torchglb.inference.fits import Fit
 from torchglb.policies.base import Requirements, towards
@@ -105,7 +105,7 @@ class Perturbed(FittedPolicy):
         return torch.where(undecided, self._choose(fine, arms).arm, choice.arm)
 
     @torch.no_grad()
-    def _choose(self, fit: Fit, arms: Tensor) -> Choice:
+    def _choose(self, fit: Fit, arms: Tensor) -> TiltedChoice:
         """The best arm of the perturbed minimiser for an H that may be off.
 
         W is then off by ``a L G Z`` (:func:`torchglb.policies.parts.cholesky_change`), at most ``a

@@ -29,7 +29,7 @@ from torchglb.backend import Floats
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli
 from torchglb.linalg import cut_ball
-from torchglb.preferences.bradley_terry import EPS, BattleLoss, Point, fit_scores
+from torchglb.preferences.bradley_terry import EPS, BattleLoss, ScorePoint, fit_scores
 from torchglb.radii import Problem
 from torchglb.radii.increments import increment
 from torchglb.radii.laws import NormalLaw
@@ -132,7 +132,7 @@ class BattleSet:
                     best = min(best, float(divergence) + added)
         return problem.log_failure + best + at.loss + at.loss_error
 
-    def _increments(self, problem: Problem, law: object, at: Point, cover: Floats) -> float:
+    def _increments(self, problem: Problem, law: object, at: ScorePoint, cover: Floats) -> float:
         """``sum_s E m(z_s + s_s U) - m(z_s)``, from above: a pass."""
         rows = self.loss.rows
         s2 = torch.from_numpy(self.loss.lengths(cover) * (1.0 + INVERSION))
@@ -261,7 +261,7 @@ class BattleSet:
             at = self._moved(at, move)
         return best
 
-    def _moved(self, at: Point, move: Floats) -> Point:
+    def _moved(self, at: ScorePoint, move: Floats) -> ScorePoint:
         """G with its derivatives at another point, which stays where G is certainly convex."""
         hat, lam = self.fit.at.theta, self.convex.lam
         theta = at.theta + move
@@ -281,7 +281,7 @@ class BattleSet:
             gradient_error=found.gradient_error + 8.0 * EPS * lam * float(np.linalg.norm(theta)),
         )
 
-    def _towards(self, at: Point, contrast: Floats, u: float) -> tuple[Floats, float] | None:
+    def _towards(self, at: ScorePoint, contrast: Floats, u: float) -> tuple[Floats, float] | None:
         """The Newton step on the optimality conditions, no longer than the model is good for."""
         try:
             factor = linalg.cho_factor(self.loss.fixed(at.hessian))
@@ -299,7 +299,7 @@ class BattleSet:
         new = u + size * change
         return (size * move, new) if math.isfinite(new) and new > 0.0 else None
 
-    def _cut(self, at: Point, contrast: Floats) -> float:
+    def _cut(self, at: ScorePoint, contrast: Floats) -> float:
         """What ``G(point) + <grad G(point), theta - point> <= B`` allows within the ball."""
         along = float(at.gradient @ at.theta)
         size = float(np.linalg.norm(at.theta)) + self.S

@@ -21,7 +21,7 @@ from scipy.sparse import csgraph
 from torchglb.backend import Ints
 from torchglb.checks import refuse
 from torchglb.errors import InputError
-from torchglb.preferences.bradley_terry import Rows
+from torchglb.preferences.bradley_terry import BattleRows
 
 #: words for a result, beside the names of the columns, those of the competitors, and numbers
 LEFT_WORDS = frozenset({"left", "a", "model_a", "win", "true"})
@@ -49,7 +49,7 @@ class Battles:
     """
 
     names: tuple[str, ...]
-    rows: Rows
+    rows: BattleRows
     controls: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -143,7 +143,7 @@ def _control(name: str, value: object) -> float:
     return number
 
 
-def merged(left: Any, right: Any, controls: Any, won: Any) -> Rows:
+def merged(left: Any, right: Any, controls: Any, won: Any) -> BattleRows:
     """Distinct rows with the smaller competitor on the left, their counts and wins.
 
     A battle seen from the other side is the same battle: its controls and its result are turned.
@@ -162,7 +162,7 @@ def merged(left: Any, right: Any, controls: Any, won: Any) -> Rows:
     place = place.reshape(-1)
     weight = np.bincount(place).astype(np.float64)
     wins = np.bincount(place, won).astype(np.float64)
-    return Rows(a[first], b[first], np.ascontiguousarray(controls[first]), weight, wins)
+    return BattleRows(a[first], b[first], np.ascontiguousarray(controls[first]), weight, wins)
 
 
 def battles_of(

@@ -26,7 +26,7 @@ EPS = float(np.finfo(np.float64).eps)
 FIT_STEPS = 100
 
 
-class Rows(NamedTuple):
+class BattleRows(NamedTuple):
     """Distinct rows with their counts: competitors ``(n,)``, controls ``(n, C)``, counts, wins.
 
     Attributes:
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
     wins: Floats
 
 
-class Point(NamedTuple):
+class ScorePoint(NamedTuple):
     """The loss at theta, its derivatives, and bounds on what rounding did to loss and gradient."""
 
     theta: Floats
@@ -64,7 +64,7 @@ class BattleLoss:
         group: the number of each competitor's group, ``(K,)``; groups are what battles connect.
     """
 
-    rows: Rows
+    rows: BattleRows
     group: Ints
 
     @property
@@ -77,7 +77,7 @@ class BattleLoss:
         """d = K + C."""
         return self.competitors + self.rows.controls.shape[1]
 
-    def at(self, theta: Floats, curved: bool = True) -> Point:
+    def at(self, theta: Floats, curved: bool = True) -> ScorePoint:
         """One pass; without the Hessian if it is not wanted."""
         d = self.dim
         gradient, sums = np.empty(d), np.empty(3)
@@ -88,7 +88,9 @@ class BattleLoss:
         # terms lose EVALUATION roundings each, z itself a few more; the sums are compensated
         lost = (EVALUATION + 8.0 + self.rows.controls.shape[1]) * EPS
         reach = float(np.abs(theta).max(initial=0.0))
-        return Point(theta, loss, gradient, hessian, lost * (size + reach * steep), lost * steep)
+        return ScorePoint(
+            theta, loss, gradient, hessian, lost * (size + reach * steep), lost * steep
+        )
 
     @cached_property
     def _members(self) -> Floats:
@@ -136,7 +138,7 @@ class BattleLoss:
         return found
 
 
-class Fit(NamedTuple):
+class ScoreFit(NamedTuple):
     """The minimiser over the ball.
 
     Attributes:
@@ -144,11 +146,11 @@ class Fit(NamedTuple):
         inside: whether it is the unconstrained minimiser, or the ball holds it back.
     """
 
-    at: Point
+    at: ScorePoint
     inside: bool
 
 
-def fit_scores(loss: BattleLoss, S: float) -> Fit:
+def fit_scores(loss: BattleLoss, S: float) -> ScoreFit:
     """``argmin L`` over ``|theta| <= S``: Newton, and a ridge that is found by bisection outside.
 
     Raises:
@@ -156,7 +158,7 @@ def fit_scores(loss: BattleLoss, S: float) -> Fit:
     """
     found = _newton(loss, np.zeros(loss.dim), 0.0, S)
     if found is not None:
-        return Fit(found, True)
+        return ScoreFit(found, True)
     low, high = 1e-12, 1e6  # |theta| falls as the ridge grows
     start = np.zeros(loss.dim)
     while high / low > 1.0 + 1e-9:
@@ -168,10 +170,10 @@ def fit_scores(loss: BattleLoss, S: float) -> Fit:
             low = ridge
         else:
             high, start = ridge, at.theta
-    return Fit(loss.at(start), False)
+    return ScoreFit(loss.at(start), False)
 
 
-def _newton(loss: BattleLoss, theta: Floats, ridge: float, limit: float) -> Point | None:
+def _newton(loss: BattleLoss, theta: Floats, ridge: float, limit: float) -> ScorePoint | None:
     """The minimiser of ``L + ridge |theta|^2/2``; None if it is longer than the limit."""
     at = loss.at(theta)
     for _ in range(FIT_STEPS):

@@ -2,14 +2,14 @@
 
 from torchglb.report.html import write_report
 from torchglb.report.leaderboard import leaderboard_text, write_leaderboard
-from torchglb.report.statistics import Estimate, Paired, binomial_interval, estimate, holm, paired
-from torchglb.report.summary import Summary, summarise
+from torchglb.report.statistics import MeanError, Paired, binomial_interval, estimate, holm, paired
+from torchglb.report.summary import RunSummary, summarise
 from torchglb.report.tables import compare, table
 
 __all__ = [
-    "Estimate",
+    "MeanError",
     "Paired",
-    "Summary",
+    "RunSummary",
     "binomial_interval",
     "compare",
     "estimate",

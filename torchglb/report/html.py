@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from torchglb.report.statistics import holm
-from torchglb.report.summary import Bound, Cell, Share, Summary, summarise
+from torchglb.report.summary import Bound, Cell, RunSummary, Share, summarise
 from torchglb.report.tables import number, p_value, title_of
 from torchglb.simulate import Record
 from torchglb.simulate.files import write_bytes
@@ -130,7 +130,7 @@ def rendered(
     )
 
 
-def _setting(record: Record, summary: Summary) -> str:
+def _setting(record: Record, summary: RunSummary) -> str:
     config = record.config
     arms = f", K = {config['arms']}" if config.get("arms") else ""
     dim = f", d = {config['dim']}" if config.get("dim") else ""
@@ -170,7 +170,7 @@ def _pictures(record: Record) -> list[Picture]:
 # ---- tables ----------------------------------------------------------------------------------
 
 
-def _regret(summary: Summary) -> Section:
+def _regret(summary: RunSummary) -> Section:
     def cell(label: str, S: float) -> str:
         regret = summary.cells[label, S].regret
         least = min(summary.cells[other, S].regret.mean for other in summary.labels)
@@ -184,7 +184,7 @@ def _regret(summary: Summary) -> Section:
     return Section("Final regret", _by_radius(summary, cell), note, order)
 
 
-def _comparison(summary: Summary) -> list[Section]:
+def _comparison(summary: RunSummary) -> list[Section]:
     if len(summary.labels) == 1:
         return []
     found = [
@@ -222,7 +222,7 @@ def _comparison(summary: Summary) -> list[Section]:
     ]
 
 
-def _sets(summary: Summary, delta: float) -> list[Section]:
+def _sets(summary: RunSummary, delta: float) -> list[Section]:
     sections = []
     if any(cell.area is not None for cell in summary.cells.values()):
         areas = _by_radius(summary, lambda k, S: number(summary.cells[k, S].area), _has("area"))
@@ -246,7 +246,7 @@ def _share(share: Share | None) -> str:
     return f"{share.hits}/{share.trials} [{low:.3f}, {high:.3f}]"
 
 
-def _certificates(summary: Summary) -> list[Section]:
+def _certificates(summary: RunSummary) -> list[Section]:
     sections = []
     if any(cell.certificate is not None for cell in summary.cells.values()):
         note = (
@@ -277,7 +277,7 @@ def _bound(bound: Bound) -> list[str]:
     return [f"{bound.value:.4g}", remark]
 
 
-def _times(summary: Summary) -> Section:
+def _times(summary: RunSummary) -> Section:
     rows = []
     for label in summary.labels:
         timing = summary.timing[label]
@@ -301,7 +301,7 @@ def _has(attribute: str) -> Callable[[Cell], bool]:
 
 
 def _by_radius(
-    summary: Summary,
+    summary: RunSummary,
     cell: Callable[[str, float], str],
     keep: Callable[[Cell], bool] = lambda cell: True,
 ) -> Grid:

@@ -12,7 +12,7 @@ from scipy import stats
 from torchglb.checks import check_count, check_probability, refuse
 
 
-class Estimate(NamedTuple):
+class MeanError(NamedTuple):
     """A mean over replicates and its standard error (NaN for a single replicate)."""
 
     mean: float
@@ -30,23 +30,23 @@ class Paired(NamedTuple):
         sign_test: two-sided p-value of the exact sign test; ties are left out.
     """
 
-    difference: Estimate
+    difference: MeanError
     wins: int
     losses: int
     t_test: float
     sign_test: float
 
 
-def estimate(values: np.ndarray) -> Estimate:
+def estimate(values: np.ndarray) -> MeanError:
     """The mean of ``values (R,)`` and its standard error.
 
     Example:
         >>> estimate(np.array([1.0, 3.0]))
-        Estimate(mean=2.0, error=1.0)
+        MeanError(mean=2.0, error=1.0)
     """
     count = len(values)
     error = float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
-    return Estimate(float(values.mean()), error)
+    return MeanError(float(values.mean()), error)
 
 
 def paired(first: np.ndarray, second: np.ndarray) -> Paired:

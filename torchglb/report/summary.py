@@ -15,7 +15,7 @@ from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.radii import Problem, empty_statistics, theorem31
 from torchglb.radii.simple_radii import lipschitz_constant
-from torchglb.report.statistics import Estimate, Paired, binomial_interval, estimate, paired
+from torchglb.report.statistics import MeanError, Paired, binomial_interval, estimate, paired
 from torchglb.simulate import Record
 from torchglb.simulate.config import make_family
 from torchglb.theory import regret_bound
@@ -52,11 +52,11 @@ class Cell:
         passes: over the history, per round.
     """
 
-    regret: Estimate
+    regret: MeanError
     versus: Paired | None = None
-    area: Estimate | None = None
+    area: MeanError | None = None
     missed: Share | None = None
-    certificate: Estimate | None = None
+    certificate: MeanError | None = None
     passes: float | None = None
 
 
@@ -78,7 +78,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """A record in numbers.
 
     Attributes:
@@ -108,7 +108,7 @@ class Summary:
     shared_arms: bool
 
 
-def summarise(record: Record, reference: str | None = None) -> Summary:
+def summarise(record: Record, reference: str | None = None) -> RunSummary:
     """Gathers what a report says.
 
     Args:
@@ -131,7 +131,7 @@ def summarise(record: Record, reference: str | None = None) -> Summary:
         cells |= {(label, s): _cell(arrays, row, other) for row, s in enumerate(S)}
         timing[label] = _timing(arrays)
     rounds, model = int(base["rounds"][-1]), "theta_star" in base
-    return Summary(
+    return RunSummary(
         labels,
         S,
         [float(k) for k in base["kappa"]],
@@ -152,7 +152,7 @@ def shares_arms(config: Mapping[str, Any]) -> bool:
 
 
 def _cell(arrays: Mapping[str, np.ndarray], row: int, other: np.ndarray | None) -> Cell:
-    def final(key: str) -> Estimate | None:
+    def final(key: str) -> MeanError | None:
         return estimate(arrays[key][row, :, -1]) if key in arrays else None
 
     regret = arrays["regret"][row, :, -1]

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from torchglb.checks import refuse
-from torchglb.report.statistics import Estimate, estimate, holm, paired, welch
-from torchglb.report.summary import Summary, settings, shares_arms, summarise
+from torchglb.report.statistics import MeanError, estimate, holm, paired, welch
+from torchglb.report.summary import RunSummary, settings, shares_arms, summarise
 from torchglb.simulate import Record
 
 #: what must agree for two runs to have seen the same arms and the same random numbers
@@ -54,7 +54,7 @@ def table(record: Record) -> str:
     return "\n".join(lines)
 
 
-def _missed(summary: Summary, label: str) -> str:
+def _missed(summary: RunSummary, label: str) -> str:
     shares = [summary.cells[label, S].missed for S in summary.S]
     counted = [share for share in shares if share is not None]
     if not counted:
@@ -116,7 +116,7 @@ def _side_by_side(
             difference, p = found.difference, found.t_test
         else:
             one, two = estimate(x), estimate(y)
-            difference = Estimate(one.mean - two.mean, math.hypot(one.error, two.error))
+            difference = MeanError(one.mean - two.mean, math.hypot(one.error, two.error))
             p = welch(x, y)
         cells = [number(estimate(x)), number(estimate(y)), number(difference)]
         rows.append(([label, f"{S:g}", *cells], p))
@@ -141,11 +141,11 @@ def title_of(record: Record) -> str:
 # ---- text ------------------------------------------------------------------------------------
 
 
-def number(value: Estimate | None) -> str:
+def number(value: MeanError | None) -> str:
     """``mean ± error`` with four significant digits of the mean.
 
     Example:
-        >>> number(Estimate(12.3456, 0.789))
+        >>> number(MeanError(12.3456, 0.789))
         '12.35 ± 0.79'
     """
     if value is None:
