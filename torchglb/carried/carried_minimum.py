@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,14 +13,9 @@ from torch import Tensor
 
 from torchglb.backend import Floats
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
-from torchglb.carried.estimate import (
-    expand_minima,
-    find_estimates,
-    predict_minima,
-    search_estimate_on,
-)
 from torchglb.carried.imagined import ImaginedSource
-from torchglb.carried.minimum import SEARCH, dense, find_minima, search_on
+from torchglb.carried.minima import ImaginedRows, expand_minima, find_minima, search_on
+from torchglb.carried.minimum import SEARCH, Goal, dense
 from torchglb.carried.monomials import Packed
 from torchglb.carried.source import RowSource, new_workspace
 from torchglb.checks import check_tensors
@@ -99,12 +95,7 @@ class CarriedMinimum:
             tilt: ``(N, d)``.
             tol: of the enclosure; rounding may leave it wider.
         """
-        source, carried = self.source, self.carried
-        carried.catch_up(source)
-        if source.is_direct:
-            find_minima(*self._given(), ridge, tilt, tol)
-        else:
-            self._search_with_passes(search_on, (ridge, tilt, tol))
+        self._search(ridge, tilt, Goal(tol, math.inf, math.inf))
         return self._found()
 
     def estimate(self, ridge: Floats, tilt: Floats, tol: float, hessian_tol: float) -> Estimates:
@@ -116,13 +107,7 @@ class CarriedMinimum:
             tol: of theta in the norm of the Hessian; rounding may leave it larger.
             hessian_tol: relative error of the Hessian, in the order of semidefinite matrices.
         """
-        source, carried = self.source, self.carried
-        carried.catch_up(source)
-        asked = (ridge, tilt, tol, hessian_tol)
-        if source.is_direct:
-            find_estimates(*self._given(), *asked)
-        else:
-            self._search_with_passes(search_estimate_on, asked)
+        self._search(ridge, tilt, Goal(math.inf, tol, hessian_tol))
         gradient, hessian = np.empty_like(tilt), np.empty((*tilt.shape, tilt.shape[1]))
         memory, places, _, constants, table = self._searched()
         errors = np.empty((len(tilt), 2))
@@ -152,15 +137,15 @@ class CarriedMinimum:
             tilt: ``(N, d)``.
             tol: as in :meth:`estimate`.
         """
-        source = self.source
+        source, goal = self.source, Goal(math.inf, tol, math.inf)
         self.carried.catch_up(source)
         if source.is_direct:
-            predict_minima(*self._given(), ridge, tilt, tol, x, y, w)
+            find_minima(*self._given(), ridge, tilt, goal, ImaginedRows(x, y, w))
             return self._found()
         other = self.copy()
         other.carried.append(source, x[:, None], y[:, None], w[:, None])
         other.source = ImaginedSource(source, x, y, w)
-        other._search_with_passes(search_estimate_on, (ridge, tilt, tol, np.inf))
+        other._search_with_passes(ridge, tilt, goal)
         moved = (other.carried.points != self.carried.points).any((-2, -1))
         for b in np.nonzero(moved)[0]:  # the next search would need a pass too
             self.carried.move(source, int(b), 0, other.carried.points[b, 0])
@@ -184,14 +169,23 @@ class CarriedMinimum:
         theta = self.places[:, 1].copy()
         return Enclosed(theta, search["low"], search["high"], search["passes"])
 
-    def _search_with_passes(self, search_on: Any, asked: tuple[Any, ...]) -> None:
+    def _search(self, ridge: Floats, tilt: Floats, goal: Goal) -> None:
+        self.carried.catch_up(self.source)
+        if self.source.is_direct:
+            nothing = np.empty(0)
+            imagined = ImaginedRows(np.empty((0, self.carried.dim)), nothing, nothing)
+            find_minima(*self._given(), ridge, tilt, goal, imagined)
+        else:
+            self._search_with_passes(ridge, tilt, goal)
+
+    def _search_with_passes(self, ridge: Floats, tilt: Floats, goal: Goal) -> None:
         """A search where compiled code cannot read the rows: passes are made from here."""
         table = self.carried.table
         work, algebra = new_workspace(table), dense(table.dim, table.count)
         for b in range(self.source.problems):
             self.search["passes"][b] = self.search["answered"][b] = 0
             trace = 0.0
-            while search_on(b, *self._searched(), *asked, work, trace, algebra):
+            while search_on(b, *self._searched(), ridge, tilt, goal, work, trace, algebra):
                 trace = self.carried.checked_pass(self.source, b, self.places[b, 2], table, work)
                 self.search["answered"][b] = 1
 

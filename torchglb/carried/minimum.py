@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, kernel, record, record_type
+from torchglb.backend import Floats, entry, kernel, record_type
 from torchglb.backend.dense import (
     EPS,
     cholesky,
@@ -28,18 +28,14 @@ from torchglb.carried.kernels import (
     Carried,
     Constants,
     Workspace,
-    carried_in,
     error_at,
-    sum_rows,
     taylor_gradient,
     taylor_hessian,
     taylor_powers,
     taylor_value,
-    workspace,
 )
-from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated, plain
-from torchglb.families.compiled import CompiledFamily
 
 #: what a search answers
 DONE, PASS = 0, 1
@@ -137,6 +133,23 @@ def dense(dim: int, count: int) -> Dense:
     return Dense(np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros((6, dim)), np.zeros(count))
 
 
+class Goal(NamedTuple):
+    """When a search ends; an infinite entry asks for nothing.
+
+    Attributes:
+        width: of the enclosure of the minimum; a wider one is taken where it is due to rounding.
+        local: if the width is infinite, theta is within this of the minimiser in the norm of the
+            Hessian, to first order: half of its square is what F(theta) may be above the minimum,
+            beside rounding. Values of a polynomial are worse than its gradient, squared, so that
+            the minimum itself may remain unknown.
+        hessian: relative error of the polynomial's Hessian at theta.
+    """
+
+    width: float
+    local: float
+    hessian: float
+
+
 @kernel
 def search_minimum(
     search: SearchState,
@@ -144,13 +157,13 @@ def search_minimum(
     carried: Carried,
     quadratic: Quadratic,
     constants: Constants,
-    tol: float,
+    goal: Goal,
     table: Monomials,
     answer: Workspace,
     trace: float,
     memory: Dense,
 ) -> int:
-    """Goes on until the minimum is enclosed to a tolerance, or a pass is needed.
+    """Goes on until the goal is reached, or a pass is needed.
 
     Args:
         search: the state, of dtype ``SEARCH``.
@@ -158,7 +171,7 @@ def search_minimum(
         carried: one point's sums.
         quadratic: what is added to the loss.
         constants: S, C and R.
-        tol: of the enclosure; wider ones are taken where they are due to rounding.
+        goal: when to end.
         table: the monomials of the sums.
         answer: the sums at ``places.trial``, if it was answered.
         trace: of the Hessian there.
@@ -167,19 +180,36 @@ def search_minimum(
     Returns:
         DONE or PASS.
     """
-    before = math.inf
+    before, found = math.inf, False
     if not resume(search, places, carried, quadratic, table, answer, trace):
         return PASS
     for _ in range(MODEL_STEPS):
         newton_step(search, places, carried, quadratic, constants, table, memory)
-        width = search.high - search.low
-        if width <= max(tol, search.rounding):
-            return DONE
-        if not width < 0.5 * before:  # another step on this polynomial would not help
+        left, enough = search.high - search.low, max(goal.width, search.rounding)
+        if goal.width == math.inf:
+            left, enough = search.reducible, 0.5 * goal.local * goal.local
+        found = left <= enough
+        # else another step on this polynomial would not help
+        if found or not left < 0.5 * before:
             break
-        before = width
-    step_safely(search, places, carried, quadratic, constants, table, memory)
-    return ask(search, places, carried)
+        before = left
+    if not found:
+        step_safely(search, places, carried, quadratic, constants, table, memory)
+        return ask(search, places, carried)
+    if goal.hessian < math.inf:
+        found = _hessian_error(places, carried, constants, table) <= goal.hessian
+    return DONE if found else ask(search, places, carried)
+
+
+@kernel
+def _hessian_error(
+    places: Places, carried: Carried, constants: Constants, table: Monomials
+) -> float:
+    """Of the polynomial's Hessian at theta, relatively."""
+    sums = carried.sums.reshape(table.count)
+    return error_at(
+        places.shift, sums[0], sums, carried.trace[0], carried.facts, constants, table.order
+    ).hessian
 
 
 @kernel
@@ -385,65 +415,3 @@ def newton_step(
     search.low = low if low == low else -math.inf
     search.excess = excess + 2.0 * error.rounding if excess == excess else math.inf
     search.reducible = reducible if reducible == reducible else math.inf
-
-
-@entry
-def find_minima(
-    family: CompiledFamily,
-    X: Floats,
-    w: Floats,
-    y: Floats,
-    rows: int,
-    memory: Floats,
-    places: Floats,
-    search: np.ndarray,
-    constants: Floats,
-    packed: Packed,
-    ridge: Floats,
-    tilt: Floats,
-    tol: float,
-) -> None:
-    """The minimum of every problem to a tolerance, with all passes that it needs."""
-    table, count = unpack(packed), packed.count
-    work, algebra = workspace(packed.dim, count), dense(packed.dim, count)
-    for b in range(memory.shape[0]):
-        state, carried = record(search, b), carried_in(memory[b], packed.dim, 1, count)
-        vectors, c, trace = places_in(places[b]), constants[b], 0.0
-        quadratic, known = Quadratic(ridge[b], tilt[b]), Constants(c[0], c[1], c[2])
-        state.passes, state.answered = 0, 0
-        while search_minimum(
-            state, vectors, carried, quadratic, known, tol, table, work, trace, algebra
-        ):
-            trace = sum_rows(family, X[b], w[b], y[b], 0, rows, vectors.trial, table, work)
-            state.answered = 1
-
-
-@entry
-def search_on(
-    b: int,
-    memory: Floats,
-    places: Floats,
-    search: np.ndarray,
-    constants: Floats,
-    packed: Packed,
-    ridge: Floats,
-    tilt: Floats,
-    tol: float,
-    work: Workspace,
-    trace: float,
-    algebra: Dense,
-) -> int:
-    """:func:`search_minimum` for one problem of a batch."""
-    table, c = unpack(packed), constants[b]
-    return search_minimum(
-        record(search, b),
-        places_in(places[b]),
-        carried_in(memory[b], packed.dim, 1, packed.count),
-        Quadratic(ridge[b], tilt[b]),
-        Constants(c[0], c[1], c[2]),
-        tol,
-        table,
-        work,
-        trace,
-        algebra,
-    )

@@ -15,7 +15,7 @@ from torchglb.backend import inlined, kernel
 from torchglb.backend.dense import EPS, dot, length
 from torchglb.carried.kernels import Workspace
 from torchglb.carried.minimum import DONE as FOUND
-from torchglb.carried.minimum import SearchState, search_minimum
+from torchglb.carried.minimum import Goal, SearchState, search_minimum
 from torchglb.carried.rounding import compensated
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
@@ -96,7 +96,7 @@ def choose(
                 problem.minimum,
                 problem.quadratic,
                 problem.minimum_constants,
-                state.tolerance,
+                Goal(state.tolerance, math.inf, math.inf),
                 problem.minimum_table,
                 answer,
                 trace,

@@ -1,0 +1,177 @@
+"""The minima of a batch, compiled: their search, and the derivatives there."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchglb.backend import Floats, entry, record
+from torchglb.carried.imagined import add_row
+from torchglb.carried.kernels import (
+    Constants,
+    Workspace,
+    carried_in,
+    carry_row,
+    error_at,
+    sum_rows,
+    taylor_gradient,
+    taylor_hessian,
+    taylor_powers,
+    workspace,
+)
+from torchglb.carried.minimum import (
+    Dense,
+    Goal,
+    Quadratic,
+    dense,
+    places_in,
+    search_minimum,
+)
+from torchglb.carried.monomials import Packed, unpack
+from torchglb.families.compiled import CompiledFamily
+
+
+class ImaginedRows(NamedTuple):
+    """One more row of every problem, which is in the sums of nobody; or of none.
+
+    Attributes:
+        x: ``(N, d)``, or ``(0, d)``.
+        y: weights times rewards, ``(N,)``.
+        w: weights, ``(N,)``.
+    """
+
+    x: Floats
+    y: Floats
+    w: Floats
+
+
+@entry
+def find_minima(
+    family: CompiledFamily,
+    X: Floats,
+    w: Floats,
+    y: Floats,
+    rows: int,
+    memory: Floats,
+    places: Floats,
+    search: np.ndarray,
+    constants: Floats,
+    packed: Packed,
+    ridge: Floats,
+    tilt: Floats,
+    goal: Goal,
+    more: ImaginedRows,
+) -> None:
+    """The minimum of every problem, with all passes that it needs.
+
+    With an imagined row the search is that of a copy; where it made a pass the carried point moves
+    too, since the next search would need it.
+    """
+    table, count, d = unpack(packed), packed.count, packed.dim
+    work, algebra = workspace(d, count), dense(d, count)
+    monomial, copy = np.empty(count), np.empty(memory.shape[1])
+    imagines = more.x.shape[0] > 0
+    for b in range(memory.shape[0]):
+        state, vectors, c, trace = record(search, b), places_in(places[b]), constants[b], 0.0
+        quadratic, known = Quadratic(ridge[b], tilt[b]), Constants(c[0], c[1], c[2])
+        real = carried_in(memory[b], d, 1, count)
+        carried = real
+        if imagines:
+            copy[:] = memory[b]
+            carried = carried_in(copy, d, 1, count)
+            carry_row(
+                family, more.x[b], more.w[b], more.y[b], carried, table, work.scratch, monomial
+            )
+        state.passes, state.answered = 0, 0
+        while search_minimum(
+            state, vectors, carried, quadratic, known, goal, table, work, trace, algebra
+        ):
+            at = vectors.trial
+            trace = sum_rows(family, X[b], w[b], y[b], 0, rows, at, table, work)
+            if imagines:
+                trace = add_row(
+                    family, more.x[b], more.w[b], more.y[b], at, trace, table, monomial, work
+                )
+            state.answered = 1
+        if imagines and state.passes > 0:
+            for k in range(d):
+                real.points[k, 0] = vectors.trial[k] = carried.points[k, 0]
+            trace = sum_rows(family, X[b], w[b], y[b], 0, rows, vectors.trial, table, work)
+            for i in range(count):
+                real.sums[i, 0] = work.sums[i]
+            for i in range(d + 1):
+                real.rest[i, 0] = work.rest[i]
+            real.trace[0] = trace
+
+
+@entry
+def search_on(
+    b: int,
+    memory: Floats,
+    places: Floats,
+    search: np.ndarray,
+    constants: Floats,
+    packed: Packed,
+    ridge: Floats,
+    tilt: Floats,
+    goal: Goal,
+    work: Workspace,
+    trace: float,
+    algebra: Dense,
+) -> int:
+    """:func:`search_minimum` for one problem of a batch."""
+    c = constants[b]
+    return search_minimum(
+        record(search, b),
+        places_in(places[b]),
+        carried_in(memory[b], packed.dim, 1, packed.count),
+        Quadratic(ridge[b], tilt[b]),
+        Constants(c[0], c[1], c[2]),
+        goal,
+        unpack(packed),
+        work,
+        trace,
+        algebra,
+    )
+
+
+@entry
+def expand_minima(
+    memory: Floats,
+    places: Floats,
+    constants: Floats,
+    packed: Packed,
+    ridge: Floats,
+    tilt: Floats,
+    gradient: Floats,
+    hessian: Floats,
+    errors: Floats,
+) -> None:
+    """Gradient and Hessian of F at the minimisers that were found last, by their polynomials.
+
+    Their errors ``(N, 2)``: of the gradient, its length at most, ``sqrt(tr H)`` times that in the
+    dual norm; of the Hessian, relatively.
+    """
+    table, powers = unpack(packed), np.empty(packed.count)
+    for b in range(memory.shape[0]):
+        carried, vectors = carried_in(memory[b], packed.dim, 1, packed.count), places_in(places[b])
+        sums, c = carried.sums.reshape(packed.count), constants[b]
+        taylor_powers(vectors.shift, table, powers)
+        taylor_gradient(sums, powers, table, gradient[b])
+        taylor_hessian(sums, powers, table, hessian[b])
+        for k in range(packed.dim):
+            gradient[b, k] += ridge[b] * vectors.theta[k] - tilt[b, k]
+            hessian[b, k, k] += ridge[b]
+        error = error_at(
+            vectors.shift,
+            sums[0],
+            sums,
+            carried.trace[0],
+            carried.facts,
+            Constants(c[0], c[1], c[2]),
+            packed.order,
+        )
+        errors[b, 0] = error.slope * math.sqrt(error.trace)
+        errors[b, 1] = error.hessian
