@@ -178,6 +178,23 @@ def test_golden_bounds_of_a_linear_bandit():
         assert float(own.lower[0, k]) == pytest.approx(length * (middle - half), rel=1e-5, abs=1e-5)
 
 
+def test_compiled_bounds_are_those_of_other_devices():
+    """The same formulas in torch, after rows of which one arm is zero and one never played."""
+    policy, arms, star, generator = built("oful-contrast", Gaussian(0.7), 3, 6, R=4)
+    arms[:, 2] = 0.0
+    play(policy, arms, star, generator, 60, lambda t, x: None)
+    units, inverse = policy._units[0], policy._V.inverse
+    own = policy.contrast_bounds()
+    parts = policy._units, (inverse, policy.theta, policy.radius())
+    torch_own = policy._bounds_on_device(*parts[0], *parts[1])
+    for a, b in zip(own, torch_own, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    x, r = arms[:, 1], star[:, 0]
+    compiled = policy._weighed(units, inverse, x, r, policy._sums)
+    policy.device = torch.device("meta")  # any but a CPU
+    torch.testing.assert_close(compiled, policy._weighed(units, inverse, x, r, policy._sums))
+
+
 @pytest.mark.slow
 def test_contrasts_at_least_halve_the_regret_of_oful_in_twenty_dimensions():
     found = {}

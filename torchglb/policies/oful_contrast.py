@@ -22,7 +22,7 @@ and OFUL's. The ellipsoid gets the share ``joint_share`` of delta, each of the K
 rest. For unit arms slab/alpha is about ``sigma |c|_{V^-1} sqrt(2 log(K/delta))``, where OFUL has
 ``sqrt(d log n)``.
 
-O(K d^2) per round, no history.
+O(K d^2) per round, no history; compiled on a CPU.
 """
 
 from __future__ import annotations
@@ -31,11 +31,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchglb.arrays import numbers_on
 from torchglb.checks import check_positive, check_probability
+from torchglb.contrasts.linear_kernels import (
+    LEAST_ALPHA,
+    LOST,
+    linear_bounds,
+    weigh_linear_row,
+)
 from torchglb.contrasts.lines import SCALES, scale_weights
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
@@ -106,6 +113,7 @@ class OFULContrast(Policy):
             self.regularization, shape, domain.dim, self._moment
         )
         self._declared = DeclaredArms(self)
+        self._units: tuple[Tensor, Tensor] | None = None  # arms of length 1, and their lengths
         #: for each arm: sum a_s x_s in the first d places, sum a_s r_s, sum a_s^2; ``(*B, K, d+2)``
         self._sums = torch.zeros((*shape, 0, domain.dim + 2), device=self.device).double()
 
@@ -140,36 +148,60 @@ class OFULContrast(Policy):
 
         Infinite where the sums say nothing, as before the first reward.
         """
-        assert self._declared.arms is not None
-        units, lengths = unit_rows(self._declared.arms)
-        d, inverse, theta = self.domain.dim, self._V.inverse.double(), self.theta.double()
+        assert self._units is not None
+        units, lengths = self._units
+        inverse, theta, radius = (
+            part.double() for part in (self._V.inverse, self.theta, self.radius())
+        )
+        if self.device.type != "cpu":
+            return self._bounds_on_device(units, lengths, inverse, theta, radius)
+        lower, upper = torch.empty_like(lengths), torch.empty_like(lengths)
+        N, (K, d) = self.batch_shape.numel(), units.shape[-2:]
+        scales, levels = (np.array(part) for part in self._scales(K))
+        linear_bounds(
+            units.reshape(N, K, d).numpy(),
+            lengths.reshape(N, K).numpy(),
+            inverse.reshape(N, d, d).numpy(),
+            theta.reshape(N, d).numpy(),
+            radius.reshape(N).numpy(),
+            self._sums.reshape(N, K, d + 2).numpy(),
+            scales,
+            levels,
+            math.sqrt(self.family.dispersion),
+            lower.view(N, K).numpy(),
+            upper.view(N, K).numpy(),
+        )
+        return Interval(lower, upper)
+
+    def _scales(self, K: int) -> tuple[list[float], list[float]]:
+        """The scales u, and ``log(1/(w delta'))`` of each."""
+        share = self.delta * (1.0 - self.joint_share) / max(K, 1)
+        levels = [math.log(1.0 / (weight * share)) for weight in scale_weights()]
+        return [2.0 ** (1 - k) for k in range(SCALES)], levels
+
+    def _bounds_on_device(
+        self, units: Tensor, lengths: Tensor, inverse: Tensor, theta: Tensor, radius: Tensor
+    ) -> Interval:
+        """:func:`torchglb.contrasts.linear_kernels.linear_bounds` where there is no Numba."""
+        d = self.domain.dim
         w, rewards, squares = self._sums[..., :d], self._sums[..., d], self._sums[..., d + 1]
         toward, turned = units @ inverse, w @ inverse
-        forms = (toward * units).sum(-1)
+        forms, whole = (toward * units).sum(-1), (turned * w).sum(-1).clamp_min(0.0)
         alpha = (toward * w).sum(-1) / forms
-        leak = ((turned * w).sum(-1) - alpha.square() * forms).clamp_min(0.0).sqrt()
-        # w'V^-1 w and alpha^2 c'V^-1 c cancel: what is left may have lost some roundings of them
-        slip = 1e-7 * (turned * w).sum(-1).clamp_min(0.0).sqrt()
-        half = self._slab(squares) + self.radius().double()[..., None] * (leak + slip)
+        leak = (whole - alpha.square() * forms).clamp_min(0.0).sqrt() + LOST * whole.sqrt()
+        scales, levels = self._scales(units.shape[-2])
+        u, level = (numbers_on(tuple(values), self.device) for values in (scales, levels))
+        slab = (level / u + 0.5 * u * squares[..., None]).amin(-1) * (1.0 + 1e-9)
+        half = math.sqrt(self.family.dispersion) * slab + radius[..., None] * leak
         middle = (units @ theta[..., None])[..., 0]
         shift = rewards - (w @ theta[..., None])[..., 0]
         # alpha is 0 before the first reward, and for the zero arm
-        known = alpha > 1e-6 * forms.reciprocal().clamp_max(1.0)
+        known = alpha > LEAST_ALPHA * forms.reciprocal().clamp_max(1.0)
         safe = torch.where(known, alpha, 1.0)
         lower = lengths * torch.where(known, middle + (shift - half) / safe, -torch.inf)
         upper = lengths * torch.where(known, middle + (shift + half) / safe, torch.inf)
         zero = lengths == 0
         return Interval(torch.where(zero, 0.0, lower), torch.where(zero, 0.0, upper))
-
-    def _slab(self, squares: Tensor) -> Tensor:
-        """``|G*|`` at most, from ``sum a_s^2``, ``(*B, K)``: the least over the scales."""
-        K = squares.shape[-1]
-        share = self.delta * (1.0 - self.joint_share) / max(K, 1)
-        levels = tuple(math.log(1.0 / (weight * share)) for weight in scale_weights())
-        scales = tuple(2.0 ** (1 - k) for k in range(SCALES))
-        level, u = (numbers_on(values, self.device) for values in (levels, scales))
-        least = (level / u + 0.5 * u * squares[..., None]).amin(-1)
-        return math.sqrt(self.family.dispersion) * least * (1.0 + 1e-9)
 
     def _joint_scores(self, arms: Tensor) -> Tensor:
         mean = (arms @ self.theta[..., None])[..., 0]
@@ -188,6 +220,7 @@ class OFULContrast(Policy):
         if self._declared.declare(arms):
             shape = (*arms.shape[:-1], self.domain.dim + 2)
             self._sums = torch.zeros(shape, dtype=torch.float64, device=self.device)
+            self._units = unit_rows(arms)
         return self._scores(arms).argmax(-1)
 
     def bounds(self, x: Tensor, refine: bool = True) -> Interval:
@@ -205,18 +238,35 @@ class OFULContrast(Policy):
     def _update(self, x: Tensor, r: Tensor) -> None:
         V, moment = self._V.copy(), self._moment + (r[..., None] * x).sum(-2)
         sums = self._sums
-        units = None if self._declared.arms is None else unit_rows(self._declared.arms)[0]
         for s in range(r.shape[-1]):  # a weight rests on the rows before its own
-            row, reward = x[..., s, :], r[..., s].double()[..., None, None]
-            if units is not None:
-                toward = units @ V.inverse.double()
-                forms = (toward * units).sum(-1)
-                a = (toward * row.double()[..., None, :]).sum(-1) / forms
-                a = torch.where(forms > 0, a, 0.0)[..., None]
-                wide = row.double()[..., None, :].expand(*a.shape[:-1], row.shape[-1])
-                sums = sums + torch.cat([a * wide, a * reward, a * a], dim=-1)
-            V.add(row)
+            if self._units is not None:
+                past = self._units[0], V.inverse.double()
+                sums = self._weighed(*past, x[..., s, :], r[..., s], sums)
+            V.add(x[..., s, :])
         self._V, self._moment, self._sums = V, moment, sums  # computed first, committed last
+
+    def _weighed(
+        self, units: Tensor, inverse: Tensor, x: Tensor, r: Tensor, sums: Tensor
+    ) -> Tensor:
+        """The sums with one row ``(*B, d)``, for ``V^-1`` of the rows before."""
+        x, r = x.detach().double(), r.detach().double()
+        if self.device.type == "cpu":
+            N, (K, d) = self.batch_shape.numel(), units.shape[-2:]
+            sums = sums.clone()
+            weigh_linear_row(
+                units.reshape(N, K, d).numpy(),
+                inverse.detach().reshape(N, d, d).numpy(),
+                x.reshape(N, d).contiguous().numpy(),
+                r.reshape(N).contiguous().numpy(),
+                sums.view(N, K, d + 2).numpy(),
+            )
+            return sums
+        toward = units @ inverse
+        forms = (toward * units).sum(-1)
+        a = (toward * x[..., None, :]).sum(-1) / forms
+        a = torch.where(forms > 0, a, 0.0)[..., None]
+        wide = x[..., None, :].expand(*a.shape[:-1], x.shape[-1])
+        return sums + torch.cat([a * wide, a * r[..., None, None], a * a], dim=-1)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -235,3 +285,4 @@ class OFULContrast(Policy):
         sums = taken(state, "sums", torch.zeros(shape, dtype=torch.float64, device=self.device))
         self._V.load_state_dict(state["V"])
         self._moment, self._declared.arms, self._sums = moment, arms, sums
+        self._units = None if arms is None else unit_rows(arms)
