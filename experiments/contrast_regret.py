@@ -20,8 +20,9 @@ from torchglb.simulate.presets import find_preset
 PRESETS = {"gaussian": "fixed-high-dim", "bernoulli": "fixed-high-dim-logistic"}
 
 
-def outside(policy: Policy, arms: torch.Tensor, star: torch.Tensor) -> torch.Tensor:
+def outside(policy: Policy, arms: torch.Tensor, star: torch.Tensor | None) -> torch.Tensor:
     """Where theta*, or the value of an arm, is outside of what the policy believes, ``(R)``."""
+    assert star is not None  # these worlds have one
     region = policy.confidence_set()
     found = torch.zeros(len(star)).bool() if region is None else ~region.contains(star)
     bounds = getattr(policy, "contrast_bounds", lambda: None)()

@@ -91,7 +91,8 @@ class ConfidenceSequence(GrowingLevel):
         forgetting: :class:`torchglb.Discount` or :class:`torchglb.Window`, for a theta* that
             changes: old rows count less or not at all. The set after t - 1 rows is then built with
             ``delta/(t (t + 1))``, and says where a theta* is that did not change within the rows
-            that count (:mod:`torchglb.forgetting`). Not together with ``aggregate`` or ``running``.
+            that count (:mod:`torchglb.forgetting`). Not with ``aggregate``, ``running`` or
+            ``contrasts``.
         queries: with ``running``, directions ``(K, d)`` or ``(*B, K, d)`` (arms, or differences of
             arms) whose best bounds so far :meth:`look` returns.
         contrasts: directions ``(m, d)`` or ``(*B, m, d)``, or a mapping from names to them, that
@@ -162,13 +163,15 @@ class ConfidenceSequence(GrowingLevel):
         self._running = RunningBounds(self.history, queries) if running else None
         if queries is not None and not running:
             raise refuse("queries", "None without running=True", type(queries).__name__)
-        self._declared = None if contrasts is None else self._declare(contrasts, running)
+        self._declared = None if contrasts is None else self._declare(contrasts, running, aggregate)
 
-    def _declare(self, contrasts: Any, running: bool) -> DeclaredContrasts:
+    def _declare(self, contrasts: Any, running: bool, aggregate: bool) -> DeclaredContrasts:
         if not self.radius.confined:
             raise refuse("radius", "one that keeps to the ball, for contrasts", self.radius)
-        for name in ("ellipsoidal", "aggregate"):
-            if self.ellipsoidal if name == "ellipsoidal" else self.history.aggregate:
+        if self.forgetting is not None:  # its sets hold at single times, with other weights
+            raise refuse("forgetting", "None with contrasts, which need every row", self.forgetting)
+        for name, given in (("ellipsoidal", self.ellipsoidal), ("aggregate", aggregate)):
+            if given:
                 raise refuse(name, "False with contrasts, which need every row", True)
         return DeclaredContrasts(self.problem, contrasts, self.delta, running=running)
 

@@ -125,6 +125,7 @@ def test_copies_continue_bit_by_bit(how, running):
     [
         ({"ellipsoidal": True}, "ellipsoidal: expected False with contrasts"),
         ({"aggregate": True}, "aggregate: expected False with contrasts"),
+        ({"forgetting": glb.Window(50)}, "forgetting: expected None with contrasts"),
         ({"radius": "gaussian-prior"}, "radius: expected one that keeps to the ball, for contrast"),
         ({"dtype": torch.float32}, "dtype: expected torch.float64, for contrasts"),
         ({"contrasts": {}}, "contrasts: expected at least one"),
