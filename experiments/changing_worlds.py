@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def conservative(runs: int, horizon: int, alpha: float | None) -> tuple[np.ndarr
     return total.numpy(), int(broken.sum())
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--replicates", type=int, default=5)
@@ -110,7 +111,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=200, help="of conservative play")
     parser.add_argument("--rounds", type=int, default=150, help="of conservative play")
     parser.add_argument("--out", default="results/changing")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.quick:
         given.replicates, given.horizon, given.runs, given.rounds = 2, 40, 4, 20
     found = drifting(given.replicates, given.horizon)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def row(name: str, found: DuelResult) -> list[str]:
     return [name, mean_and_error(found.regret[:, -1]), pairs, share, wrong, missed]
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--items", type=int, default=10)
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("--horizon", type=int, default=1000)
     parser.add_argument("--policies", default=",".join(PAIR_POLICIES))
     parser.add_argument("--out", default="results/duels")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     replicates, horizon = (3, 60) if given.quick else (given.replicates, given.horizon)
     found = compare_duels(
         given.policies.split(","),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def one_run(
     return missed, widths
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--runs", type=int, default=200)
@@ -86,7 +87,7 @@ def main() -> int:
     parser.add_argument("--looks", type=int, default=8)
     parser.add_argument("--batch", type=int, default=60)
     parser.add_argument("--delta", type=float, default=0.1)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.quick:
         given.runs, given.looks = 3, 2
     found = [

@@ -23,7 +23,7 @@ from torchglb import environments, policies
 from torchglb.decisions import BestArm
 from torchglb.report.tables import aligned
 
-RULES = {"uniform": "random", "ofuglb": "ofuglb", "lucb-contrast": "lucb-contrast"}
+RULES = ("uniform", "ofuglb", "lucb-contrast")
 
 
 class Stopped(NamedTuple):
@@ -39,45 +39,81 @@ class Stopped(NamedTuple):
         return float(scipy.stats.binomtest(wrong, runs, delta, alternative="greater").pvalue)
 
 
+class Runs:
+    """Runs that advance together on arms and luck of their own; some of them may be dropped.
+
+    Args:
+        rule: of RULES.
+        names: of the runs, which determine all that is random.
+        settings: of the environment.
+        delta: of the sets.
+    """
+
+    def __init__(
+        self, rule: str, names: torch.Tensor, settings: dict[str, Any], delta: float
+    ) -> None:
+        family, runs = glb.Bernoulli(), len(names)
+        self.rule, self.names, self._given = rule, names, (settings, delta)
+        self.world: Any = environments.make(
+            "fixed", family=family, replicates=names, shared_arms=False, theta="random", **settings
+        )
+        self.x = self.world.arms(0)
+        self.values = (self.x * self.world.theta_star[:, None, :]).sum(-1)
+        self.policy = policies.make(
+            "ofuglb" if rule == "uniform" else rule, family=family, domain=self.world.domain,
+            delta=delta, batch_shape=(runs,), radius="pac-bayes", aggregate=True,
+        )  # fmt: skip
+        self._draws = self.world.streams("uniform sampling")
+        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []  # arms and rewards, (runs)
+
+    def play(self, t: int) -> None:
+        """One round of all runs."""
+        if self.rule == "uniform":
+            u = self._draws.uniform_at(t, 1, dtype=torch.float64)[:, 0]
+            index = (u * self.x.shape[-2]).long()
+        else:
+            index = self.policy.select(self.x)
+        row = self.x[torch.arange(len(self.names)), index]
+        r = self.world.rewards(t, row, index)
+        self.policy.update(row, r)
+        self._seen.append((index, r))
+
+    def only(self, kept: torch.Tensor) -> Runs:
+        """Some of the runs, which go on as they would have gone on among the others."""
+        new = Runs(self.rule, self.names[kept], *self._given)
+        new._seen = [(index[kept], r[kept]) for index, r in self._seen]
+        index, r = (torch.stack(column, -1) for column in zip(*new._seen, strict=True))
+        rows = new.x.gather(-2, index[..., None].expand(*index.shape, new.x.shape[-1]))
+        new.policy.update(rows, r)
+        return new
+
+
 @torch.no_grad()
 def stopped(
     rule: str, runs: int, *, arms: int = 6, dim: int = 2, S: float = 4.0, epsilon: float = 0.3,
     horizon: int = 4000, every: int = 50, delta: float = 0.1, seed: int = 0,
 ) -> Stopped:  # fmt: skip
-    """Plays a rule of RULES until the best arm is certain, looking every so many rounds."""
-    family = glb.Bernoulli()
-    world = environments.make(
-        "fixed", family=family, S=S, replicates=runs, seed=seed, arms=arms, dim=dim,
-        shared_arms=False, theta="random",
-    )  # fmt: skip
-    learns = rule != "uniform"
-    settings: dict[str, Any] = {"aggregate": True, "radius": "pac-bayes"} if learns else {}
-    policy = policies.make(
-        RULES[rule], family=family, domain=world.domain, delta=delta, batch_shape=(runs,),
-        **settings,
-    )  # fmt: skip
-    log = glb.ConfidenceSequence(family, world.domain, delta, batch_shape=(runs,), aggregate=True)
-    assert world.theta_star is not None
-    x = world.arms(0)
-    values = (x * world.theta_star[:, None, :]).sum(-1)
-    best = BestArm(policy if learns else log, x, epsilon)
+    """Plays a rule until the best arm is certain, looking every so many rounds."""
+    settings = {"S": S, "seed": seed, "arms": arms, "dim": dim}
+    playing = Runs(rule, torch.arange(runs), settings, delta)
     when, wrong = torch.full((runs,), horizon), torch.zeros(runs, dtype=torch.bool)
-    running = torch.ones(runs, dtype=torch.bool)
+    done = torch.zeros(runs, dtype=torch.bool)
     for t in range(horizon):
-        index = policy.select(x)
-        row, r = x[torch.arange(runs), index], world.rewards(t, x, index)
-        policy.update(row, r)
-        if not learns:
-            log.update(row, r)
-        if (t + 1) % every == 0:
-            new = best.should_stop() & running
-            behind = values.amax(-1) - values.gather(-1, best.recommendation())[:, 0]
-            when = torch.where(new, t + 1, when)
-            wrong |= new & (behind > epsilon)
-            running &= ~new
-            if not bool(running.any()):
-                break
-    return Stopped(when.numpy(), ~running.numpy(), wrong.numpy())
+        playing.play(t)
+        if (t + 1) % every:
+            continue
+        best, names = BestArm(playing.policy, playing.x, epsilon), playing.names
+        new = best.should_stop() & ~done[names]
+        best_value = playing.values.amax(-1)
+        behind = best_value - playing.values.gather(-1, best.recommendation())[:, 0]
+        when[names[new]], done[names[new]] = t + 1, True
+        wrong[names[new]] = behind[new] > epsilon
+        left = ~done[names]
+        if not bool(left.any()):
+            break
+        if int(left.sum()) <= 0.7 * len(names):  # the others have stopped
+            playing = playing.only(left.nonzero()[:, 0])
+    return Stopped(when.numpy(), done.numpy(), wrong.numpy())
 
 
 def ratio(found: np.ndarray, other: np.ndarray) -> tuple[float, float]:

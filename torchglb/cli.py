@@ -318,7 +318,10 @@ def _leaderboard(given: argparse.Namespace) -> None:
 def _list(given: argparse.Namespace) -> None:
     lists = {
         "preset": presets(),
-        "policy": {name: policies.summary_of(name) for name in policies.available()},
+        "policy": {
+            name: policies.summary_of(name)
+            for name in policies.available() + policies.available(pairs=True)
+        },
         "environment": {
             name: _first_line(environments.lookup(name)) for name in environments.available()
         },

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
-import scipy.stats
 import torch
 
 import torchglb as glb
-from torchglb import environments, policies
+from torchglb import policies
 from torchglb.decisions import BestArm
 from torchglb.errors import InputError
 from torchglb.radii import PACBayes
+from torchglb.simulate.observer import largest_bound
 from torchglb.testing.policies import PolicyContract
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
+
+import stopping
 
 F64 = torch.float64
 ARMS = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.8, 0.6]], dtype=F64)
@@ -116,57 +123,52 @@ def test_a_policy_without_a_set_is_refused():
         BestArm(policy, ARMS)
 
 
-def stopped(rule, runs, *, horizon, every, delta, seed=0, arms=5, epsilon=0.0):
-    """Rounds until each run is certified, and whether the named arm was right."""
-    world = environments.make(
-        "fixed", family=glb.Bernoulli(), S=4.0, replicates=runs, seed=seed, arms=arms,
-        shared_arms=False, theta="random",
-    )  # fmt: skip
-    options = {} if rule == "random" else {"aggregate": True}
-    if rule == "ofuglb":
-        options["radius"] = "pac-bayes"
-    policy = policies.make(
-        rule, family=glb.Bernoulli(), domain=world.domain, delta=delta, batch_shape=(runs,),
-        horizon=horizon, **options,
-    )  # fmt: skip
-    log = glb.ConfidenceSequence(
-        glb.Bernoulli(), world.domain, delta, batch_shape=(runs,), aggregate=True
-    )
-    source = log if rule == "random" else policy
-    x = world.arms(0)
-    values = (x * world.theta_star[:, None, :]).sum(-1)
-    best = BestArm(source, x, epsilon)
-    when = torch.full((runs,), horizon)
-    right = torch.ones(runs, dtype=torch.bool)
-    running = torch.ones(runs, dtype=torch.bool)
-    for t in range(horizon):
-        index = policy.select(x)
-        row, r = x[torch.arange(runs), index], world.rewards(t, x, index)
-        policy.update(row, r)
-        if rule == "random":
-            log.update(row, r)
-        if (t + 1) % every == 0:
-            done = best.should_stop() & running
-            named = best.recommendation()[:, 0]
-            behind = values.amax(-1) - values.gather(-1, named[:, None])[:, 0]
-            when = torch.where(done, t + 1, when)
-            right &= ~done | (behind <= epsilon)
-            running &= ~done
-            if not running.any():
-                break
-    return when, right, ~running
-
-
 def test_stopping_errs_no_more_often_than_promised():
-    when, right, done = stopped("lucb-contrast", 20, horizon=300, every=60, delta=0.1)
-    misses = int((~right).sum())
-    assert scipy.stats.binomtest(misses, 20, 0.1, alternative="greater").pvalue > 0.01
-    assert done.any()
+    found = stopping.stopped("lucb-contrast", 20, arms=5, epsilon=0.0, horizon=300, every=60)
+    assert found.pvalue(0.1) > 0.01
+    assert found.done.any()
+    assert set(found.when[~found.done]) <= {300}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["random", "ofuglb", "lucb-contrast"])
+@pytest.mark.parametrize("rule", stopping.RULES)
 def test_stopping_errs_no_more_often_than_promised_over_500_runs(rule):
-    _, right, _ = stopped(rule, 500, horizon=400, every=100, delta=0.1)
-    misses = int((~right).sum())
-    assert scipy.stats.binomtest(misses, 500, 0.1, alternative="greater").pvalue > 0.01
+    """Any sampling rule: an exact binomial test of the wrong answers against delta = 0.1."""
+    found = stopping.stopped(rule, 500)
+    assert found.pvalue(0.1) > 0.01
+    assert found.done.mean() > 0.9  # or there was little to err about
+
+
+@pytest.mark.parametrize("rule", stopping.RULES)
+def test_runs_go_on_without_those_that_have_stopped(rule):
+    settings = {"S": 4.0, "seed": 3, "arms": 4, "dim": 2}
+    whole = stopping.Runs(rule, torch.arange(3), settings, 0.1)
+    for t in range(8):
+        whole.play(t)
+    part = whole.only(torch.tensor([0, 2]))
+    for t in range(8, 12):
+        whole.play(t)
+        part.play(t)
+    assert part.names.tolist() == [0, 2]
+    for (index, r), (other, reward) in zip(part._seen, whole._seen, strict=True):
+        assert torch.equal(index, other[[0, 2]])
+        assert torch.equal(r, reward[[0, 2]])
+
+
+def test_a_ratio_of_means_has_the_error_of_paired_runs():
+    first = np.array([1.0, 2.0, 3.0, 4.0])
+    assert stopping.ratio(2.0 * first, first) == (2.0, 0.0)
+    value, error = stopping.ratio(np.array([2.0, 4.0, 6.0, 10.0]), first)
+    assert value == 2.2
+    expected = np.std([-0.2, -0.4, -0.6, 1.2], ddof=1) / 2.0 / 2.5
+    assert abs(error - expected) < 1e-12
+
+
+def test_the_certificate_of_a_rule_that_explores_is_about_all_arms():
+    """The observer must not take the arm that is played for the one with the largest bound."""
+    policy = policies.make("lucb-contrast", family=glb.Bernoulli(), domain=glb.Ball(2, 3.0))
+    policy.update(ARMS.repeat(12, 1), [1.0, 0.0, 1.0, 0.0] * 12)
+    bounds = policy.confidence_set().upper_bound(ARMS)
+    for chosen in bounds:
+        found = largest_bound(policy, ARMS, chosen)
+        torch.testing.assert_close(found, bounds.max(), rtol=1e-6, atol=1e-6)

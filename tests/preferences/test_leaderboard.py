@@ -33,7 +33,7 @@ def drawn(K, n, seed=0, spread=1.0):
 
 def plain(K, n, **settings):
     scores, a, b, won = drawn(K, n, **settings)
-    rows = merged(a, b, np.zeros((n, 0)), won)
+    rows = merged(a, b, np.zeros((n, 0)), won, np.ones(n))
     names = tuple(f"m{i}" for i in range(K))
     return scores, Battles(names, rows)
 

@@ -15,7 +15,8 @@ ONE_PASS = ("glb-omd", "glb-omd-realised", "glb-omd-rows")
 def test_the_experiments_of_the_paper_and_more_are_there():
     assert set(NAMES) >= {
         "figure1", "figure1-random", "figure2", "figure2-long", "figure3", "figure4", "poisson",
-        "gaussian", "high-dim", "fixed-high-dim", "digits", "breast-cancer", "randhie",
+        "gaussian", "high-dim", "fixed-high-dim", "digits", "breast-cancer", "randhie", "duels",
+        "changing", "conservative",
     }  # fmt: skip
     assert all(presets().values()), "a preset has no title"
 
@@ -98,4 +99,5 @@ def test_figure3_has_no_warm_up_and_figure4_has():
 def test_presets_name_policies_that_exist():
     for name in NAMES:
         config = Configuration.load(read_table(find_preset(name)))
-        assert {table["policy"] for table in config.policy.values()} <= set(policies.available())
+        known = {*policies.available(), *policies.available(pairs=True)}
+        assert {table["policy"] for table in config.policy.values()} <= known

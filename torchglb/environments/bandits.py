@@ -138,6 +138,35 @@ class Fixed(FiniteArms):
 
 
 @register
+class Incumbent(Fixed):
+    """K arms, drawn once; arm 0 is in use already, the second best unless ``rank`` says another.
+
+    Args:
+        rank: of arm 0 by its mean reward, from 1 on.
+        settings: of :class:`FiniteArms`.
+    """
+
+    name = "incumbent"
+
+    def __init__(self, *args: Any, rank: int = 2, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.rank = check_count("rank", rank, least=1)
+        if self.rank > self.count:
+            raise refuse("rank", f"at most the number of arms, {self.count}", rank)
+
+    def _draw(self, first: int, rounds: int) -> Block:
+        drawn = super()._draw(first, rounds)
+        place = drawn.mean.argsort(dim=-1, descending=True, stable=True)[
+            ..., self.rank - 1 : self.rank
+        ]
+        order = torch.arange(self.count, device=self.device).expand(drawn.mean.shape)
+        order = order.scatter(-1, place, 0)
+        order = torch.cat([place, order[..., 1:]], -1)  # they change places
+        arms = drawn.arms.gather(-2, order[..., None].expand(drawn.arms.shape))
+        return Block(arms, drawn.z.gather(-1, order), drawn.mean.gather(-1, order), drawn.best)
+
+
+@register
 class WholeBall(GLMBandit):
     """Every point of the unit ball is an arm; the best is ``theta*/|theta*|``."""
 

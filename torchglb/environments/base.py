@@ -38,6 +38,8 @@ class Environment(ABC):
     fixed: ClassVar[bool] = False
     #: whether every point of the unit ball is an arm
     whole_ball: ClassVar[bool] = False
+    #: whether arms are pairs of items, and regret is about the items: no set of rows certifies it
+    pairs: ClassVar[bool] = False
     #: the parameter, ``(N, d)``; None where the rewards follow no GLM that is known
     theta_star: Tensor | None = None
 

@@ -14,6 +14,7 @@ Dashes = Any  # a name or a pattern, as matplotlib takes them
 _DASHED: Dashes = (0, (5, 1.6))
 _DOTTED: Dashes = (0, (1.2, 1.2))
 _DASHDOT: Dashes = (0, (6, 1.6, 1.2, 1.6))
+_LONG: Dashes = (0, (11, 1.6))
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ POLICY_STYLE: dict[str, Style] = {
     "ts": Style("TS", "#e0b400", _DASHDOT),
     "greedy": Style("greedy", "#c3a6d8", _DOTTED),
     "random": Style("random", "#a0a0a0", _DOTTED),
+    "duel-ofu": Style("duel-OFU", "#c0182b", _LONG),
+    "max-in-p": Style("MaxInP", "#1f5fd0", _LONG),
+    "widest-pair": Style("widest pair", "#0a0a3c", _LONG),
+    "laplace-pairs": Style("Laplace pairs", "#e3a92b", _LONG),
+    "random-pairs": Style("random pairs", "#9aa0a6", _LONG),
     "oracle": Style("oracle", "#d0d0d0", _DASHED),
 }
 

@@ -47,12 +47,14 @@ class Requirements:
         bounded_rewards: whether rewards must have a finite range.
         horizon: whether the horizon T must be known.
         fixed_arms: whether the arm set must be the same in every round.
+        pairs: whether the arms must be all pairs of some items (:mod:`torchglb.preferences`).
     """
 
     families: tuple[type[GLMFamily], ...] = ()
     bounded_rewards: bool = False
     horizon: bool = False
     fixed_arms: bool = False
+    pairs: bool = False
 
 
 #: settings that are said elsewhere, or that a state does not depend on

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -89,6 +89,9 @@ class ExactPolicy(Policy):
         aggregate: merge repeated arms, so that a fixed arm set costs the same at every time.
         settings: of :class:`torchglb.policies.Policy`.
     """
+
+    #: whether the arm that is played is the one with the largest bound of the set
+    plays_largest_bound: ClassVar[bool] = True
 
     def __init__(
         self, *args: Any, solver: str = "native", aggregate: bool = False, **settings: Any

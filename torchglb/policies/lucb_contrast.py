@@ -33,6 +33,7 @@ class LUCBContrast(LikelihoodRatioPolicy):
     """
 
     name = "lucb-contrast"
+    plays_largest_bound = False
     select_ball = Policy.select_ball  # the ball has no second best arm
 
     def __init__(

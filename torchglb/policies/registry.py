@@ -25,9 +25,14 @@ def register(policy: P) -> P:
     return policy
 
 
-def available(family: GLMFamily | None = None) -> list[str]:
-    """The names of all policies, or of those that cover a family."""
-    names = sorted(_POLICIES)
+def available(family: GLMFamily | None = None, *, pairs: bool = False) -> list[str]:
+    """The names of all policies, or of those that cover a family.
+
+    Args:
+        family: which they should cover.
+        pairs: those that compare items in pairs, instead of those that choose an arm.
+    """
+    names = sorted(name for name, policy in _POLICIES.items() if policy.requires.pairs == pairs)
     return names if family is None else [name for name in names if _covers(_POLICIES[name], family)]
 
 

@@ -7,6 +7,7 @@ a win. Choices out of more than two (slates, multinomial outcomes) are not cover
 from torchglb.preferences.battles import Battles, battles_of, read_battles
 from torchglb.preferences.duels import DuelResult, DuelWorld, compare_duels, play_duels
 from torchglb.preferences.leaderboard import Battle, Leaderboard, leaderboard
+from torchglb.preferences.pair_arms import Duels
 from torchglb.preferences.pair_head import PairHead
 from torchglb.preferences.pair_policies import (
     PAIR_POLICIES,
@@ -24,6 +25,7 @@ __all__ = [
     "Battles",
     "DuelResult",
     "DuelWorld",
+    "Duels",
     "Leaderboard",
     "Pair",
     "PairHead",

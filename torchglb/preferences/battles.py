@@ -11,6 +11,7 @@ import os
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,15 +100,26 @@ def outcome(text: object, left: str, right: str, columns: Columns) -> float:
 
 
 class _Collector:
-    """Takes battles one by one; keeps numbers only."""
+    """Takes battles one by one; keeps numbers only, and counts what it has seen before."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
         self.place: dict[str, int] = {}
         self.left, self.right, self.won = array("q"), array("q"), array("d")
-        self.controls = array("d")
+        self.count, self.controls = array("d"), array("d")
+        self._seen: dict[tuple[Any, ...], int] = {}  # where equal battles are, without controls
 
-    def add(self, left: object, right: object, winner: object, controls: Iterable[object]) -> None:
+    def add(self, battle: tuple[Any, ...]) -> None:
+        """One battle: left, right, winner, controls.
+
+        Raises:
+            Refused: if it says nothing that can be used; nothing is then added.
+        """
+        known = self._seen.get(battle)
+        if known is not None:
+            self.count[known] += 1.0
+            return
+        left, right, winner, *controls = battle
         names = [str(name).strip() for name in (left, right)]
         for column, name in zip((self.columns.left, self.columns.right), names, strict=True):
             if not name or name.lower() == "nan":
@@ -116,11 +128,14 @@ class _Collector:
             raise Refused(f"expected two different competitors, got {names[0]!r} against itself")
         numbers = [_control(k, v) for k, v in zip(self.columns.controls, controls, strict=True)]
         won = outcome(winner, names[0], names[1], self.columns)
+        if not numbers:
+            self._seen[battle] = len(self.left)
         for name in names:
             self.place.setdefault(name, len(self.place))
         self.left.append(self.place[names[0]])
         self.right.append(self.place[names[1]])
         self.won.append(won)
+        self.count.append(1.0)
         self.controls.extend(numbers)
 
     def battles(self) -> Battles:
@@ -128,8 +143,9 @@ class _Collector:
             raise refuse("battles", "at least one battle", "none")
         C = len(self.columns.controls)
         left, right = (np.frombuffer(v, np.int64) for v in (self.left, self.right))
+        won, count = (np.frombuffer(v, np.float64) for v in (self.won, self.count))
         controls = np.frombuffer(self.controls, np.float64).reshape(len(left), C)
-        rows = merged(left, right, controls, np.frombuffer(self.won, np.float64))
+        rows = merged(left, right, controls, won, count)
         return Battles(tuple(self.place), rows, self.columns.controls)
 
 
@@ -143,7 +159,7 @@ def _control(name: str, value: object) -> float:
     return number
 
 
-def merged(left: Any, right: Any, controls: Any, won: Any) -> BattleRows:
+def merged(left: Any, right: Any, controls: Any, won: Any, count: Any) -> BattleRows:
     """Distinct rows with the smaller competitor on the left, their counts and wins.
 
     A battle seen from the other side is the same battle: its controls and its result are turned.
@@ -160,8 +176,8 @@ def merged(left: Any, right: Any, controls: Any, won: Any) -> BattleRows:
         code = a * (int(b.max()) + 1) + b
         _, first, place = np.unique(code, return_index=True, return_inverse=True)
     place = place.reshape(-1)
-    weight = np.bincount(place).astype(np.float64)
-    wins = np.bincount(place, won).astype(np.float64)
+    weight = np.bincount(place, count).astype(np.float64)
+    wins = np.bincount(place, count * won).astype(np.float64)
     return BattleRows(a[first], b[first], np.ascontiguousarray(controls[first]), weight, wins)
 
 
@@ -211,9 +227,9 @@ def battles_in(frame: Any, columns: Columns) -> Battles:
 
 def _collected(columns: Columns, lines: Iterable[tuple[Any, ...]]) -> Battles:
     found = _Collector(columns)
-    for number, (left, right, winner, *controls) in enumerate(lines):
+    for number, battle in enumerate(lines):
         try:
-            found.add(left, right, winner, controls)
+            found.add(battle)
         except Refused as error:
             raise InputError(f"row {number}: {error}") from None
     return found.battles()
@@ -242,16 +258,15 @@ def _read(lines: Any, place: Path, columns: Columns) -> Battles:
         if header.count(name) != 1:
             listed = ", ".join(header) or "an empty file"
             raise InputError(f"{place}:1: expected one column {name!r}, got {listed}")
-    where = [header.index(name) for name in wanted]
+    pick, width = itemgetter(*(header.index(name) for name in wanted)), len(header)
     found = _Collector(columns)
     for fields in lines:
         if not fields:  # an empty line
             continue
         try:
-            if len(fields) != len(header):
-                raise Refused(f"expected {len(header)} fields, got {len(fields)}")
-            left, right, winner, *controls = (fields[i] for i in where)
-            found.add(left, right, winner, controls)
+            if len(fields) != width:
+                raise Refused(f"expected {width} fields, got {len(fields)}")
+            found.add(pick(fields))
         except Refused as error:
             raise InputError(f"{place}:{lines.line_num}: {error}") from None
     return found.battles()

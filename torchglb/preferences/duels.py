@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_count, check_positive, refuse
+from torchglb.checks import check_count, refuse
 from torchglb.decisions import BestArm
 from torchglb.environments.bandits import uniform_in_ball
 from torchglb.preferences.pair_policies import Pair, PairPolicy, make_pair_policy
@@ -26,8 +26,8 @@ class DuelWorld:
     Args:
         items: K.
         dim: d.
-        S: ``|theta*| = S - 1``, in a random direction for each replicate.
-        replicates: N.
+        S: ``|theta*| = S - 1``, in a random direction for each replicate; a number or ``(N)``.
+        replicates: N, or the names of N replicates.
         seed: of everything random.
 
     Example:
@@ -36,16 +36,21 @@ class DuelWorld:
         torch.Size([4, 5, 2])
     """
 
-    def __init__(self, items: int, dim: int, S: float, replicates: int, seed: int = 0) -> None:
+    def __init__(
+        self, items: int, dim: int, S: float | Tensor, replicates: int | Tensor, seed: int = 0
+    ) -> None:
         check_count("items", items, least=2)
         check_count("dim", dim, least=1)
-        N = check_count("replicates", replicates, least=1)
-        if check_positive("S", S) <= 1.0:
+        if not isinstance(replicates, Tensor):
+            replicates = torch.arange(check_count("replicates", replicates, least=1))
+        self._names, self.replicates = replicates, len(replicates)
+        radius = torch.as_tensor(S, dtype=torch.float64).expand(self.replicates)
+        if not bool((radius > 1.0).all()):
             raise refuse("S", "a number above 1, for |theta*| = S - 1", S)
-        self.S, self.dim, self.replicates, self.seed = S, dim, N, seed
+        self.S, self.dim, self.seed = S, dim, seed
         direction = self._streams("theta").normal(dim, dtype=torch.float64)
         length = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
-        self.theta_star = (S - 1.0) * direction / length
+        self.theta_star = (radius - 1.0)[:, None] * direction / length
         drawn = uniform_in_ball(self._streams("items"), 0, 1, items, dim, torch.float64)
         self.items = drawn[:, 0]  # (N, K, d)
         self.scores = (self.items * self.theta_star[:, None, :]).sum(-1)  # (N, K)
@@ -53,7 +58,7 @@ class DuelWorld:
 
     def _streams(self, purpose: str) -> RandomStreams:
         seed = derived_seed(self.seed, f"duels {purpose}")
-        return RandomStreams(seed, (self.replicates,), None, torch.device("cpu"))
+        return RandomStreams(seed, (self.replicates,), self._names, torch.device("cpu"))
 
     @property
     def best(self) -> Tensor:

@@ -282,6 +282,10 @@ class Configuration:
             if world.whole_ball and name not in policies.playing_the_ball():
                 able = ", ".join(policies.playing_the_ball())
                 raise refuse("policies", f"for environment {self.environment} one of {able}", name)
+            if policies.requirements_of(name).pairs and not world.pairs:
+                raise refuse(
+                    "environment", f"one of pairs, such as duels, for {name}", self.environment
+                )
             if policies.requirements_of(name).fixed_arms and not world.fixed:
                 raise refuse("environment", f"a fixed arm set for {name}", self.environment)
             try:

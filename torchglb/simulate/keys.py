@@ -57,7 +57,7 @@ def policies_of(labels: Any, tables: Any) -> dict[str, dict[str, Any]]:
             raise refuse("policies", "labels of letters, digits and + . _ -", repr(label))
         options = dict(table_of(f"policy.{label}", tables.get(label, {})))
         name = options.pop("policy", label)
-        known = policies.available()
+        known = policies.available() + policies.available(pairs=True)
         if name not in known:
             expected = "one of " + ", ".join(known)
             raise refuse("policies" if name == label else f"policy.{label}.policy", expected, name)

@@ -42,7 +42,8 @@ class Observer:
 
     def __init__(self, policy: Policy, world: Environment, rounds: np.ndarray) -> None:
         self._policy, self._world, self._rounds = policy, world, rounds
-        self._tracker = policy.tracker() if policy.confidence_set() is not None else None
+        certifies = policy.confidence_set() is not None and not world.pairs
+        self._tracker = policy.tracker() if certifies else None
         self._recorded = 0
         self._spent, self._since = 0.0, 0  # seconds and rounds since the last recorded one
         self._seconds = np.zeros(len(rounds))
@@ -71,6 +72,8 @@ class Observer:
             arms: from which the policy chose, ``(N, K, d)``; None for the whole unit ball.
             x: what it chose, ``(N, d)``.
         """
+        if t + 1 == self._rounds[self._recorded]:
+            self._look_for_theta()
         if self._tracker is None:
             return
         bounds = self._tracker.bounds(x, refine=t < 100 or t % REFINE_EVERY == 0)
@@ -78,8 +81,6 @@ class Observer:
         best = largest_bound(self._policy, arms, bounds.upper)
         lower, upper = (self._world.family.mean(z.double())[:, None] for z in (bounds.lower, best))
         self.certificate += realised_certificate(upper, lower, self._largest_gap[:, None])[:, 0]
-        if t + 1 == self._rounds[self._recorded]:
-            self._look_for_theta()
 
     def after_learning(self, t: int, x: Tensor, index: Tensor | None, seconds: float) -> None:
         """Round t is over; the policy has needed so many seconds for it."""
@@ -118,7 +119,7 @@ class Observer:
             found["theta_star"] = world.theta_star
         if (estimate := policy.estimate()) is not None:
             found["theta_hat"] = estimate
-        if self._tracker is not None and world.theta_star is not None:
+        if policy.confidence_set() is not None and world.theta_star is not None:
             found["missed"] = self.missed
         region = policy.confidence_set()
         if region is not None and world.dim == 2:
@@ -177,7 +178,8 @@ def largest_bound(policy: Policy, arms: Tensor | None, chosen: Tensor) -> Tensor
         chosen: the upper bound of the arm that it chose, ``(N)``.
     """
     tied = chosen + TIE[chosen.dtype] * (1.0 + chosen.abs())
-    if arms is not None and isinstance(policy, ExactPolicy) and policy.solver == "native":
+    plays_it = isinstance(policy, ExactPolicy) and policy.plays_largest_bound
+    if arms is not None and plays_it and policy.solver == "native":
         return tied
     region = policy.confidence_set()
     assert region is not None

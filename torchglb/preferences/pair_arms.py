@@ -1,0 +1,200 @@
+"""Duels where policies choose arms: an arm is a pair of items.
+
+The environment ``duels`` offers all pairs ``i <= j`` of K items, row ``(x_i - x_j)/2`` with the
+parameter ``2 theta*`` in the ball of 2 S, and counts the regret of both items. The pair policies
+play it under their names, so that presets and the command line can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchglb.checks import refuse
+from torchglb.domain import Ball
+from torchglb.environments.base import Environment
+from torchglb.environments.base import register as register_environment
+from torchglb.families import Bernoulli, GLMFamily
+from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.registry import register
+from torchglb.preferences.duels import DuelWorld
+from torchglb.preferences.pair_policies import (
+    DuelOFU,
+    LaplacePairs,
+    MaxInP,
+    Pair,
+    PairPolicy,
+    RandomPairs,
+    WidestPairs,
+)
+from torchglb.preferences.pairs import pair_ball
+from torchglb.radii import Radius
+from torchglb.sets import LikelihoodRatioSet
+
+
+@register_environment
+class Duels(Environment):
+    """K items, drawn once, that meet in pairs; the regret is that of both items.
+
+    Args:
+        family: Bernoulli.
+        S: ``|theta*| <= S``, of the items, ``(N)``.
+        replicates: names, ``(N)``.
+        seed: of everything random.
+        dim: d.
+        items: K.
+    """
+
+    name = "duels"
+    fixed = True
+    pairs = True
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        S: Tensor,
+        replicates: Tensor,
+        *,
+        seed: int = 0,
+        dim: int = 2,
+        items: int = 10,
+    ) -> None:
+        super().__init__(family, S, replicates, seed=seed, dim=dim)
+        if not isinstance(family, Bernoulli):
+            raise refuse("family", "bernoulli, for one winner of two", type(family).__name__)
+        self.world = DuelWorld(items, dim, S.cpu(), self.replicates.cpu(), seed)
+        self.domain = pair_ball(dim, S)
+        self.theta_star = (2.0 * self.world.theta_star).to(S)
+        first, second = torch.triu_indices(items, items)
+        self._first, self._second = first.to(S.device), second.to(S.device)
+        features = self.world.items.to(S)
+        self._arms = 0.5 * (features[:, first] - features[:, second])
+
+    def arms(self, t: int) -> Tensor:  # noqa: D102
+        return self._arms
+
+    def _pair(self, index: Tensor | None) -> Pair:
+        assert index is not None
+        return Pair(self._first[index].cpu(), self._second[index].cpu())
+
+    def rewards(self, t: int, x: Tensor, index: Tensor | None) -> Tensor:  # noqa: D102
+        return self.world.winner(t, self._pair(index)).to(self.S)
+
+    def regret(self, t: int, x: Tensor, index: Tensor | None) -> Tensor:  # noqa: D102
+        return self.world.regret(self._pair(index)).to(self.S)
+
+
+def items_of(arms: Tensor) -> Tensor:
+    """The items ``x_i - x_0 (*B, K, d)`` of all pairs ``i <= j`` in their order."""
+    count = arms.shape[-2]
+    K = (math.isqrt(8 * count + 1) - 1) // 2
+    items = -2.0 * arms[..., :K, :]
+    first, second = torch.triu_indices(K, K)
+    rows = 0.5 * (items[..., first, :] - items[..., second, :])
+    if rows.shape != arms.shape or not torch.allclose(rows, arms, rtol=0.0, atol=1e-6):
+        raise refuse("arms", "all pairs (x_i - x_j)/2 with i <= j, in that order", "others")
+    return items
+
+
+class PairArms(Policy):
+    """A pair policy where the arms are pairs.
+
+    Args:
+        family: Bernoulli.
+        domain: the ball of 2 S.
+        delta: the failure level.
+        horizon: not needed.
+        batch_shape: at most one axis.
+        radius: of the confidence sets.
+        aggregate: merge repeated pairs.
+        seed: of the policy's own randomness.
+        replicates: names of the replicates.
+        validate: look at the values of what is passed in.
+        dtype: float64.
+        device: a CPU.
+    """
+
+    requires = Requirements(families=(Bernoulli,), pairs=True)
+    chooses: ClassVar[type[PairPolicy]]
+
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        horizon: int | None = None,
+        batch_shape: tuple[int, ...] = (),
+        *,
+        radius: str | Radius = "pac-bayes",
+        aggregate: bool = True,
+        seed: int = 0,
+        replicates: Tensor | None = None,
+        validate: bool = True,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(
+            family,
+            domain,
+            delta,
+            horizon,
+            batch_shape,
+            seed=seed,
+            replicates=replicates,
+            validate=validate,
+            dtype=dtype,
+            device=device,
+        )
+        if dtype != torch.float64 or self.device.type != "cpu":
+            raise refuse("dtype, device", "float64 on a CPU", f"{dtype} on {self.device}")
+        self.pairs = self.chooses(
+            domain.dim,
+            0.5 * domain.radius,
+            delta,
+            tuple(batch_shape),
+            radius=radius,
+            aggregate=aggregate,
+            seed=seed,
+            replicates=replicates,
+            validate=validate,
+        )
+
+    def select(self, arms: Any) -> Tensor:
+        """The index ``(*B)`` of the pair to compare."""
+        items = items_of(self._check_arms(arms))
+        pair, K = self.pairs._select(items), items.shape[-2]
+        i, j = torch.minimum(*pair), torch.maximum(*pair)
+        return i * K - i * (i - 1) // 2 + (j - i)
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        """1 for the pair of :meth:`select`, else 0."""
+        return torch.nn.functional.one_hot(self.select(arms), arms.shape[-2]).to(arms)
+
+    def _update(self, x: Tensor, r: Tensor) -> None:
+        self.pairs._rows.update(x, r)
+
+    def confidence_set(self) -> LikelihoodRatioSet:
+        """The set of ``2 theta``."""
+        return self.pairs.confidence_set()
+
+    def _state(self) -> dict[str, Any]:
+        return self.pairs.state_dict()
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self.pairs.load_state_dict(state)
+
+
+def _playing(policy: type[PairPolicy]) -> type[PairArms]:
+    """The class under the name and with the words of a pair policy."""
+    parts = {"name": policy.name, "chooses": policy, "__doc__": policy.__doc__}
+    return register(type(f"{policy.__name__}Arms", (PairArms,), parts | {"__module__": __name__}))
+
+
+PAIR_ARMS = {
+    policy.name: _playing(policy)
+    for policy in (DuelOFU, MaxInP, WidestPairs, RandomPairs, LaplacePairs)
+}
