@@ -82,10 +82,10 @@ def labelled(
     truth = compared.numbers[first] > compared.numbers[second]
     chance = head.probability(compared.images[first], compared.images[second])
     estimate = head.eval()(compared.images[first], compared.images[second])
-    right = (estimate > 0.5) == truth
+    correct = (estimate > 0.5) == truth
     sure = (chance.lower > 0.5) | (chance.upper < 0.5)
     share = float(sure.double().mean())
-    return float(right.double().mean()), share, float(right[sure].double().mean())
+    return float(correct.double().mean()), share, float(correct[sure].double().mean())
 
 
 def mean_and_error(values: np.ndarray) -> str:

@@ -188,13 +188,36 @@ class PairArms(Policy):
         self.pairs.load_state_dict(state)
 
 
-def _playing(policy: type[PairPolicy]) -> type[PairArms]:
-    """The class under the name and with the words of a pair policy."""
-    parts = {"name": policy.name, "chooses": policy, "__doc__": policy.__doc__}
-    return register(type(f"{policy.__name__}Arms", (PairArms,), parts | {"__module__": __name__}))
+@register
+class DuelOFUArms(PairArms):
+    """duel-ofu: the best at the estimate against its most dangerous rival, exactly."""
+
+    name, chooses = DuelOFU.name, DuelOFU
 
 
-PAIR_ARMS = {
-    policy.name: _playing(policy)
-    for policy in (DuelOFU, MaxInP, WidestPairs, RandomPairs, LaplacePairs)
-}
+@register
+class MaxInPArms(PairArms):
+    """max-in-p: the widest pair of the items that may be the best."""
+
+    name, chooses = MaxInP.name, MaxInP
+
+
+@register
+class WidestPairArms(PairArms):
+    """widest-pair: the pair whose difference is known least."""
+
+    name, chooses = WidestPairs.name, WidestPairs
+
+
+@register
+class RandomPairArms(PairArms):
+    """random-pairs: two different items, uniformly at random."""
+
+    name, chooses = RandomPairs.name, RandomPairs
+
+
+@register
+class LaplacePairArms(PairArms):
+    """laplace-pairs: the largest difference in the inverse Hessian, a heuristic."""
+
+    name, chooses = LaplacePairs.name, LaplacePairs

@@ -178,8 +178,8 @@ def largest_bound(policy: Policy, arms: Tensor | None, chosen: Tensor) -> Tensor
         chosen: the upper bound of the arm that it chose, ``(N)``.
     """
     tied = chosen + TIE[chosen.dtype] * (1.0 + chosen.abs())
-    plays_it = isinstance(policy, ExactPolicy) and policy.plays_largest_bound
-    if arms is not None and plays_it and policy.solver == "native":
+    exact = policy if isinstance(policy, ExactPolicy) and policy.solver == "native" else None
+    if arms is not None and exact is not None and exact.plays_largest_bound:
         return tied
     region = policy.confidence_set()
     assert region is not None
