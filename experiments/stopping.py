@@ -58,7 +58,8 @@ class Runs:
             "fixed", family=family, replicates=names, shared_arms=False, theta="random", **settings
         )
         self.x = self.world.arms(0)
-        theta_star: torch.Tensor = self.world.theta_star
+        theta_star = self.world.theta_star
+        assert theta_star is not None
         self.values = (self.x * theta_star[:, None, :]).sum(-1)
         self.policy = policies.make(
             "ofuglb" if rule == "uniform" else rule, family=family, domain=self.world.domain,
