@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -336,3 +337,11 @@ def test_it_is_a_program():
     )
     assert done.returncode == 0
     assert "figure1" in done.stdout
+
+
+def test_python_m_torchglb_is_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["torchglb", "list"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("torchglb", run_name="__main__")
+    assert left.value.code == 0
+    assert "figure1" in capsys.readouterr().out

@@ -61,6 +61,7 @@ ROOMS = (
     "report",
     "analyse",
     "cli",
+    "__main__",
     "warm",
 )
 
