@@ -82,7 +82,7 @@ def test_the_round_in_the_docs_names_what_there_is():
     assert 1 <= len(hops) <= 12
     code = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
     for word in ("_check_arms", "as_tensor", "within_norm", "_height", "of_rows", "decide", "argmax",
-                 "play_round", "CarriedMinimum", "_play_with_passes", "append_at_once", "learn_rows",
+                 "play_round", "CarriedRounds", "CarriedMinimum", "_play_with_passes", "append_at_once", "learn_rows",
                  "reserve", "commit"):  # fmt: skip
         assert word in text
         assert f"def {word}(" in code or f"class {word}" in code, word

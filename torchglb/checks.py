@@ -101,7 +101,10 @@ def _short(value: object) -> str:
 #: what a row of norm 1 may be longer by, in units of the last place of the dtype it was made in
 ROUNDINGS = {torch.float64: 64, torch.float32: 64, torch.float16: 4, torch.bfloat16: 4}
 #: what to do with rows that are too long
-TOO_LONG = "scale them: torchglb.UnitBall() in a network, torchglb.estimators.Scaler for tables"
+TOO_LONG = (
+    "scale them: divide by the largest norm that can come; torchglb.UnitBall() in a network, "
+    "torchglb.estimators.Scaler for tables"
+)
 
 
 def within_norm(rows: Tensor, given: Any, limit: float | None = 1.0) -> Tensor:

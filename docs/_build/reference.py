@@ -49,7 +49,11 @@ def front_page() -> str:
     text = f"# torchglb\n\n{doc}\n\n```python\nimport torchglb as glb\n```\n\n"
     rooms = ", ".join(f"[{room}]({room}.md)" for room in public_rooms())
     text += f"The rooms: {rooms}; and [functions of single modules](modules.md).\n\n"
-    return text + "".join(block(f"torchglb.{name}") for name in sorted(names, key=str.lower))
+    for name in sorted(names, key=str.lower):
+        # what a room holds stands on its own page, and only there
+        alone = {"members": "false"} if (PACKAGE / name).is_dir() else {}
+        text += block(f"torchglb.{name}", **alone)
+    return text
 
 
 def room_page(room: str) -> str:

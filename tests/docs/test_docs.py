@@ -100,6 +100,11 @@ def test_images_and_pages_that_are_linked_exist():
             assert made or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_the_router_is_short_enough_to_read():
+    script = PROJECT / "experiments" / "router.py"
+    assert len(script.read_text(encoding="utf-8").splitlines()) < 150
+
+
 @pytest.mark.slow
 def test_the_site_builds_strictly(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(PROJECT), "TORCHGLB_SMOKE": "1"}

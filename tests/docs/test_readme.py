@@ -1,4 +1,4 @@
-"""Every python block of README.md and of the guide runs, each in a namespace of its own."""
+"""Every python block of README.md and of the site's pages runs, in a namespace of its own."""
 
 import sys
 import types
@@ -9,7 +9,7 @@ from documents import python_blocks
 
 PROJECT = Path(__file__).parents[2]
 README = PROJECT / "README.md"
-PAGES = (README, PROJECT / "docs" / "guide.md")
+PAGES = (README, *sorted((PROJECT / "docs").glob("*.md")))
 
 BLOCKS = [(p, *block) for p in PAGES for block in python_blocks(p.read_text(encoding="utf-8"))]
 
@@ -21,8 +21,9 @@ def run(line: int, code: str, monkeypatch: pytest.MonkeyPatch, page: Path = READ
     exec(compile("\n" * line + code, str(page), "exec"), module.__dict__)
 
 
-def test_both_pages_have_examples():
-    assert {page for page, _, _ in BLOCKS} == set(PAGES)
+def test_pages_that_show_how_have_examples():
+    shown = {page.stem for page, _, _ in BLOCKS}
+    assert shown >= {"README", "start", "guide", "contrasts", "preferences", "stopping"}
 
 
 @pytest.mark.parametrize(
