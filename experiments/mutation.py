@@ -85,7 +85,7 @@ MUTANTS = (
         "radii/gaussian_prior.py",
         "return 0.5 * (each + point.square().sum(-1)[..., None] / prior), scale",
         "return 0.5 * each, scale",
-        "tests/radii/test_posteriors.py",
+        "tests/radii/test_certificates.py",
     ),
     Mutant(
         "a Frank-Wolfe gap without the ball",
@@ -99,21 +99,21 @@ MUTANTS = (
         "ucb/bounds.py",
         "return (x * point).sum(-1) - paid * radius * length(x)",
         "return (x * point).sum(-1) + paid * radius * length(x)",
-        "tests/test_rounding.py tests/ucb/test_native.py",
+        "tests/test_payments.py",
     ),
     Mutant(
         "a cut that does not pay",
         "ucb/bounds.py",
         "return offset + paid, paid",
         "return offset - paid, paid",
-        "tests/test_rounding.py tests/ucb/test_native.py",
+        "tests/test_payments.py",
     ),
     Mutant(
         "e-values that err upwards",
         "inference/tests.py",
         "log_e = lower - evidence - 2.0 * eps * size",
         "log_e = lower - evidence + 2.0 * eps * size",
-        "tests/inference/test_tests.py",
+        "tests/test_payments.py",
     ),
     Mutant(
         "e-values against the wrong evidence",
