@@ -19,6 +19,8 @@ from torchglb.carried.monomials import Monomials
 from torchglb.families.compiled import CompiledFamily
 
 MAX_STEPS = 40
+#: numbers of a prior
+PRIOR = 8
 
 
 class Prior(NamedTuple):
@@ -50,17 +52,8 @@ class Prior(NamedTuple):
 @kernel
 def prior_in(normal: bool, numbers: Floats) -> Prior:
     """From the eight numbers of a problem."""
-    return Prior(
-        normal,
-        numbers[0],
-        numbers[1],
-        numbers[2],
-        numbers[3],
-        numbers[4],
-        numbers[5],
-        numbers[6],
-        int(numbers[7]),
-    )
+    n = numbers
+    return Prior(normal, n[0], n[1], n[2], n[3], n[4], n[5], n[6], int(n[7]))
 
 
 class Rows(NamedTuple):

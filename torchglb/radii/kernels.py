@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, entry, kernel, vectorised
-from torchglb.backend.dense import length
+from torchglb.backend.dense import dot, length
 from torchglb.carried.kernels import chunk_product, features
 from torchglb.families.bernoulli import logistic_variance
 from torchglb.families.bounded import (
@@ -179,6 +179,27 @@ def squared_widths(X: Floats, start: int, count: int, cover: Floats, out: Floats
 
 
 @kernel
+def add_increment(
+    family: CompiledFamily,
+    law: CompiledLaw,
+    x: Floats,
+    point: Floats,
+    cover: Floats,
+    concordance: float,
+    top: float,
+) -> float:
+    """``(E m(z + s U) - m(z))/g`` of one row, ``s^2 = x' W^-1 x``."""
+    d, s2 = x.shape[0], 0.0
+    for i in range(d):
+        part = 0.0
+        for j in range(d):
+            part += cover[i, j] * x[j]
+        s2 += x[i] * part
+    found = row_increment(family, law, dot(x, point), max(s2, 0.0), concordance, top)
+    return found * family.scale
+
+
+@kernel
 def sum_increments(
     family: CompiledFamily,
     law: CompiledLaw,
@@ -270,6 +291,13 @@ def ball_mean(family: CompiledFamily, rule: CompiledRule, a: float, scratch: Flo
 
 
 @kernel
+def undispersed(family: CompiledFamily) -> CompiledFamily:
+    """The same family with g = 1."""
+    code, trials, _, low, high, whole, largest = family
+    return CompiledFamily(code, trials, 1.0, low, high, whole, largest)
+
+
+@kernel
 def add_statistics(
     family: CompiledFamily,
     rule: CompiledRule,
@@ -315,7 +343,7 @@ def add_statistics(
 
 @entry
 def carry_statistics(
-    plain: CompiledFamily,
+    family: CompiledFamily,
     x: Floats,
     r: Floats,
     w: Floats,
@@ -325,9 +353,9 @@ def carry_statistics(
 ) -> None:
     """Adds k rows of every problem, ``x (N, k, d)``, to its statistics ``(N, size)``.
 
-    ``plain`` is the family of dispersion 1, ``rules`` as for :func:`rule_in`.
+    ``rules`` as for :func:`rule_in`.
     """
-    scratch, d = np.zeros(SCRATCH), x.shape[2]
+    scratch, d, plain = np.zeros(SCRATCH), x.shape[2], undispersed(family)
     for b in range(x.shape[0]):
         found, rule = statistics_in(memory[b], d), rule_in(rules[b])
         for s in range(x.shape[1]):

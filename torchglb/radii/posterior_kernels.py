@@ -16,17 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, Ints, entry, kernel
-from torchglb.carried.kernels import (
-    Carried,
-    carried_in,
-    carry_row,
-    workspace,
-)
+from torchglb.carried.kernels import FACTS, Carried, carried_in, carry_row, workspace
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
 from torchglb.radii.candidate_kernels import level_of, posterior_at, screen
 from torchglb.radii.centre_kernels import (
+    PRIOR,
     Algebra,
     Prior,
     Rows,
@@ -37,11 +33,13 @@ from torchglb.radii.centre_kernels import (
     recentre,
 )
 from torchglb.radii.kernels import (
+    add_increment,
     add_statistics,
     law_of,
     rule_in,
     statistics_in,
     sum_increments,
+    undispersed,
 )
 
 #: what a problem wants of the rows
@@ -59,16 +57,21 @@ class Held(NamedTuple):
         cover: ``W^-1``, ``(d, d)``.
         rest: k of its density; its ``KL(P || Q)`` with its increments ``E_P L - L(c)``; which of
             all candidates the last search preferred; the rows at the last look.
+        carried: the loss at the P centres and at that of the posterior.
     """
 
     cover: Floats
     rest: Floats
+    carried: Carried
 
 
 @kernel
-def held_in(memory: Floats, dim: int) -> Held:
-    """From memory ``(d^2 + 4,)``."""
-    return Held(memory[: dim * dim].reshape(dim, dim), memory[dim * dim :])
+def held_in(memory: Floats, dim: int, points: int, count: int) -> Held:
+    """From memory ``(d^2 + 4 + memory_size(d, points, count),)``, in this order."""
+    square = dim * dim
+    rest, carried = memory[square : square + 4], memory[square + 4 :]
+    cover = memory[:square].reshape(dim, dim)
+    return Held(cover, rest, carried_in(carried, dim, points, count))
 
 
 @kernel
@@ -79,11 +82,11 @@ def hold_if_better(
     etas: Floats,
     candidates: Floats,
     at: int,
-    carried: Carried,
     held: Held,
     memory: Algebra,
-) -> bool:
+) -> None:
     """Sums the increments of one of the candidates (a pass) and holds it if its level is lower."""
+    carried = held.carried
     d, last, slot = carried.points.shape[0], etas.shape[0], at // candidates.shape[0]
     candidate = candidates[at % candidates.shape[0]]
     point, before = memory.vectors[2], memory.vectors[3]
@@ -104,11 +107,10 @@ def hold_if_better(
     )
     new = level_of(prior, point, carried.sums[0, slot], cost, carried.facts)
     if not new < level_of(prior, before, carried.sums[0, last], held.rest[1], carried.facts):
-        return False
+        return
     put(carried, last, point, carried.sums[:, slot].copy(), carried.rest[:, slot].copy())
     held.cover[:] = memory.cover
     held.rest[0], held.rest[1], held.rest[2] = candidate[2], cost, at
-    return True
 
 
 # ---- doors -------------------------------------------------------------------------------------
@@ -117,41 +119,34 @@ def hold_if_better(
 @entry
 def carry_posteriors(
     family: CompiledFamily,
-    plain: CompiledFamily,
     x: Floats,
     r: Floats,
     w: Floats,
     normal: bool,
     numbers: Floats,
-    rules: Floats,
     packed: Packed,
     statistics: Floats,
-    carried: Floats,
     held: Floats,
 ) -> None:
     """Adds k rows of every problem, ``x (N, k, d)``, to all that is carried.
 
-    ``plain`` is the family of dispersion 1, ``rules`` as for ``rule_in``.
+    ``numbers`` are those of :func:`prior_in`, and after them those of ``rule_in``.
     """
-    table, d = unpack(packed), packed.dim
-    points = (carried.shape[1] - 3) // (2 + 2 * d + packed.count)
-    scratch, monomial = np.zeros(SCRATCH), np.empty(packed.count)
-    point, column, weight = np.empty(d), np.empty((d, 1)), np.empty(1)
+    table, d, plain = unpack(packed), packed.dim, undispersed(family)
+    points = (held.shape[1] - d * d - 4 - FACTS) // (2 + 2 * d + packed.count)
+    scratch, monomial, point = np.zeros(SCRATCH), np.empty(packed.count), np.empty(d)
     for b in range(x.shape[0]):
-        prior, rule = prior_in(normal, numbers[b]), rule_in(rules[b])
-        sums, found = carried_in(carried[b], d, points, packed.count), held_in(held[b], d)
-        seen = statistics_in(statistics[b], d)
+        prior, rule = prior_in(normal, numbers[b]), rule_in(numbers[b, PRIOR:])
+        found, seen = held_in(held[b], d, points, packed.count), statistics_in(statistics[b], d)
         law = law_of(family, normal, d, found.rest[0], prior.terms)
         for i in range(d):
-            point[i] = sums.points[i, points - 1]
+            point[i] = found.carried.points[i, points - 1]
         for s in range(x.shape[1]):
-            weight[0] = w[b, s]
-            for i in range(d):
-                column[i, 0] = x[b, s, i]
-            add_statistics(plain, rule, prior.S, x[b, s], r[b, s], w[b, s], seen, scratch)
-            carry_row(family, x[b, s], w[b, s], w[b, s] * r[b, s], sums, table, scratch, monomial)
-            found.rest[1] += sum_increments(
-                family, law, column, weight, 1, point, found.cover, prior.concordance, prior.top
+            row, weight, reward = x[b, s], w[b, s], r[b, s]
+            add_statistics(plain, rule, prior.S, row, reward, weight, seen, scratch)
+            carry_row(family, row, weight, weight * reward, found.carried, table, scratch, monomial)
+            found.rest[1] += weight * add_increment(
+                family, law, row, point, found.cover, prior.concordance, prior.top
             )
 
 
@@ -164,41 +159,39 @@ def held_levels(
     kinds: int,
     packed: Packed,
     statistics: Floats,
-    carried: Floats,
     held: Floats,
     loss_hat: Floats,
     out: Floats,
-) -> None:
+) -> bool:
     """The levels of the held posteriors: no row is read, nothing is changed.
 
     Args:
         family: the family.
         normal: whether the prior is Gaussian.
-        numbers: of :func:`prior_in`, ``(N, 8)``.
+        numbers: of :func:`prior_in`, ``(N, 8)`` or more.
         etas: weights of the barrier, ``(P,)``.
         kinds: J.
         packed: the monomials of second order.
         statistics: ``(N, size)``.
-        carried: ``(N, size)``.
-        held: ``(N, d^2 + 4)``.
-        loss_hat: loss at a point of the ball, ``(N,)``; NaN for that of the centre in use.
+        held: of :func:`held_in`, ``(N, size)``.
+        loss_hat: loss at a point of the ball, ``(N,)``, or nothing for that of the centre in use.
         out: for each problem the level, that of the mean loss, and what is wanted of the rows.
+
+    Returns:
+        Whether anything is wanted of the rows.
     """
-    d, slots, count = packed.dim, etas.shape[0], packed.count
+    d, slots, any_wanted = packed.dim, etas.shape[0], False
     memory, point = algebra(d), np.empty(d)
     for b in range(held.shape[0]):
-        prior = prior_in(normal, numbers[b])
-        sums, found = carried_in(carried[b], d, slots + 1, count), held_in(held[b], d)
-        for i in range(d):
-            point[i] = sums.points[i, slots]
-        level = level_of(prior, point, sums.sums[0, slots], found.rest[1], sums.facts)
+        prior, found = prior_in(normal, numbers[b]), held_in(held[b], d, slots + 1, packed.count)
+        sums = found.carried
+        level = held_level(prior, found, point)
         slot = int(found.rest[2]) // kinds
         for i in range(d):
             point[i] = sums.points[i, slot]
-        loss, mean = loss_hat[b], math.inf
-        if loss != loss:
-            loss = sums.sums[0, slot]
+        mean = math.inf
         if not normal:
+            loss = loss_hat[b] if loss_hat.shape[0] > 0 else sums.sums[0, slot]
             slope = statistics_in(statistics[b], d).rest[0] * family.scale - loss
             infimum = slope if slope <= d else d * math.log(slope / d) + d
             mean = level_of(prior, point, loss, infimum, sums.facts)
@@ -208,7 +201,18 @@ def held_levels(
         wanted = REFRESH if behind > allowed else NOTHING
         if rows >= GROWTH * found.rest[3] and rows > found.rest[3]:
             wanted = LOOK
+        any_wanted = any_wanted or wanted != NOTHING
         out[b, 0], out[b, 1], out[b, 2] = level, mean, wanted
+    return any_wanted
+
+
+@kernel
+def held_level(prior: Prior, held: Held, point: Floats) -> float:
+    """The level of the held posterior; its centre goes into ``point``."""
+    sums, last = held.carried, held.carried.points.shape[1] - 1
+    for i in range(point.shape[0]):
+        point[i] = sums.points[i, last]
+    return level_of(prior, point, sums.sums[0, last], held.rest[1], sums.facts)
 
 
 @entry
@@ -220,7 +224,6 @@ def search_posteriors(
     etas: Floats,
     candidates: Floats,
     packed: Packed,
-    carried: Floats,
     held: Floats,
     offers: Floats,
     where: Ints,
@@ -232,12 +235,11 @@ def search_posteriors(
         family: the family.
         rows: features, weights and weighted rewards of these problems, ``(M, d + 2, n)``.
         normal: whether the prior is Gaussian.
-        numbers: of :func:`prior_in`, ``(N, 8)``.
+        numbers: of :func:`prior_in`, ``(N, 8)`` or more.
         etas: weights of the barrier, ``(P,)``.
         candidates: ``(J, 4)``, of :func:`posterior_at`.
         packed: the monomials of second order.
-        carried: ``(N, size)``; changed.
-        held: ``(N, d^2 + 4)``; changed.
+        held: of :func:`held_in`, ``(N, size)``; changed.
         offers: of :func:`recentre`, ``(N, 0)``, ``(N, d)`` or ``(N, d + count)``.
         where: the problems, ``(M,)``.
         out: of :func:`held_levels`; the level is changed, and passes go in place of wishes.
@@ -246,31 +248,25 @@ def search_posteriors(
     memory, work, point = algebra(d), workspace(d, packed.count), np.empty(d)
     for m in range(where.shape[0]):
         b, passes = where[m], 0
-        prior = prior_in(normal, numbers[b])
-        sums, found = carried_in(carried[b], d, slots + 1, packed.count), held_in(held[b], d)
-        data = Rows(rows[m, :d], rows[m, d], rows[m, d + 1])
-        full = out[b, 2] == LOOK
-        slot = int(found.rest[2]) // candidates.shape[0]
+        prior, found = prior_in(normal, numbers[b]), held_in(held[b], d, slots + 1, packed.count)
+        sums, data = found.carried, Rows(rows[m, :d], rows[m, d], rows[m, d + 1])
+        bold = safe = int(found.rest[2])
+        slot, full = bold // candidates.shape[0], out[b, 2] == LOOK
         for a in range(0 if full else slot, slots if full else slot + 1):
             passes += recentre(
                 family, data, prior, etas[a], sums, a, offers[b], table, work, memory
             )
-        bold = safe = int(found.rest[2])
         if full:
             found.rest[3] = sums.facts[2]
             screened = screen(family, prior, etas, candidates, sums, memory)
-            promising = screened.hoped < min(out[b, 0], out[b, 1]) - prior.tolerance
-            bold, safe = screened.bold, (screened.safe if promising else -1)
-            bold = bold if promising else -1
-            if promising:
+            bold = safe = -1
+            if screened.hoped < min(out[b, 0], out[b, 1]) - prior.tolerance:
+                bold, safe = screened.bold, screened.safe
                 found.rest[2] = bold  # which centre is to be watched
         if bold >= 0:
-            hold_if_better(family, data, prior, etas, candidates, bold, sums, found, memory)
+            hold_if_better(family, data, prior, etas, candidates, bold, found, memory)
             passes += 1
         if safe >= 0 and safe != bold:
-            hold_if_better(family, data, prior, etas, candidates, safe, sums, found, memory)
+            hold_if_better(family, data, prior, etas, candidates, safe, found, memory)
             passes += 1
-        for i in range(d):
-            point[i] = sums.points[i, slots]
-        out[b, 0] = level_of(prior, point, sums.sums[0, slots], found.rest[1], sums.facts)
-        out[b, 2] = passes
+        out[b, 0], out[b, 2] = held_level(prior, found, point), passes

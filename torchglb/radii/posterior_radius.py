@@ -45,7 +45,6 @@ from torchglb.rounding import round_up
 
 PASSES = ("auto", "rows", "aggregated")
 EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its loss
-HELD = ("statistics", "carried", "posterior")  # the parts of a state that holds a posterior
 NEAR = 1e-6  # a held level that is lower by this need not be compared with the fallback
 
 
@@ -66,18 +65,15 @@ class Prepared(NamedTuple):
 
     Attributes:
         family: as compiled code knows it.
-        plain: the same of dispersion 1.
-        rules: of :meth:`torchglb.radii.Problem.compiled_rules`.
         normal: whether the prior is Gaussian.
-        numbers: of :func:`torchglb.radii.centre_kernels.prior_in`, ``(N, 8)``.
+        numbers: of :func:`torchglb.radii.centre_kernels.prior_in`, and after them those of
+            :meth:`torchglb.radii.Problem.compiled_rules`, ``(N, size)``.
         etas: weights of the barrier, ``(P,)``.
         candidates: ``(J, 4)``, of :func:`torchglb.radii.candidate_kernels.posterior_at`.
         table: the monomials of second order.
     """
 
     family: CompiledFamily
-    plain: CompiledFamily
-    rules: Floats
     normal: bool
     numbers: Floats
     etas: Floats
@@ -88,9 +84,9 @@ class Prepared(NamedTuple):
 class PosteriorRadius(StatisticsRadius):
     """A radius that rests on the best of many posteriors around P centres of each problem.
 
-    The state beside the statistics: ``carried``, the loss at the centres and at the centre of the
-    held posterior, as :class:`torchglb.carried.CarriedLoss` keeps it, and ``posterior``, that
-    posterior; or, where nothing is held, ``centres``, from which the next search begins.
+    The state beside the statistics: ``held``, the posterior with the loss at the centres and at its
+    own (:func:`torchglb.radii.posterior_kernels.held_in`); or, where nothing is held, ``centres``,
+    from which the next search begins.
     """
 
     increments: str
@@ -144,48 +140,40 @@ class PosteriorRadius(StatisticsRadius):
         state, d, P = super().init(problem), problem.dim, len(self.centre_weights(problem))
         if self.increments != "auto" or problem.compiled is None:
             return state | {"centres": problem.zeros(P, d)}
-        count = monomials(d, 2).count
-        posterior = problem.zeros(d * d + 4)
-        posterior[..., : d * d : d + 1] = self.prior_variance(problem)[..., None]  # the prior
-        return state | {
-            "carried": problem.zeros(memory_size(d, P + 1, count)),
-            "posterior": posterior,
-        }
+        held = problem.zeros(d * d + 4 + memory_size(d, P + 1, monomials(d, 2).count))
+        held[..., : d * d : d + 1] = self.prior_variance(problem)[..., None]  # the prior
+        return state | {"held": held}
 
     def update(  # noqa: D102
         self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
     ) -> State:
-        if "carried" not in state:
+        if "held" not in state:
             return super().update(problem, state, x, r, w)
         given = (x, r) if w is None else (x, r, w)
         recorded = is_recorded(state["statistics"], *given)
-        new = _copied(state, HELD)
-        if is_transformed(*given):
-            new["carried"].fill_(torch.nan)  # values that nobody shows cannot be carried
-        else:
-            rows = row_arrays(*(map(constant, given) if recorded else given))
-            ready = self._prepared(problem)
-            carry_posteriors(
-                ready.family,
-                ready.plain,
-                *rows,
-                ready.normal,
-                ready.numbers,
-                ready.rules,
-                ready.table,
-                *_arrays(new),
-            )
+        if is_transformed(*given):  # values that nobody shows cannot be carried
+            held = torch.full_like(state["held"], torch.nan)
+            return super().update(problem, state, x, r, w) | {"held": held}
+        ready = self._prepared(problem)
+        sums, held = (array.copy() for array in _arrays(state, len(ready.numbers)))
+        rows = row_arrays(*(map(constant, given) if recorded else given))
+        family, normal, numbers = ready.family, ready.normal, ready.numbers
+        carry_posteriors(family, *rows, normal, numbers, ready.table, sums, held)
+        new = {
+            "statistics": _tensor(sums, state["statistics"]),
+            "held": _tensor(held, state["held"]),
+        }
         if recorded:
             new |= super().update(problem, {"statistics": state["statistics"]}, x, r, w)
-        return state | new
+        return new
 
     def level(  # noqa: D102
         self, problem: Problem, state: State, likelihood: Callable[[], NegativeLogLikelihood]
     ) -> tuple[Tensor, State] | None:
-        if not _is_held(state) or wants_gradient(state["statistics"]):
+        if wants_gradient(state["statistics"]) or not _is_held(state):
             return None
-        out, new, _ = self._search(problem, state, likelihood, None, NOTHING_OFFERED)
-        best = torch.from_numpy(np.fmin(out[:, 0], out[:, 1])).reshape(problem.batch_shape)
+        out, new, _ = self._search(problem, state, likelihood, NO_NUMBERS, NOTHING_OFFERED)
+        best = torch.from_numpy(np.fmin(out[:, 0], out[:, 1])).view(problem.batch_shape)
         return best if problem.dtype == torch.float64 else round_up(best, problem.dtype), new
 
     def evaluate(  # noqa: D102
@@ -210,7 +198,8 @@ class PosteriorRadius(StatisticsRadius):
         smooth = wants_gradient(*likelihood.tensors(), loss, state["statistics"])
         if not smooth and _is_held(state) and compiled_family(likelihood) is not None:
             offers = _offered(problem, estimate)
-            level, new, passes = self._search(problem, state, lambda: likelihood, loss, offers)
+            at = loss.detach().reshape(-1).numpy()
+            level, new, passes = self._search(problem, state, lambda: likelihood, at, offers)
             best = torch.from_numpy(level[:, 0].copy()).reshape(problem.batch_shape)
             points = self.centres(problem, new).reshape(len(level), -1, problem.dim)
             compare = not (level[:, 0] < level[:, 1] - NEAR).all()
@@ -232,15 +221,17 @@ class PosteriorRadius(StatisticsRadius):
         if "centres" in state:
             return state["centres"]
         d, P = problem.dim, len(self.centre_weights(problem))
-        points = state["carried"][..., : d * (P + 1)].reshape(*problem.batch_shape, d, P + 1)
+        points = state["held"][..., d * d + 4 :][..., : d * (P + 1)]
+        points = points.reshape(*problem.batch_shape, d, P + 1)
         return torch.nan_to_num(points[..., :P].mT, nan=0.0)
 
     # ---- held ----------------------------------------------------------------------------
 
     def _prepared(self, problem: Problem) -> Prepared:
-        if self not in problem.prepared:
-            S = problem.S.reshape(-1)
-            terms = problem.per_radius(lambda radius: float(series_terms(radius)))
+        ready = problem.prepared.get(self)
+        if ready is None:
+            S, family = problem.S.reshape(-1), problem.compiled
+            assert family is not None
             columns = (
                 S,
                 self.prior_variance(problem),
@@ -248,60 +239,44 @@ class PosteriorRadius(StatisticsRadius):
                 *self.curvature_bounds(problem),
                 torch.full_like(S, problem.log_failure),
                 torch.full_like(S, self.tolerance),
-                terms,
+                problem.per_radius(lambda radius: float(series_terms(radius))),
             )
-            family = problem.compiled
-            assert family is not None
-            problem.prepared[self] = Prepared(
+            prior = torch.stack([t.reshape(-1) for t in columns], dim=-1).numpy()
+            ready = problem.prepared[self] = Prepared(
                 family,
-                family._replace(scale=1.0),
-                problem.compiled_rules(),
                 not self.confined,
-                torch.stack([t.reshape(-1) for t in columns], dim=-1).numpy(),
+                np.concatenate([prior, problem.compiled_rules()], axis=-1),
                 np.asarray(self.centre_weights(problem)),
                 np.ascontiguousarray(self.candidates(problem).numpy()),
                 monomials(problem.dim, 2),
             )
-        return problem.prepared[self]
+        return ready
 
     def _search(
         self,
         problem: Problem,
         state: State,
         likelihood: Callable[[], NegativeLogLikelihood],
-        loss: Tensor | None,
+        loss_hat: Floats,
         offers: Floats,
     ) -> tuple[Floats, State, float]:
         """``(N, 3)``: the levels and those of the mean loss; the new state; the passes."""
-        ready = self._prepared(problem)
-        N = len(ready.numbers)
+        family, normal, numbers, etas, candidates, table = self._prepared(problem)
+        N, kinds = len(numbers), len(candidates)
         out = np.empty((N, 3))
-        # without an estimate, the loss at the centre takes its place
-        known = np.full(N, np.nan) if loss is None else loss.detach().reshape(N).numpy()
-        family, normal, numbers, etas = ready.family, ready.normal, ready.numbers, ready.etas
-        kinds = len(ready.candidates)
-        held_levels(family, normal, numbers, etas, kinds, ready.table, *_arrays(state), known, out)
-        where = out[:, 2].nonzero()[0]
-        if not len(where):
+        sums, held = _arrays(state, N)
+        known = (family, normal, numbers, etas)
+        if not held_levels(*known, kinds, table, sums, held, loss_hat, out):
             return out, state, 0.0
+        where, held = out[:, 2].nonzero()[0], held.copy()
         part = select(flatten_batch(likelihood()), torch.from_numpy(where))
         copies = [block.rows for block in blocks(part, family, 1.0, None)]
         rows = copies[0] if len(copies) == 1 else np.concatenate(copies)
-        new = state | _copied(state, HELD[1:])
+        offered = np.broadcast_to(offers, (N, offers.shape[-1]))
         search_posteriors(
-            family,
-            rows,
-            normal,
-            numbers,
-            etas,
-            ready.candidates,
-            ready.table,
-            *_arrays(new)[1:],
-            np.broadcast_to(offers, (N, offers.shape[-1])),
-            where,
-            out,
+            family, rows, normal, numbers, etas, candidates, table, held, offered, where, out
         )
-        return out, new, float(out[:, 2].sum()) / N
+        return out, state | {"held": _tensor(held, state["held"])}, float(out[:, 2].sum()) / N
 
     # ---- found anew ----------------------------------------------------------------------
 
@@ -328,6 +303,7 @@ class PosteriorRadius(StatisticsRadius):
 
 #: of no point, the sums that :func:`search_posteriors` is offered
 NOTHING_OFFERED = np.empty((1, 0))
+NO_NUMBERS = np.empty(0)
 
 
 def _offered(problem: Problem, estimate: Estimate) -> Floats:
@@ -349,17 +325,14 @@ def _offered(problem: Problem, estimate: Estimate) -> Floats:
 
 def _is_held(state: State) -> bool:
     """Whether the state holds a posterior, with sums that are known."""
-    return "carried" in state and not math.isnan(state["carried"].view(-1)[-1])
+    return "held" in state and not math.isnan(state["held"].numpy().flat[-1])
 
 
-def _arrays(state: State) -> tuple[Floats, Floats, Floats]:
+def _arrays(state: State, problems: int) -> tuple[Floats, Floats]:
     """The memory of N problems, as compiled code reads it."""
-    parts = (state[name].detach() for name in HELD)
-    sums, carried, held = (part.reshape(-1, part.shape[-1]).numpy() for part in parts)
-    return sums, carried, held
+    statistics, held = state["statistics"].detach().numpy(), state["held"].numpy()
+    return statistics.reshape(problems, -1), held.reshape(problems, -1)
 
 
-def _copied(state: State, names: tuple[str, ...]) -> State:
-    """Copies to write into, problem after problem in memory."""
-    layout = torch.contiguous_format
-    return {name: state[name].detach().clone(memory_format=layout) for name in names}
+def _tensor(array: Floats, like: Tensor) -> Tensor:
+    return torch.from_numpy(array).view(like.shape)

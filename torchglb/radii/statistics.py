@@ -82,9 +82,8 @@ def carried_statistics(
         return update_statistics(problem, old, x, r, w).packed()
     new = packed.clone(memory_format=torch.contiguous_format)
     memory = new.reshape(problem.S.numel(), -1).numpy()
-    plain = problem.compiled._replace(scale=1.0)
     S = problem.S.reshape(-1).numpy()
-    carry_statistics(plain, *row_arrays(x, r, w), S, problem.compiled_rules(), memory)
+    carry_statistics(problem.compiled, *row_arrays(x, r, w), S, problem.compiled_rules(), memory)
     return new
 
 
