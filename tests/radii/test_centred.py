@@ -13,9 +13,8 @@ import torchglb as glb
 from torchglb import radii
 from torchglb.errors import InputError
 from torchglb.estimate import Estimate
-from torchglb.radii.centred import average_priors
-from torchglb.radii.centred_radius import PRICES
-from torchglb.radii.curvature import curved_region
+from torchglb.radii.posterior.centred import PRICES, average_priors
+from torchglb.radii.posterior.curvature import curved_region
 
 DELTA = 0.05
 FAMILIES = {

@@ -5,7 +5,7 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from torchglb import radii
-from torchglb.radii.gaussian_prior import gaussian_divergence
+from torchglb.radii.posterior.gaussian import gaussian_divergence
 
 F64 = torch.float64
 

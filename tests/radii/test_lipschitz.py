@@ -11,7 +11,7 @@ from scipy import optimize
 from torchglb import Ball, Bernoulli, Gaussian, InputError, NegativeLogLikelihood, Poisson, radii
 from torchglb.families import CustomFamily, QuasiBounded
 from torchglb.mle import minimize_likelihood
-from torchglb.radii.theorem32 import _contraction
+from torchglb.radii.theorems.theorem32 import _contraction
 
 
 @pytest.fixture(autouse=True)

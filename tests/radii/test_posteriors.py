@@ -21,8 +21,8 @@ from torchglb import (
 from torchglb.estimate import Estimate
 from torchglb.families import CustomFamily, QuasiBounded
 from torchglb.radii.ball_mean import ball_rule
-from torchglb.radii.increments import growth, increment
-from torchglb.radii.laws import BallLaw, NormalLaw, series_terms
+from torchglb.radii.posterior.increments import growth, increment
+from torchglb.radii.posterior.laws import BallLaw, NormalLaw, series_terms
 
 LOG_PARTITION = {
     "Bernoulli": lambda z: np.logaddexp(0, z),

@@ -24,7 +24,7 @@ from torchglb.families import CustomFamily, QuasiBounded
 from torchglb.history import History
 from torchglb.mle import minimize_likelihood
 from torchglb.plotting import radii_plot
-from torchglb.radii.laws import BallLaw, series_terms
+from torchglb.radii.posterior.laws import BallLaw, series_terms
 
 ALL = {
     "lipschitz-table1": radii.Lipschitz(),

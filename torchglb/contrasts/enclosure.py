@@ -11,7 +11,7 @@ from torch import Tensor
 from torchglb.contrasts.rows import least_curvature
 from torchglb.families import Binomial, Gaussian, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.gaussian_prior import normal_row_increments
+from torchglb.radii.posterior.gaussian import normal_row_increments
 
 #: scales of the centred prior
 SCALES = 8

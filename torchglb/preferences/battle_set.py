@@ -2,7 +2,7 @@
 
 Two martingales, mixed half and half, so that both statements hold together at delta:
 
-- a uniform prior on the ball: ``L(theta) <= B_0`` (:mod:`torchglb.radii.pac_bayes`);
+- a uniform prior on the ball: ``L(theta) <= B_0`` (:mod:`torchglb.radii.posterior.uniform`);
 - normal priors ``N(theta, I/lam_k)`` centred at the parameter that is tested, lam_k fixed
   beforehand: ``L(theta) - (lam_k/2)|theta - c|^2 <= B_k`` for every k and every c. There is no
   log n per dimension in it. It is convex where the Hessian is at least lam_k I, which
@@ -31,9 +31,9 @@ from torchglb.families import Bernoulli
 from torchglb.linalg import cut_ball
 from torchglb.preferences.bradley_terry import EPS, BattleLoss, ScorePoint, fit_scores
 from torchglb.radii import Problem
-from torchglb.radii.increments import increment
-from torchglb.radii.laws import NormalLaw
-from torchglb.radii.pac_bayes import Candidates, ball_law, ellipsoid_at
+from torchglb.radii.posterior.increments import increment
+from torchglb.radii.posterior.laws import NormalLaw
+from torchglb.radii.posterior.uniform import Candidates, ball_law, ellipsoid_at
 
 #: posteriors of the uniform prior that are tried: kappa, rho^2/(d + 2 + 2k), shape k
 KAPPA, SPREAD, SHAPES = (0.5, 0.75, 0.9), (1.0, 2.0), (0.0, 2.0, 8.0, 32.0)

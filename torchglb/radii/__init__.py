@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from torchglb.checks import check_choice
 from torchglb.families import GLMFamily
-from torchglb.radii.base import Evaluation, Radius, Refinement, State, require_weights
+from torchglb.radii.base import (
+    Evaluation,
+    LipschitzRadius,
+    Radius,
+    Refinement,
+    State,
+    require_weights,
+)
 from torchglb.radii.boundary import radius_refuted
-from torchglb.radii.centred import centred_level
-from torchglb.radii.centred_radius import Centred
-from torchglb.radii.covering import covering
-from torchglb.radii.gaussian_prior import gaussian_prior_level, holds_on_line
-from torchglb.radii.lipschitz import (
+from torchglb.radii.posterior.centred import Centred, centred_level
+from torchglb.radii.posterior.gaussian import GaussianPrior, gaussian_prior_level, holds_on_line
+from torchglb.radii.posterior.mixture import Mixture, mixture_level
+from torchglb.radii.posterior.uniform import PACBayes, pac_bayes_level
+from torchglb.radii.problem import Problem, self_concordance_of
+from torchglb.radii.statistics import RowStatistics, empty_statistics, update_statistics
+from torchglb.radii.theorems.covering import Covering, covering
+from torchglb.radii.theorems.lipschitz import (
     LipschitzBound,
     data_lipschitz,
     gaussian_lipschitz,
@@ -24,15 +34,9 @@ from torchglb.radii.lipschitz import (
     table1_poisson,
     table1_subgaussian,
 )
-from torchglb.radii.mean_loss import mean_loss_radius
-from torchglb.radii.mixture import mixture_level
-from torchglb.radii.pac_bayes import pac_bayes_level
-from torchglb.radii.posterior_radii import GaussianPrior, Mixture, PACBayes
-from torchglb.radii.problem import Problem, self_concordance_of
-from torchglb.radii.simple_radii import Covering, Lipschitz, MeanLoss
-from torchglb.radii.statistics import RowStatistics, empty_statistics, update_statistics
-from torchglb.radii.theorem31 import LipschitzRadius, shrinkage_infimum, theorem31
-from torchglb.radii.theorem32 import (
+from torchglb.radii.theorems.mean_loss import MeanLoss, mean_loss_radius
+from torchglb.radii.theorems.theorem31 import Lipschitz, shrinkage_infimum, theorem31
+from torchglb.radii.theorems.theorem32 import (
     regularization_for,
     theorem32,
     theorem32_fixed_point,

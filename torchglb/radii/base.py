@@ -149,6 +149,42 @@ class StatisticsRadius(Radius):
         return state | {"statistics": sums}
 
 
+class LipschitzRadius(NamedTuple):
+    """A radius that rests on a Lipschitz constant, and how delta was divided between the two.
+
+    Attributes:
+        radius: beta^2, ``(*B)``.
+        delta_likelihood: spent on the likelihood ratio.
+        delta_lipschitz: spent on the constant; 0 if that is deterministic.
+    """
+
+    radius: Tensor
+    delta_likelihood: float
+    delta_lipschitz: float
+
+
+class SimpleRadius(StatisticsRadius):
+    """A radius that needs the running sums and the loss at theta_hat, and no pass of its own."""
+
+    @abstractmethod
+    def squared(self, problem: Problem, statistics: RowStatistics, loss: Tensor) -> LipschitzRadius:
+        """beta^2, for ``L(theta_hat)``, and how delta was divided."""
+
+    def evaluate(  # noqa: D102
+        self,
+        problem: Problem,
+        state: State,
+        likelihood: NegativeLogLikelihood,
+        estimate: Estimate,
+    ) -> Evaluation:
+        check_likelihood(likelihood)
+        loss, statistics = estimate.loss.double(), statistics_of(problem, state)
+        found = self.squared(problem, statistics, loss)
+        level = loss + found.radius + rounding_at(problem, statistics, estimate.theta, loss)
+        deltas = (found.delta_likelihood, found.delta_lipschitz)
+        return conclude(level, loss, problem.dtype, deltas, 0.0, state)
+
+
 def statistics_of(problem: Problem, state: State) -> RowStatistics:
     """The running sums in a state."""
     return RowStatistics.of(state["statistics"], problem.dim)
@@ -206,3 +242,10 @@ def conclude(
     if dtype != torch.float64:
         level, radius = (round_up(value, dtype) for value in (level, radius))
     return Evaluation(level, radius, *deltas, passes, state)
+
+
+def rounding_at(problem: Problem, statistics: RowStatistics, theta: Tensor, loss: Tensor) -> Tensor:
+    """What rounding may have taken from a loss at theta, ``(*B)``."""
+    norm = torch.linalg.vector_norm(theta.detach(), dim=-1)  # which need not have a derivative
+    rewards = statistics.reward_length / problem.family.dispersion
+    return rounding(problem.dtype, loss, rewards, norm, statistics.number)

@@ -26,7 +26,7 @@ from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import frank_wolfe_gap
-from torchglb.radii.theorem31 import shrinkage_infimum
+from torchglb.radii.theorems.theorem31 import shrinkage_infimum
 
 #: an estimate this close to the sphere is on it
 NEAR = 1e-6

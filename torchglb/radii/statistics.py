@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchglb.backend import Floats
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
-from torchglb.radii.kernels import carry_statistics
 from torchglb.radii.problem import Problem
+from torchglb.radii.statistics_kernels import carry_statistics
 from torchglb.recording import is_recorded
 
 

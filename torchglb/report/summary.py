@@ -14,7 +14,7 @@ from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.radii import Problem, empty_statistics, theorem31
-from torchglb.radii.simple_radii import lipschitz_constant
+from torchglb.radii.theorems.theorem31 import lipschitz_constant
 from torchglb.report.statistics import MeanError, Paired, binomial_interval, estimate, paired
 from torchglb.simulate import Record
 from torchglb.simulate.config import make_family

@@ -18,7 +18,7 @@ from torchglb.inference.tests import TestResult, likelihood_ratio_test
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.radii import radius_refuted, self_concordance_of, theorem32_fixed_point
-from torchglb.radii.theorem32 import regularization_for
+from torchglb.radii.theorems.theorem32 import regularization_for
 from torchglb.recording import is_transformed
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.sets.ellipsoid import EllipsoidSet, frame_of, sphere_distance

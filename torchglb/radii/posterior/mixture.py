@@ -14,6 +14,7 @@ the loss, certified by convexity alone (no derivative, no error constant):
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -22,9 +23,26 @@ from torch import Tensor
 
 from torchglb.checks import refuse
 from torchglb.domain import Ball
+from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import check_likelihood, reward_length, rounding
-from torchglb.radii.centre import Anchor, Barrier, distance_to_sphere, expand_at
+from torchglb.radii.base import (
+    Evaluation,
+    Radius,
+    State,
+    check_likelihood,
+    conclude,
+    reward_length,
+    rounding,
+    statistics_of,
+)
+from torchglb.radii.posterior.centre import (
+    Anchor,
+    Barrier,
+    distance_to_sphere,
+    expand_at,
+    flatten_batch,
+)
+from torchglb.radii.posterior.uniform import PACBayes
 from torchglb.radii.problem import Problem
 
 MAX_DIM = 3
@@ -208,3 +226,47 @@ def _exponential_moments(slope: Tensor, dim: int) -> list[Tensor]:
             series = series + term / (k + 1 + j)
         moments.append(torch.where(small, series, closed[k]))
     return moments
+
+
+#: the radius that a mixture begins with
+INNER = PACBayes()
+
+
+@dataclass(frozen=True)
+class Mixture(Radius):
+    """The exact mixture, d <= 3: the floor for the uniform prior; never above :class:`PACBayes`.
+
+    The cubature of :func:`torchglb.radii.mixture_level` around the centre of ``inner``. Thousands
+    of evaluations of the loss: a yardstick, not a radius for every round.
+
+    Args:
+        inner: the radius that gives the centre and the upper end.
+    """
+
+    inner: PACBayes = INNER
+
+    def init(self, problem: Problem) -> State:  # noqa: D102
+        check_mixture_dim(problem.dim)
+        return self.inner.init(problem)
+
+    def update(  # noqa: D102
+        self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
+    ) -> State:
+        return self.inner.update(problem, state, x, r, w)
+
+    def evaluate(  # noqa: D102
+        self,
+        problem: Problem,
+        state: State,
+        likelihood: NegativeLogLikelihood,
+        estimate: Estimate,
+    ) -> Evaluation:
+        loss = estimate.loss.double()
+        inner, points = self.inner.evaluate_around(problem, state, likelihood, estimate)
+        flat, rows = problem.flat, flatten_batch(likelihood)
+        anchor = expand_at(rows, points[:, :1])
+        rewards = statistics_of(problem, state).reward_length / problem.family.dispersion
+        exact = cubature_level(flat, rows, anchor, rewards.reshape(-1)).reshape(loss.shape)
+        level = torch.fmin(exact, inner.level.double())
+        deltas = (problem.delta, 0.0)
+        return conclude(level, loss, problem.dtype, deltas, inner.passes + 1.0, inner.state)

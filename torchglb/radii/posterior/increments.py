@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.laws import BallLaw, Law, NormalLaw
+from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw
 
 #: numbers of which copies are made without a second thought
 LARGE = 1 << 20

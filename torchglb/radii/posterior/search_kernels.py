@@ -20,8 +20,8 @@ from torchglb.carried.kernels import FACTS, Carried, carried_in, carry_row, work
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
-from torchglb.radii.candidate_kernels import level_of, posterior_at, screen
-from torchglb.radii.centre_kernels import (
+from torchglb.radii.posterior.candidate_kernels import level_of, posterior_at, screen
+from torchglb.radii.posterior.centre_kernels import (
     PRIOR,
     Algebra,
     Prior,
@@ -32,15 +32,8 @@ from torchglb.radii.centre_kernels import (
     put,
     recentre,
 )
-from torchglb.radii.kernels import (
-    add_increment,
-    add_statistics,
-    law_of,
-    rule_in,
-    statistics_in,
-    sum_increments,
-    undispersed,
-)
+from torchglb.radii.posterior.increment_kernels import add_increment, law_of, sum_increments
+from torchglb.radii.statistics_kernels import add_statistics, rule_in, statistics_in, undispersed
 
 #: what a problem wants of the rows
 NOTHING, REFRESH, LOOK = 0, 1, 2

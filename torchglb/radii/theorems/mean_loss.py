@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from torchglb.checks import check_probability
-from torchglb.radii.theorem31 import shrinkage_infimum
+from torchglb.radii.base import LipschitzRadius, SimpleRadius
+from torchglb.radii.problem import Problem
+from torchglb.radii.statistics import RowStatistics
+from torchglb.radii.theorems.theorem31 import shrinkage_infimum
 
 
 def mean_loss_radius(ball_loss: Tensor, loss_hat: Tensor, dim: int, delta: float) -> Tensor:
@@ -33,3 +37,18 @@ def mean_loss_radius(ball_loss: Tensor, loss_hat: Tensor, dim: int, delta: float
     """
     check_probability("delta", delta)
     return shrinkage_infimum(ball_loss - loss_hat, dim) - math.log(delta)
+
+
+@dataclass(frozen=True)
+class MeanLoss(SimpleRadius):
+    """Theorem 3.1 with the mean loss in place of a Lipschitz constant; O(1) to evaluate, no pass.
+
+    Never larger than :class:`Lipschitz` with either constant.
+    """
+
+    def squared(  # noqa: D102
+        self, problem: Problem, statistics: RowStatistics, loss: Tensor
+    ) -> LipschitzRadius:
+        ball_loss = statistics.ball_loss / problem.family.dispersion
+        radius = mean_loss_radius(ball_loss, loss, problem.dim, problem.delta)
+        return LipschitzRadius(radius, problem.delta, 0.0)

@@ -2,8 +2,8 @@
 
 On a CPU, for families with compiled derivatives, a posterior is held: its loss and increments are
 brought up to date with every row, and the rows are searched for a better one only where that
-promises something (:mod:`torchglb.radii.posterior_kernels`). Elsewhere (devices, custom families,
-rows in several processes) every evaluation finds the centres and the best posterior anew, in torch.
+promises something (:mod:`.search_kernels`). Elsewhere (devices, custom families, rows in several
+processes) every evaluation finds the centres and the best posterior anew, in torch.
 
 Rows that require grad make the level a smooth function of them: the centres are then exact
 minimisers, and the best posterior around them is differentiated with its centre.
@@ -35,9 +35,16 @@ from torchglb.radii.base import (
     conclude,
     statistics_of,
 )
-from torchglb.radii.centre import Anchor, Penalty, flatten_batch, minimisers, recentre, select
-from torchglb.radii.laws import series_terms
-from torchglb.radii.posterior_kernels import carry_posteriors, held_levels, search_posteriors
+from torchglb.radii.posterior.centre import (
+    Anchor,
+    Penalty,
+    flatten_batch,
+    minimisers,
+    recentre,
+    select,
+)
+from torchglb.radii.posterior.laws import series_terms
+from torchglb.radii.posterior.search_kernels import carry_posteriors, held_levels, search_posteriors
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, row_arrays
 from torchglb.recording import constant, is_recorded, is_transformed, wants_gradient
@@ -66,10 +73,10 @@ class Prepared(NamedTuple):
     Attributes:
         family: as compiled code knows it.
         normal: whether the prior is Gaussian.
-        numbers: of :func:`torchglb.radii.centre_kernels.prior_in`, and after them those of
+        numbers: of :func:`.centre_kernels.prior_in`, and after them those of
             :meth:`torchglb.radii.Problem.compiled_rules`, ``(N, size)``.
         etas: weights of the barrier, ``(P,)``.
-        candidates: ``(J, 4)``, of :func:`torchglb.radii.candidate_kernels.posterior_at`.
+        candidates: ``(J, 4)``, of :func:`torchglb.radii.posterior.candidate_kernels.posterior_at`.
         table: the monomials of second order.
     """
 
@@ -85,8 +92,7 @@ class PosteriorRadius(StatisticsRadius):
     """A radius that rests on the best of many posteriors around P centres of each problem.
 
     The state beside the statistics: ``held``, the posterior with the loss at the centres and at its
-    own (:func:`torchglb.radii.posterior_kernels.held_in`); or, where nothing is held, ``centres``,
-    from which the next search begins.
+    own (:func:`.search_kernels.held_in`); or, where nothing is held, ``centres``, from which the next search begins.
     """
 
     increments: str
@@ -159,13 +165,10 @@ class PosteriorRadius(StatisticsRadius):
         rows = row_arrays(*(map(constant, given) if recorded else given))
         family, normal, numbers = ready.family, ready.normal, ready.numbers
         carry_posteriors(family, *rows, normal, numbers, ready.table, sums, held)
-        new = {
-            "statistics": _tensor(sums, state["statistics"]),
-            "held": _tensor(held, state["held"]),
-        }
+        new = {"held": _tensor(held, state["held"])}
         if recorded:
-            new |= super().update(problem, {"statistics": state["statistics"]}, x, r, w)
-        return new
+            return super().update(problem, state, x, r, w) | new
+        return state | new | {"statistics": _tensor(sums, state["statistics"])}
 
     def level(  # noqa: D102
         self, problem: Problem, state: State, likelihood: Callable[[], NegativeLogLikelihood]

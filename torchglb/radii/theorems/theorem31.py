@@ -1,64 +1,98 @@
-"""The radii that rest on running sums alone: Theorem 3.1, mean loss, covering."""
+"""Theorem 3.1: the likelihood-ratio confidence sequence, from a Lipschitz constant."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_choice, refuse
+from torchglb.checks import check_choice, check_probability, refuse
 from torchglb.errors import InputError
-from torchglb.estimate import Estimate
-from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import (
-    Evaluation,
-    State,
-    StatisticsRadius,
-    check_likelihood,
-    conclude,
-    rounding,
-    statistics_of,
-)
-from torchglb.radii.centre import Anchor
-from torchglb.radii.covering import covering
-from torchglb.radii.lipschitz import LipschitzBound, data_lipschitz, table1
-from torchglb.radii.mean_loss import mean_loss_radius
+from torchglb.radii.base import LipschitzRadius, SimpleRadius, State
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, empty_statistics
-from torchglb.radii.theorem31 import (
-    INFIMA,
-    LipschitzRadius,
-    shrinkage,
-    shrinkage_infimum,
-    theorem31,
-)
+from torchglb.radii.theorems.lipschitz import LipschitzBound, data_lipschitz, table1
 
+INFIMA = ("exact", "closed_form")
 CONSTANTS = ("table1", "data")
 LIPSCHITZ_SHARE = 0.05  # of delta, for the constants that hold with high probability only
 
 
-class SimpleRadius(StatisticsRadius):
-    """A radius that needs the running sums and the loss at theta_hat, and no pass of its own."""
+def shrinkage_infimum(slope: Tensor, dim: int, inf: str = "exact") -> Tensor:
+    """``inf_{0 < c <= 1} d log(1/c) + c slope``, elementwise.
 
-    @abstractmethod
-    def squared(self, problem: Problem, statistics: RowStatistics, loss: Tensor) -> LipschitzRadius:
-        """beta^2, for ``L(theta_hat)``, and how delta was divided."""
+    Equal to ``slope`` if ``slope <= d`` (c = 1; also where it is negative), else to
+    ``d log(slope/d) + d`` (c = d/slope). The closed form of the paper, ``d log(e max(1,
+    slope/d))``, says d where the slope is below d: at t = 1 it is d, and the infimum 0.
 
-    def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
-    ) -> Evaluation:
-        check_likelihood(likelihood)
-        loss, statistics = estimate.loss.double(), statistics_of(problem, state)
-        found = self.squared(problem, statistics, loss)
-        level = loss + found.radius + rounding_at(problem, statistics, estimate.theta, loss)
-        deltas = (found.delta_likelihood, found.delta_lipschitz)
-        return conclude(level, loss, problem.dtype, deltas, 0.0, state)
+    Args:
+        slope: ``2 S L_t`` in Theorem 3.1.
+        dim: d.
+        inf: ``"exact"`` or ``"closed_form"``.
+
+    Example:
+        >>> shrinkage_infimum(torch.tensor([0.0, 1.0, 2.0]), dim=2)
+        tensor([0., 1., 2.])
+    """
+    check_choice("inf", inf, INFIMA)
+    log_form = dim * torch.log(slope.clamp_min(dim) / dim) + dim
+    return log_form if inf == "closed_form" else torch.where(slope <= dim, slope, log_form)
+
+
+def shrinkage(slope: float, dim: int, inf: str = "exact") -> float:
+    """:func:`shrinkage_infimum` of a number."""
+    if inf == "exact" and slope <= dim:
+        return slope
+    return dim * math.log(max(slope, dim) / dim) + dim
+
+
+def shared_delta(lipschitz: LipschitzBound | Tensor, delta: float) -> tuple[LipschitzBound, float]:
+    """The bound (a tensor stands for a deterministic one), and what it leaves of delta."""
+    check_probability("delta", delta)
+    if isinstance(lipschitz, Tensor):
+        lipschitz = LipschitzBound(lipschitz, 0.0)
+    left = delta - lipschitz.failure
+    if left <= 0:
+        expected = f"a Lipschitz bound that fails with probability below delta = {delta:g}"
+        raise refuse("lipschitz", expected, f"{lipschitz.failure:g}")
+    return lipschitz, left
+
+
+def theorem31(
+    lipschitz: LipschitzBound | Tensor,
+    S: Tensor | float,
+    dim: int,
+    delta: float,
+    inf: str = "exact",
+) -> LipschitzRadius:
+    """Theorem 3.1: ``beta^2 = log(1/delta) + inf_{0<c<=1} d log(1/c) + 2 S L_t c``.
+
+    With probability 1 - delta, for all t at once, ``L_t(theta*) <= L_t(theta_hat) + beta_t^2``, for
+    any theta_hat in the ball (the MLE plays no part in validity; Algorithm 1 misprints its argmin
+    as argmax). Assumes ``|theta*| <= S``, and that L_t holds; if L_t may fail with probability p,
+    the likelihood ratio gets delta - p, so that the whole statement has probability 1 - delta.
+    (The paper spends delta twice.) Row weights in [0, 1], each chosen before its reward, keep the
+    statement: by Jensen ``E[ratio^w] <= (E ratio)^w <= 1``. O(1), no pass.
+
+    Args:
+        lipschitz: L_t, ``(*B)``; a tensor stands for a deterministic bound.
+        S: radius of the ball.
+        dim: d.
+        delta: in (0, 1).
+        inf: ``"exact"`` or ``"closed_form"`` (see :func:`shrinkage_infimum`).
+
+    Example:
+        >>> round(float(theorem31(torch.tensor(300.0), 4.0, 2, 0.05).radius), 3)
+        19.176
+    """
+    lipschitz, left = shared_delta(lipschitz, delta)
+    infimum = shrinkage_infimum(2.0 * S * lipschitz.value, dim, inf)
+    return LipschitzRadius(infimum - math.log(left), left, lipschitz.failure)
+
+
+# ---- the radius ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -124,36 +158,6 @@ class Lipschitz(ConstantRadius):
         return found._replace(radius=torch.maximum(found.radius, floor.radius))
 
 
-@dataclass(frozen=True)
-class MeanLoss(SimpleRadius):
-    """Theorem 3.1 with the mean loss in place of a Lipschitz constant; O(1) to evaluate, no pass.
-
-    Never larger than :class:`Lipschitz` with either constant.
-    """
-
-    def squared(  # noqa: D102
-        self, problem: Problem, statistics: RowStatistics, loss: Tensor
-    ) -> LipschitzRadius:
-        ball_loss = statistics.ball_loss / problem.family.dispersion
-        radius = mean_loss_radius(ball_loss, loss, problem.dim, problem.delta)
-        return LipschitzRadius(radius, problem.delta, 0.0)
-
-
-@dataclass(frozen=True)
-class Covering(ConstantRadius):
-    """The covering theorem of the appendix in its valid form: looser than Theorem 3.1. No pass.
-
-    Args:
-        constant: of the loss, as in :class:`Lipschitz`.
-    """
-
-    def squared(  # noqa: D102
-        self, problem: Problem, statistics: RowStatistics, loss: Tensor
-    ) -> LipschitzRadius:
-        bound = lipschitz_constant(problem, statistics, self.constant)
-        return covering(bound, problem.S, problem.dim, problem.delta)
-
-
 def lipschitz_constant(
     problem: Problem, statistics: RowStatistics, constant: str
 ) -> LipschitzBound:
@@ -167,17 +171,3 @@ def lipschitz_constant(
         expected = "a family with a row in Table 1 (rewards of finite range, Gaussian, Poisson)"
         raise InputError(f"{refuse('family', expected, name)}; constant='data' serves any family")
     return bound
-
-
-def rounding_at(problem: Problem, statistics: RowStatistics, theta: Tensor, loss: Tensor) -> Tensor:
-    """What rounding may have taken from a loss at theta, ``(*B)``."""
-    norm = torch.linalg.vector_norm(theta.detach(), dim=-1)  # which need not have a derivative
-    rewards = statistics.reward_length / problem.family.dispersion
-    return rounding(problem.dtype, loss, rewards, norm, statistics.number)
-
-
-def rounding_at_centres(problem: Problem, statistics: RowStatistics, anchor: Anchor) -> Tensor:
-    """The same at P centres of each problem, ``(N, P)``."""
-    rewards = (statistics.reward_length / problem.family.dispersion)[:, None]
-    norm = torch.linalg.vector_norm(anchor.point, dim=-1)
-    return rounding(problem.dtype, anchor.loss, rewards, norm, statistics.number[:, None])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
 from torchglb.linalg import least_eigenvalue
-from torchglb.radii.theorem32 import regularization_for, theorem32_fixed_point
+from torchglb.radii.theorems.theorem32 import regularization_for, theorem32_fixed_point
 from torchglb.rounding import round_up
 from torchglb.ucb import ConvexRegion
 

@@ -1,7 +1,7 @@
 """Centres of posteriors in torch: minimisers of the loss plus a penalty, by damped Newton steps.
 
 For devices, custom families, rows in several processes and rows that require grad; elsewhere
-centres are carried by :mod:`torchglb.radii.posterior_kernels`. A centre need not be exact: any
+centres are carried by :mod:`torchglb.radii.posterior.search_kernels`. A centre need not be exact: any
 point gives a valid level.
 """
 
@@ -16,6 +16,9 @@ from torch import Tensor
 from torchglb.arrays import which
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim.implicit import newton_polish
+from torchglb.radii.base import rounding
+from torchglb.radii.problem import Problem
+from torchglb.radii.statistics import RowStatistics
 
 MAX_STEPS = 40
 
@@ -235,3 +238,10 @@ def _safe_length(penalty: Penalty, point: Tensor, step: Tensor) -> Tensor:
     short = torch.log1p(euclidean) / euclidean.clamp_min(0.5)
     loss = torch.where(euclidean > 0.5, short, torch.ones_like(short))
     return torch.minimum(loss, penalty.longest(point, step))
+
+
+def rounding_at_centres(problem: Problem, statistics: RowStatistics, anchor: Anchor) -> Tensor:
+    """The same at P centres of each problem, ``(N, P)``."""
+    rewards = (statistics.reward_length / problem.family.dispersion)[:, None]
+    norm = torch.linalg.vector_norm(anchor.point, dim=-1)
+    return rounding(problem.dtype, anchor.loss, rewards, norm, statistics.number[:, None])

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_probability, refuse
+from torchglb.arrays import numbers_on
+from torchglb.checks import check_choice, check_positive, check_probability, refuse
 from torchglb.errors import InputError
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import check_likelihood, reward_length, rounding
-from torchglb.radii.centre import Anchor, expand_at
-from torchglb.radii.increments import growth, row_increments
-from torchglb.radii.laws import NormalLaw
+from torchglb.radii.base import (
+    State,
+    check_likelihood,
+    reward_length,
+    rounding,
+)
+from torchglb.radii.posterior.base import PASSES, PosteriorRadius, Screening
+from torchglb.radii.posterior.centre import (
+    Anchor,
+    Ridge,
+    expand_at,
+    rounding_at_centres,
+)
+from torchglb.radii.posterior.increments import growth, row_increments
+from torchglb.radii.posterior.laws import NormalLaw
+from torchglb.radii.problem import Problem
+from torchglb.radii.statistics import RowStatistics
 
 LINEAR_ALGEBRA = 1e-10  # above the rounding errors of log det W and tr(W^-1)
 
@@ -155,3 +170,81 @@ def gaussian_prior_level(
 def spectrum(anchor: Anchor) -> Tensor:
     """Eigenvalues (not negative) of the Hessian at the first centre, ``(*B, d)``."""
     return torch.linalg.eigvalsh(anchor.hessian[..., 0, :, :]).clamp_min(0.0)
+
+
+@dataclass(frozen=True)
+class GaussianPrior(PosteriorRadius):
+    """A Gaussian prior: valid wherever theta* lies, so the set is not intersected with the ball.
+
+    The level of :func:`torchglb.radii.gaussian_prior_level` around the ridge estimate, the least
+    over ``tempers``; passes are saved as in :class:`PACBayes`. A prior of its own: the least of
+    this and another radius would cost log 2.
+
+    Args:
+        scale: the prior's standard deviation, in units of ``S/sqrt(d)``.
+        tempers: a in ``W = H/a + I/s0^2``; 1 is best where the loss is quadratic.
+        increments: ``"auto"``, ``"rows"`` (two passes at every evaluation, and nothing is held: the
+            level then depends on the rows alone, up to the tolerance) or ``"aggregated"`` (none).
+        tolerance: how much of the level may be left on the table to save passes.
+    """
+
+    scale: float = 1.0
+    tempers: tuple[float, ...] = (1.0, 0.7, 0.4, 0.1)
+    increments: str = "auto"
+    tolerance: float = 0.04
+    confined = False
+
+    def __post_init__(self) -> None:
+        check_positive("scale", self.scale)
+        check_choice("increments", self.increments, PASSES)
+        check_positive("tolerance", self.tolerance)
+        if not self.tempers or min(self.tempers) <= 0:
+            raise refuse("tempers", "positive numbers, one or more", self.tempers)
+
+    def init(self, problem: Problem) -> State:  # noqa: D102
+        check_whole_line(problem.family)
+        if self.increments == "aggregated" and isinstance(problem.family, QuasiBounded):
+            expected = "'auto' or 'rows' for probit and cloglog, which need the rows"
+            raise refuse("increments", expected, repr(self.increments))
+        return super().init(problem)
+
+    def prior_variance(self, problem: Problem) -> Tensor:
+        """``s0^2 = scale^2 S^2/d``, ``(*B)``."""
+        return (self.scale * problem.S).square() / problem.dim
+
+    def curvature_bounds(self, problem: Problem) -> tuple[Tensor, Tensor]:  # noqa: D102
+        largest = largest_variance(problem.family)
+        unknown = torch.full_like(problem.S, math.inf)
+        return unknown, unknown if largest is None else torch.full_like(unknown, largest)
+
+    def penalty(self, problem: Problem) -> Ridge:  # noqa: D102
+        return Ridge(self.prior_variance(problem)[:, None])
+
+    def screen(  # noqa: D102
+        self, problem: Problem, anchor: Anchor, statistics: RowStatistics
+    ) -> Screening:
+        values, point, variance = spectrum(anchor), anchor.point[:, 0], self.prior_variance(problem)
+        divergence, scale = gaussian_divergence(values, point, variance, self._tempers(problem))
+        slack = 2.0 * rounding_at_centres(problem, statistics, anchor)
+        start = problem.log_failure + anchor.loss + slack + divergence
+        increment = aggregated_normal_increment(problem.family, values, scale, statistics.longest)
+        return Screening(start + increment, start + 0.5 * (values[:, None] / scale).sum(-1))
+
+    def level_around(  # noqa: D102
+        self,
+        problem: Problem,
+        likelihood: NegativeLogLikelihood,
+        points: Tensor,
+        chosen: Tensor,
+    ) -> Tensor:
+        tempers = self._tempers(problem)[chosen]
+        variance = self.prior_variance(problem)
+        return normal_level(likelihood, problem.delta, points[:, 0], variance, tempers)
+
+    def candidates(self, problem: Problem) -> Tensor:  # noqa: D102
+        tempers = self._tempers(problem)
+        zero = torch.zeros_like(tempers)
+        return torch.stack([zero, tempers, zero, zero], dim=-1)
+
+    def _tempers(self, problem: Problem) -> Tensor:
+        return numbers_on(self.tempers, problem.S.device)

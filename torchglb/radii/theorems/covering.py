@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchglb.radii.lipschitz import LipschitzBound
-from torchglb.radii.theorem31 import LipschitzRadius, shared_delta
+from torchglb.radii.base import LipschitzRadius
+from torchglb.radii.problem import Problem
+from torchglb.radii.statistics import RowStatistics
+from torchglb.radii.theorems.lipschitz import LipschitzBound
+from torchglb.radii.theorems.theorem31 import ConstantRadius, lipschitz_constant, shared_delta
 
 SCALES = 64  # nets down to S 2^-63: finer ones cannot be best for any finite float L_t
 
@@ -43,3 +47,18 @@ def covering(
     price = torch.log((k + 1) * (k + 2)) + dim * torch.log1p(torch.exp2(k + 1))
     scaled = (S * value)[..., None] * torch.exp2(-k)
     return LipschitzRadius((price + scaled).amin(-1) - math.log(left), left, lipschitz.failure)
+
+
+@dataclass(frozen=True)
+class Covering(ConstantRadius):
+    """The covering theorem of the appendix in its valid form: looser than Theorem 3.1. No pass.
+
+    Args:
+        constant: of the loss, as in :class:`Lipschitz`.
+    """
+
+    def squared(  # noqa: D102
+        self, problem: Problem, statistics: RowStatistics, loss: Tensor
+    ) -> LipschitzRadius:
+        bound = lipschitz_constant(problem, statistics, self.constant)
+        return covering(bound, problem.S, problem.dim, problem.delta)

@@ -1,7 +1,6 @@
-"""What a row adds to the radii, compiled: its statistics, and what a posterior's width costs on it.
+"""What a posterior's width costs on a row, compiled.
 
-The formulas of :mod:`torchglb.radii.statistics`, :mod:`torchglb.radii.laws` and
-:mod:`torchglb.radii.increments`, one problem at a time, in float64.
+The formulas of :mod:`torchglb.radii.posterior.laws` and :mod:`torchglb.radii.posterior.increments`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, kernel, vectorised
-from torchglb.backend.dense import dot, length
+from torchglb.backend import Floats, kernel, vectorised
+from torchglb.backend.dense import dot
 from torchglb.carried.kernels import chunk_product, features
 from torchglb.families.bernoulli import logistic_variance
 from torchglb.families.bounded import (
@@ -28,7 +27,7 @@ from torchglb.families.compiled import (
     SQUARE,
     CompiledFamily,
 )
-from torchglb.families.row_terms import CHUNK, FIRST, SCRATCH, SECOND, TERMS, W, Y, row_terms
+from torchglb.families.row_terms import CHUNK, SCRATCH
 
 #: beyond this exponent a bound is infinite
 OVERFLOW = 700.0
@@ -78,7 +77,7 @@ def law_of(family: CompiledFamily, normal: bool, dim: int, shape: float, terms: 
 
 @kernel
 def series_tail(v: float, last: int) -> float:
-    """At least ``sum_{i >= 0} v^i / (K+1)_i``: see :func:`torchglb.radii.laws._tail`."""
+    """At least ``sum_{i >= 0} v^i / (K+1)_i``: see :func:`torchglb.radii.posterior.laws._tail`."""
     if v > OVERFLOW:
         return math.inf
     always = 1.0 + math.expm1(v) / (last + 1)
@@ -113,7 +112,7 @@ def exponential(law: CompiledLaw, a: float) -> float:
 
 @kernel
 def growth(family: CompiledFamily, law: CompiledLaw, s2: float, concordance: float) -> float:
-    """G(s) with ``E m(z + sU) - m(z) <= m''(z) G(s)``: :func:`torchglb.radii.increments.growth`."""
+    """G(s) with ``E m(z + sU) - m(z) <= m''(z) G(s)``: :func:`.increments.growth`."""
     if family.code == SQUARE:
         return 0.5 * s2 * law.second
     if family.code == LOGISTIC or family.code == EXPONENTIAL:
@@ -126,7 +125,7 @@ def growth(family: CompiledFamily, law: CompiledLaw, s2: float, concordance: flo
 def row_increment(
     family: CompiledFamily, law: CompiledLaw, z: float, s2: float, concordance: float, top: float
 ) -> float:
-    """At least ``E m(z + sU) - m(z)``: :func:`torchglb.radii.increments.increment`.
+    """At least ``E m(z + sU) - m(z)``: :func:`torchglb.radii.posterior.increments.increment`.
 
     Args:
         family: gives m.
@@ -221,142 +220,3 @@ def sum_increments(
             z[s] = row_increment(family, law, z[s], max(s2[s], 0.0), concordance, top)
         total += chunk_product(z, w[start:], count)
     return total * family.scale
-
-
-# ---- statistics --------------------------------------------------------------------------------
-
-
-class CompiledStatistics(NamedTuple):
-    """:class:`torchglb.radii.RowStatistics` of one problem, in its own memory, field by field."""
-
-    sums: Floats  # number, weight, longest, extreme
-    middle: Floats
-    width: Floats
-    width_gram: Floats
-    residual: Floats
-    slope_gram: Floats
-    rest: Floats  # ball_loss, reward_length
-
-
-@kernel
-def statistics_in(memory: Floats, dim: int) -> CompiledStatistics:
-    """The sums that lie in memory ``(size,)``."""
-    a = 4 + dim
-    b = a + 1 + dim * dim
-    c = b + dim
-    e = c + dim * dim
-    return CompiledStatistics(
-        memory[:4],
-        memory[4:a],
-        memory[a : a + 1],
-        memory[a + 1 : b].reshape(dim, dim),
-        memory[b:c],
-        memory[c:e].reshape(dim, dim),
-        memory[e:],
-    )
-
-
-class CompiledRule(NamedTuple):
-    """:class:`torchglb.radii.ball_mean.BallRule` of one problem, and the largest m'' there."""
-
-    nodes: Floats
-    weights: Floats
-    error: float
-    top: float
-
-
-@kernel
-def rule_in(numbers: Floats) -> CompiledRule:
-    """From :meth:`torchglb.radii.Problem.compiled_rules` of a problem."""
-    nodes = (numbers.shape[0] - 2) // 2
-    error, top = numbers[2 * nodes], numbers[2 * nodes + 1]
-    return CompiledRule(numbers[:nodes], numbers[nodes : 2 * nodes], error, top)
-
-
-@kernel
-def ball_mean(family: CompiledFamily, rule: CompiledRule, a: float, scratch: Floats) -> float:
-    """At least ``E m(a U)``, U a coordinate of a uniform point of the ball."""
-    half, total = CHUNK // 2, 0.0
-    for start in range(0, rule.nodes.shape[0], half):
-        count = min(half, rule.nodes.shape[0] - start)
-        for i in range(2 * count):
-            node = rule.nodes[start + i % count]
-            scratch[i] = a * node if i < count else -a * node
-            scratch[W + i], scratch[Y + i] = 1.0, 0.0
-        row_terms(family, scratch, 2 * count, 2)
-        for i in range(count):
-            even = 0.5 * (scratch[TERMS + i] + scratch[TERMS + count + i])
-            total += even * rule.weights[start + i]
-    return total + rule.error
-
-
-@kernel
-def undispersed(family: CompiledFamily) -> CompiledFamily:
-    """The same family with g = 1."""
-    code, trials, _, low, high, whole, largest = family
-    return CompiledFamily(code, trials, 1.0, low, high, whole, largest)
-
-
-@kernel
-def add_statistics(
-    family: CompiledFamily,
-    rule: CompiledRule,
-    S: float,
-    x: Floats,
-    r: float,
-    w: float,
-    found: CompiledStatistics,
-    scratch: Floats,
-) -> None:
-    """Adds one row. ``family`` is the one of dispersion 1."""
-    d, norm = x.shape[0], length(x)
-    a = S * norm
-    ball_loss = ball_mean(family, rule, a, scratch)
-    for i in range(3):
-        scratch[W + i], scratch[Y + i] = 1.0, 0.0
-    scratch[0], scratch[1], scratch[2] = a, -a, 0.0
-    row_terms(family, scratch, 3, 2)
-    high, low, centre = scratch[FIRST], scratch[FIRST + 1], scratch[FIRST + 2]
-    half = 0.5 * (high - low)
-    slope = rule.top
-    if family.code == SQUARE:
-        slope = 1.0
-    elif family.code == LOGISTIC:
-        slope = 0.25 * family.trials
-    elif family.code == EXPONENTIAL:
-        slope = scratch[SECOND]
-    if w > 0.0:
-        found.sums[0] += 1.0
-        found.sums[2] = max(found.sums[2], norm)
-    found.sums[1] += w
-    found.sums[3] += w * norm * max(abs(r - low), abs(r - high))
-    found.width[0] += w * half
-    found.rest[0] += w * ball_loss
-    found.rest[1] += w * abs(r) * norm
-    for i in range(d):
-        found.middle[i] += w * (0.5 * (high + low) - r) * x[i]
-        found.residual[i] += w * (centre - r) * x[i]
-        for j in range(d):
-            found.width_gram[i, j] += w * half * x[i] * x[j]
-            found.slope_gram[i, j] += w * slope * x[i] * x[j]
-
-
-@entry
-def carry_statistics(
-    family: CompiledFamily,
-    x: Floats,
-    r: Floats,
-    w: Floats,
-    S: Floats,
-    rules: Floats,
-    memory: Floats,
-) -> None:
-    """Adds k rows of every problem, ``x (N, k, d)``, to its statistics ``(N, size)``.
-
-    ``rules`` as for :func:`rule_in`.
-    """
-    scratch, d, plain = np.zeros(SCRATCH), x.shape[2], undispersed(family)
-    for b in range(x.shape[0]):
-        found, rule = statistics_in(memory[b], d), rule_in(rules[b])
-        for s in range(x.shape[1]):
-            add_statistics(plain, rule, S[b], x[b, s], r[b, s], w[b, s], found, scratch)

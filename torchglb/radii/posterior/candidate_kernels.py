@@ -1,7 +1,6 @@
 """Candidates for a posterior around a centre, compiled: their divergence, and what they promise.
 
-The formulas of :mod:`torchglb.radii.pac_bayes` and :mod:`torchglb.radii.gaussian_prior`, one
-problem at a time.
+The formulas of :mod:`.uniform` and :mod:`.gaussian`, one problem at a time.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from torchglb.carried.kernels import (
 )
 from torchglb.carried.rounding import compensated
 from torchglb.families.compiled import CompiledFamily
-from torchglb.radii.centre_kernels import (
+from torchglb.radii.posterior.centre_kernels import (
     Algebra,
     Prior,
 )
-from torchglb.radii.kernels import (
+from torchglb.radii.posterior.increment_kernels import (
     growth,
     law_of,
 )

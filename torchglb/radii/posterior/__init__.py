@@ -1,0 +1,1 @@
+"""Radii from a prior and a posterior: uniform, Gaussian, centred at the tested parameter, exact."""
