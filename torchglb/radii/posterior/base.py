@@ -92,7 +92,8 @@ class PosteriorRadius(StatisticsRadius):
     """A radius that rests on the best of many posteriors around P centres of each problem.
 
     The state beside the statistics: ``held``, the posterior with the loss at the centres and at its
-    own (:func:`.search_kernels.held_in`); or, where nothing is held, ``centres``, from which the next search begins.
+    own (:func:`.search_kernels.held_in`); or, where nothing is held, ``centres``, from which the
+    next search begins.
     """
 
     increments: str
@@ -158,8 +159,8 @@ class PosteriorRadius(StatisticsRadius):
         given = (x, r) if w is None else (x, r, w)
         recorded = is_recorded(state["statistics"], *given)
         if is_transformed(*given):  # values that nobody shows cannot be carried
-            held = torch.full_like(state["held"], torch.nan)
-            return super().update(problem, state, x, r, w) | {"held": held}
+            unknown = torch.full_like(state["held"], torch.nan)
+            return super().update(problem, state, x, r, w) | {"held": unknown}
         ready = self._prepared(problem)
         sums, held = (array.copy() for array in _arrays(state, len(ready.numbers)))
         rows = row_arrays(*(map(constant, given) if recorded else given))

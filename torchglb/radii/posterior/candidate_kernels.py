@@ -18,7 +18,7 @@ from torchglb.carried.kernels import (
 from torchglb.carried.rounding import compensated
 from torchglb.families.compiled import CompiledFamily
 from torchglb.radii.posterior.centre_kernels import (
-    Algebra,
+    Matrices,
     Prior,
 )
 from torchglb.radii.posterior.increment_kernels import (
@@ -52,7 +52,7 @@ def posterior_at(
     carried: Carried,
     slot: int,
     candidate: Floats,
-    memory: Algebra,
+    memory: Matrices,
 ) -> float:
     """W^-1 of one posterior around a centre, into ``memory.cover``, and ``KL(P || Q)``.
 
@@ -104,7 +104,7 @@ def posterior_at(
     return half_log_det + 0.5 * (trace - d + square) + LINEAR_ALGEBRA
 
 
-class Screening(NamedTuple):
+class BestCandidates(NamedTuple):
     """The best of all candidates, as far as no row is needed, and the levels that they promise."""
 
     bold: int  # the least level to second order in the width, below which the rows hardly ever lead
@@ -120,8 +120,8 @@ def screen(
     etas: Floats,
     candidates: Floats,
     carried: Carried,
-    memory: Algebra,
-) -> Screening:
+    memory: Matrices,
+) -> BestCandidates:
     """All J posteriors around all P centres: O(P (d^3 + J d)).
 
     W is diagonal plus rank one in the eigenvectors of the Hessian, so that one decomposition of
@@ -129,7 +129,7 @@ def screen(
     """
     d, kinds = carried.points.shape[0], candidates.shape[0]
     point, turned, scale = memory.vectors[2], memory.vectors[0], memory.vectors[1]
-    best = Screening(0, math.inf, 0, math.inf)
+    best = BestCandidates(0, math.inf, 0, math.inf)
     for slot in range(etas.shape[0]):
         place = 1 + d
         for i in range(d):
@@ -179,7 +179,7 @@ def screen(
                 certain += trace * growth(family, law, reach, prior.concordance) / reach
             at = slot * kinds + kind
             if hoped < best.hoped:
-                best = Screening(at, hoped, best.safe, best.certain)
+                best = BestCandidates(at, hoped, best.safe, best.certain)
             if certain < best.certain:
-                best = Screening(best.bold, best.hoped, at, certain)
+                best = BestCandidates(best.bold, best.hoped, at, certain)
     return best

@@ -1,8 +1,8 @@
 """Centres of posteriors in torch: minimisers of the loss plus a penalty, by damped Newton steps.
 
 For devices, custom families, rows in several processes and rows that require grad; elsewhere
-centres are carried by :mod:`torchglb.radii.posterior.search_kernels`. A centre need not be exact: any
-point gives a valid level.
+centres are carried by :mod:`.search_kernels`. A centre need not be exact: any point gives a valid
+level.
 """
 
 from __future__ import annotations

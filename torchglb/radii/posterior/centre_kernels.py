@@ -56,7 +56,7 @@ def prior_in(normal: bool, numbers: Floats) -> Prior:
     return Prior(normal, n[0], n[1], n[2], n[3], n[4], n[5], n[6], int(n[7]))
 
 
-class Rows(NamedTuple):
+class LossRows(NamedTuple):
     """The rows of one problem: features ``(d, n)``, weights, weighted rewards ``(n,)``."""
 
     X: Floats
@@ -64,7 +64,7 @@ class Rows(NamedTuple):
     y: Floats
 
 
-class Algebra(NamedTuple):
+class Matrices(NamedTuple):
     """Memory: matrices ``(d, d)`` and vectors ``(4, d)``."""
 
     hessian: Floats
@@ -74,9 +74,9 @@ class Algebra(NamedTuple):
 
 
 @kernel
-def algebra(dim: int) -> Algebra:
+def matrices(dim: int) -> Matrices:
     """For so many features."""
-    return Algebra(
+    return Matrices(
         np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros((4, dim))
     )
 
@@ -96,7 +96,7 @@ def penalty_at(prior: Prior, eta: float, point: Floats) -> float:
 
 @kernel
 def newton_step(
-    prior: Prior, eta: float, carried: Carried, slot: int, point: Floats, memory: Algebra
+    prior: Prior, eta: float, carried: Carried, slot: int, point: Floats, memory: Matrices
 ) -> float:
     """The Newton step of loss plus penalty at a centre, into ``vectors[1]``.
 
@@ -156,7 +156,7 @@ def put(carried: Carried, slot: int, point: Floats, sums: Floats, rest: Floats) 
 @kernel
 def recentre(
     family: CompiledFamily,
-    rows: Rows,
+    rows: LossRows,
     prior: Prior,
     eta: float,
     carried: Carried,
@@ -164,7 +164,7 @@ def recentre(
     offer: Floats,
     table: Monomials,
     work: Workspace,
-    memory: Algebra,
+    memory: Matrices,
 ) -> int:
     """Moves a centre until half its squared Newton decrement is at most the tolerance.
 

@@ -199,9 +199,9 @@ class _Chosen(NamedTuple):
 class Centred(Radius):
     """Priors ``N(theta, I/lambda_k)`` around the tested parameter, and the uniform one.
 
-    The set of :mod:`torchglb.radii.posterior.centred`, ``L(theta) - (lambda/2)|theta - c|^2 <= B``, with ``c
-    = theta_hat`` and ``lambda_k = ratio^k d/S^2``, k = 0, ..., scales - 1. Its height does not grow
-    with log n, as that of any fixed prior does. Proven is
+    The set of this module, ``L(theta) - (lambda/2)|theta - c|^2 <= B``, with ``c = theta_hat`` and
+    ``lambda_k = ratio^k d/S^2``, k = 0, ..., scales - 1. Its height does not grow with log n, as
+    that of any fixed prior does. Proven is
 
     - validity, for all times at once, whatever is chosen below (one martingale, Ville);
     - that the set is convex within an ellipsoid around the outer set ``{L <= level of the uniform

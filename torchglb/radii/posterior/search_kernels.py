@@ -23,10 +23,10 @@ from torchglb.families.row_terms import SCRATCH
 from torchglb.radii.posterior.candidate_kernels import level_of, posterior_at, screen
 from torchglb.radii.posterior.centre_kernels import (
     PRIOR,
-    Algebra,
+    LossRows,
+    Matrices,
     Prior,
-    Rows,
-    algebra,
+    matrices,
     newton_step,
     prior_in,
     put,
@@ -70,13 +70,13 @@ def held_in(memory: Floats, dim: int, points: int, count: int) -> Held:
 @kernel
 def hold_if_better(
     family: CompiledFamily,
-    rows: Rows,
+    rows: LossRows,
     prior: Prior,
     etas: Floats,
     candidates: Floats,
     at: int,
     held: Held,
-    memory: Algebra,
+    memory: Matrices,
 ) -> None:
     """Sums the increments of one of the candidates (a pass) and holds it if its level is lower."""
     carried = held.carried
@@ -174,7 +174,7 @@ def held_levels(
         Whether anything is wanted of the rows.
     """
     d, slots, any_wanted = packed.dim, etas.shape[0], False
-    memory, point = algebra(d), np.empty(d)
+    memory, point = matrices(d), np.empty(d)
     for b in range(held.shape[0]):
         prior, found = prior_in(normal, numbers[b]), held_in(held[b], d, slots + 1, packed.count)
         sums = found.carried
@@ -238,11 +238,11 @@ def search_posteriors(
         out: of :func:`held_levels`; the level is changed, and passes go in place of wishes.
     """
     d, slots, table = packed.dim, etas.shape[0], unpack(packed)
-    memory, work, point = algebra(d), workspace(d, packed.count), np.empty(d)
+    memory, work, point = matrices(d), workspace(d, packed.count), np.empty(d)
     for m in range(where.shape[0]):
         b, passes = where[m], 0
         prior, found = prior_in(normal, numbers[b]), held_in(held[b], d, slots + 1, packed.count)
-        sums, data = found.carried, Rows(rows[m, :d], rows[m, d], rows[m, d + 1])
+        sums, data = found.carried, LossRows(rows[m, :d], rows[m, d], rows[m, d + 1])
         bold = safe = int(found.rest[2])
         slot, full = bold // candidates.shape[0], out[b, 2] == LOOK
         for a in range(0 if full else slot, slots if full else slot + 1):
