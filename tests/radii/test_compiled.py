@@ -84,7 +84,7 @@ def test_the_level_is_that_of_torch(kind, name, weighted, generator):
     for increments in ("auto", "rows"):
         radius = dataclasses.replace(HELD[kind], increments=increments, tolerance=1e-9)
         state = radius.update(problem, radius.init(problem), X, r, w)
-        assert ("carried" in state) == (increments == "auto")
+        assert ("held" in state) == (increments == "auto")
         levels.append(evaluate(radius, problem, state, X, r, w).level)
     torch.testing.assert_close(*levels, rtol=1e-7, atol=1e-7)
 
