@@ -9,8 +9,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 #: private names of other people's classes, and of named tuples
 FOREIGN = frozenset({"_C", "_functorch", "_current_level", "_replace", "_asdict", "_fields", "_version", "_make", "_cache", "_OptLevel"})  # fmt: skip
-#: two classes of one name that are still there; no new ones, and this list only shrinks
-KNOWN_TWINS = frozenset({"Estimates", "Problem", "Rows"})  # fmt: skip
+#: two classes of one name that may stand; none
+KNOWN_TWINS: frozenset[str] = frozenset()
 
 
 def room(path):

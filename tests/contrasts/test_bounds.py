@@ -14,7 +14,7 @@ from torchglb.contrasts.enclosure import centred_budgets, enclose
 from torchglb.contrasts.lines import (
     SCALES,
     Line,
-    Rows,
+    LinearisedRows,
     largest_on_ellipsoid,
     lines_of,
     mixture_ends,
@@ -194,7 +194,7 @@ def test_lines_are_below_the_martingale_on_the_whole_joint_set(family):
     away = points - fit.theta
     assert bool((((away @ seen.enclosure.matrix) * away).sum(-1) <= 1.0 + 1e-9).all())
     assert bool(((away @ X.mT).abs() <= seen.enclosure.reach + 1e-9).all())
-    rows = Rows(X, r - family.mean(X @ fit.theta), X @ fit.theta, 1.0 + r.abs())
+    rows = LinearisedRows(X, r - family.mean(X @ fit.theta), X @ fit.theta, 1.0 + r.abs())
     z, checked = points @ X.mT, 0
     for k in (2, 4, 6):
         u = 2.0 ** (1 - k) * math.sqrt(g)

@@ -42,7 +42,7 @@ class Enclosed(NamedTuple):
     passes: Floats
 
 
-class Estimates(NamedTuple):
+class CarriedEstimates(NamedTuple):
     """The constrained minimiser of every problem, with the derivatives there.
 
     Attributes:
@@ -98,7 +98,9 @@ class CarriedMinimum:
         self._search(ridge, tilt, Goal(tol, math.inf, math.inf))
         return self._found()
 
-    def estimate(self, ridge: Floats, tilt: Floats, tol: float, hessian_tol: float) -> Estimates:
+    def estimate(
+        self, ridge: Floats, tilt: Floats, tol: float, hessian_tol: float
+    ) -> CarriedEstimates:
         """The minimiser with gradient and Hessian; arguments as in :meth:`find`.
 
         Args:
@@ -113,7 +115,7 @@ class CarriedMinimum:
         errors = np.empty((len(tilt), 2))
         expand_minima(memory, places, constants, table, ridge, tilt, gradient, hessian, errors)
         found, excess = self._found(), self.search["excess"].copy()
-        return Estimates(
+        return CarriedEstimates(
             found.theta,
             found.high,
             gradient,

@@ -57,7 +57,7 @@ def scale_weights() -> list[float]:
     return [0.5 * value / sum(raw) for value in raw]
 
 
-class Rows(NamedTuple):
+class LinearisedRows(NamedTuple):
     """The rows of one problem at the estimate.
 
     Attributes:
@@ -95,7 +95,7 @@ class Line(NamedTuple):
 
 def lines_of(
     family: GLMFamily,
-    rows: Rows,
+    rows: LinearisedRows,
     b: Tensor,
     contrast: Tensor,
     enclosure: Enclosure,
@@ -131,7 +131,7 @@ def lines_of(
 
 def _line(
     family: GLMFamily,
-    rows: Rows,
+    rows: LinearisedRows,
     shift: Tensor,
     contrast: Tensor,
     enclosure: Enclosure,

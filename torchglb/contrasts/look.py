@@ -13,7 +13,7 @@ from torchglb.contrasts.lines import (
     NEIGHBOURS,
     SCALES,
     Line,
-    Rows,
+    LinearisedRows,
     lines_of,
     log_sum,
     mixture_ends,
@@ -120,7 +120,7 @@ def look(joint: Joint, contrasts: Tensor, b: Tensor, wanted: list[float]) -> Loo
     z = X @ center
     mean = family.mean(z)
     sizes = 1.0 + r.abs() + mean.abs() + family.log_partition(z).abs()
-    rows = Rows(X, r - mean, z, sizes)
+    rows = LinearisedRows(X, r - mean, z, sizes)
     variance = family.variance(z) / family.dispersion
     lines = []
     for j in range(m):

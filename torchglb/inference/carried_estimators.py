@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchglb.backend import Floats
 from torchglb.carried.carried_loss import choose_order
-from torchglb.carried.carried_minimum import CarriedMinimum, Enclosed, Estimates
+from torchglb.carried.carried_minimum import CarriedEstimates, CarriedMinimum, Enclosed
 from torchglb.carried.free_certificate import TRUST
 from torchglb.carried.free_minimum import Free, FreeMinimum
 from torchglb.carried.source import RowSource
@@ -137,7 +137,7 @@ class CarriedBall(_Carried, BallEstimator):
             self._tensor(found.gradient_error),
         )
 
-    def _distances(self, found: Estimates) -> tuple[Floats, Floats]:
+    def _distances(self, found: CarriedEstimates) -> tuple[Floats, Floats]:
         """``distance`` and ``doubt`` of a :class:`Fit`.
 
         From theta to the minimiser theta + u, with ``D = R X |u|``, F falls by at least ``phi(D)
@@ -161,7 +161,7 @@ class CarriedBall(_Carried, BallEstimator):
 
     def predict(self, ridge: Tensor, imagined: Rows | None) -> Tensor:  # noqa: D102
         problem, N = self._problem(ridge), self.passes.numel()
-        found: Estimates | Enclosed
+        found: CarriedEstimates | Enclosed
         if imagined is None:
             found = self._minimum.estimate(*problem, self.accuracy.local, np.inf)
         else:

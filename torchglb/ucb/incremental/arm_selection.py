@@ -41,8 +41,8 @@ from torchglb.ucb.incremental.round_state import (
     PASS_FOR_MINIMUM,
     SCAN,
     UNDECIDED,
+    CarriedProblem,
     Memory,
-    Problem,
     RoundState,
     Settings,
 )
@@ -69,7 +69,7 @@ THIN = 1e-2
 def choose(
     state: RoundState,
     search: SearchState,
-    problem: Problem,
+    problem: CarriedProblem,
     arms: Arms,
     settings: Settings,
     answer: Workspace,
@@ -156,7 +156,7 @@ def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bo
 
 
 @inlined
-def _level_of(state: RoundState, problem: Problem) -> Level:
+def _level_of(state: RoundState, problem: CarriedProblem) -> Level:
     size = problem.anchors.facts[1] + length(problem.quadratic.tilt)
     return Level(
         state.level,
@@ -172,7 +172,7 @@ def _level_of(state: RoundState, problem: Problem) -> Level:
 @inlined
 def _scan_all(
     state: RoundState,
-    problem: Problem,
+    problem: CarriedProblem,
     arms: Arms,
     level: Level,
     settings: Settings,
@@ -210,7 +210,7 @@ def _scan_all(
 
 
 @inlined
-def _bound_cheaply(problem: Problem, arms: Arms, level: Level, memory: Memory) -> None:
+def _bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
     """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
     dense, carried, table = memory.dense, problem.minimum, problem.minimum_table
     sums, point = carried.sums.reshape(table.count), memory.point
@@ -238,7 +238,7 @@ def _bound_cheaply(problem: Problem, arms: Arms, level: Level, memory: Memory) -
 
 
 @inlined
-def _scan_the_best(problem: Problem, arms: Arms, level: Level, memory: Memory) -> None:
+def _scan_the_best(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
     """Bounds from all anchors for the block of arms with the largest upper bounds so far."""
     chosen = memory.chosen
     for j in range(BLOCK):
@@ -254,7 +254,7 @@ def _scan_the_best(problem: Problem, arms: Arms, level: Level, memory: Memory) -
 
 @inlined
 def _scan_contenders(
-    problem: Problem, arms: Arms, level: Level, settings: Settings, memory: Memory
+    problem: CarriedProblem, arms: Arms, level: Level, settings: Settings, memory: Memory
 ) -> float:
     """Bounds from all anchors for the other arms whose upper bounds are above the result."""
     best, count, chosen = -math.inf, 0, memory.chosen
@@ -282,7 +282,7 @@ def _scan_contenders(
 @inlined
 def _looks(
     state: RoundState,
-    problem: Problem,
+    problem: CarriedProblem,
     arms: Arms,
     level: Level,
     settings: Settings,

@@ -27,7 +27,7 @@ from torchglb.ucb.incremental.round_state import (
     NO_CENTER,
     PASS_FOR_MINIMUM,
     UNDECIDED,
-    Problem,
+    CarriedProblem,
     Settings,
     notes_in,
     round_memory,
@@ -73,11 +73,11 @@ class Batch(NamedTuple):
 
 
 @inlined
-def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> Problem:
+def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> CarriedProblem:
     """One problem of a batch."""
     d, c, e = batch.table.dim, batch.constants[b], batch.minimum_constants[b]
     count, least = batch.table.count, batch.minimum_table.count
-    return Problem(
+    return CarriedProblem(
         carried_in(batch.anchors[b], d, batch.number, count),
         notes_in(batch.notes[b], d, batch.number),
         unpack(batch.table),

@@ -21,7 +21,7 @@ from torchglb.ucb.incremental.cutting_planes import (
     scan,
 )
 from torchglb.ucb.incremental.kkt import expand, maximise_on_model
-from torchglb.ucb.incremental.round_state import Memory, Problem, RoundState, Settings
+from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, RoundState, Settings
 from torchglb.ucb.kernels import (
     come_back,
     cut_rounding,
@@ -49,7 +49,7 @@ ENOUGH = 0.5
 @inlined
 def look(
     state: RoundState,
-    problem: Problem,
+    problem: CarriedProblem,
     arms: Arms,
     level: Level,
     settings: Settings,
@@ -95,7 +95,7 @@ def look(
 
 @inlined
 def _look_by_anchor(
-    problem: Problem,
+    problem: CarriedProblem,
     level: Level,
     x: Floats,
     slot: int,
@@ -157,7 +157,7 @@ def _look_by_anchor(
 
 
 @inlined
-def _dip(slope_error: float, problem: Problem) -> float:
+def _dip(slope_error: float, problem: CarriedProblem) -> float:
     """How much lower than its computed tangent the loss may be because of the slope's error.
 
     A slope that errs by e in the dual norm of the Hessian puts a point at a distance delta in its
@@ -176,7 +176,9 @@ def _is_far(loss: float, level: Level) -> bool:
 
 
 @inlined
-def _propose_anew(problem: Problem, level: Level, x: Floats, start: Floats, memory: Memory) -> bool:
+def _propose_anew(
+    problem: CarriedProblem, level: Level, x: Floats, start: Floats, memory: Memory
+) -> bool:
     """The maximiser as the carried minimum has it, instead of a far point; False if that is it."""
     trial, off, away = memory.trial, 0.0, 0.0
     _propose_from_minimum(problem, level, x, memory)
@@ -209,7 +211,7 @@ def _step_from(
 
 
 @inlined
-def _propose_from_minimum(problem: Problem, level: Level, x: Floats, memory: Memory) -> None:
+def _propose_from_minimum(problem: CarriedProblem, level: Level, x: Floats, memory: Memory) -> None:
     """The maximiser where the loss is its own polynomial, as for Gaussian rewards."""
     carried, table, point = problem.minimum, problem.minimum_table, memory.normal
     sums, start = carried.sums.reshape(table.count), memory.left
@@ -222,7 +224,7 @@ def _propose_from_minimum(problem: Problem, level: Level, x: Floats, memory: Mem
 
 @inlined
 def _propose_from_anchor(
-    problem: Problem, arms: Arms, level: Level, arm: int, slot: int, memory: Memory
+    problem: CarriedProblem, arms: Arms, level: Level, arm: int, slot: int, memory: Memory
 ) -> None:
     """An SQP step from an anchor, with the minimum's Hessian scaled to the trace of the anchor's.
 
@@ -253,7 +255,7 @@ def _propose_from_anchor(
 
 @inlined
 def _enough(
-    problem: Problem, level: Level, x: Floats, wanted: float, trial: Floats, memory: Memory
+    problem: CarriedProblem, level: Level, x: Floats, wanted: float, trial: Floats, memory: Memory
 ) -> bool:
     """Whether the minimum's own polynomial is certain enough of the loss at the trial point."""
     carried, table, p = problem.minimum, problem.minimum_table, memory.left
@@ -282,7 +284,7 @@ def _enough(
 
 @inlined
 def _learn_from_model(
-    problem: Problem,
+    problem: CarriedProblem,
     arms: Arms,
     level: Level,
     memory: Memory,
@@ -358,7 +360,7 @@ def _learn(
 @inlined
 def new_anchor(
     state: RoundState,
-    problem: Problem,
+    problem: CarriedProblem,
     arms: Arms,
     level: Level,
     answer: Workspace,

@@ -104,7 +104,7 @@ def notes_in(memory: Floats, dim: int, anchors: int) -> AnchorNotes:
     return AnchorNotes(memory[:anchors], memory[anchors : 2 * anchors], shift, memory[end:])
 
 
-class Problem(NamedTuple):
+class CarriedProblem(NamedTuple):
     """One problem: what is carried of it, and its constants."""
 
     anchors: Carried
