@@ -205,7 +205,7 @@ class SequenceMachine(Machine):
         return len(subject.history)
 
     def kept(self):
-        return super().kept() | {"start": None}  # where the next fit begins: a cache
+        return super().kept() | {"estimator": None}  # where the next fit begins: a cache
 
     def ask(self, subject):
         found = subject.current().interval(ARMS)

@@ -23,7 +23,7 @@ from torchglb.report import (
     table,
     write_report,
 )
-from torchglb.report.statistics import Estimate
+from torchglb.report.statistics import MeanError
 from torchglb.report.summary import ofuglb_bound
 from torchglb.report.tables import number, p_value
 from torchglb.simulate import Record
@@ -316,8 +316,8 @@ def test_compare_with_nothing_in_common(tmp_path):
 
 
 def test_a_number_that_is_none_is_shown_as_such():
-    assert number(Estimate(float("nan"), 0.1)) == "nan"
-    assert number(Estimate(float("inf"), float("nan"))) == "inf"
+    assert number(MeanError(float("nan"), 0.1)) == "nan"
+    assert number(MeanError(float("inf"), float("nan"))) == "inf"
 
 
 # ---- arms that replicates share, and many comparisons -------------------------------------------

@@ -78,11 +78,12 @@ class GrowingLevel:
             state = self._state
             if not self._forgets:
                 state = self.radius.update(self.problem, state, x, r, weight)
+            seen = len(self.history)
         except BaseException:  # rows that the radius has not seen would make its level wrong
             self.reset(mark)
             raise
-        self.fitted, self._state, self._fresh = estimate, state, None
-        self._seen = len(self.history)
+        # no call from here on: nothing can come in between
+        self.fitted, self._state, self._fresh, self._seen = estimate, state, None, seen
 
     def mark(self) -> Mark:
         """Where the sequence stands, for :meth:`reset`; costs nothing."""
