@@ -69,7 +69,7 @@ def test_one_name_is_one_class():
     places = defaultdict(list)
     for path in FILES:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not private(node.name):
+            if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(PACKAGE)))
     twins = {name: where for name, where in places.items() if len(where) > 1}
     assert set(twins) <= KNOWN_TWINS, twins

@@ -43,6 +43,9 @@ def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device
     if isinstance(value, Tensor):
         if value.device != device:
             raise refuse(name, f"a tensor on device {device}", f"device {value.device}")
+        if value.layout is not torch.strided:
+            raise refuse(name, "a dense tensor of real numbers", f"{value.dtype}, {value.layout}")
+        value = value.resolve_neg()  # what is negated lazily has the other sign in memory
         return value if value.dtype == dtype else _converted(name, value, dtype)
     if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
         parts = [as_tensor(name, part, dtype=dtype, device=device) for part in value]

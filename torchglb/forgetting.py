@@ -97,7 +97,7 @@ def as_forgetting(given: Any) -> Forgetting | None:
     raise refuse("forgetting", expected, repr(given))
 
 
-class _Carried(NamedTuple):
+class _Anchored(NamedTuple):
     """The loss at an anchor, carried from row to row."""
 
     anchor: Tensor  # (*B, d)
@@ -152,7 +152,7 @@ class ForgettingHistory(History):
         nothing = Expansion(
             zero[..., 0].clone(), zero.clone(), zero[..., None] * zero[..., None, :]
         )
-        self._carried = _Carried(zero, nothing, 0)
+        self._carried = _Anchored(zero, nothing, 0)
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -249,10 +249,10 @@ class ForgettingHistory(History):
             if leaving:
                 gone = self._expand(_part(rows, 0, leaving), weights[:leaving])
                 sums = _combined(sums, 1.0, gone, -1)
-        self._carried = _Carried(anchor, sums, since + new)
+        self._carried = _Anchored(anchor, sums, since + new)
         if since + new >= min(max(len(self) - since - new, SOON), LATE):
             anchor = self.start()
-            self._carried = _Carried(anchor, self._pass(anchor), 0)
+            self._carried = _Anchored(anchor, self._pass(anchor), 0)
         self._drop()
 
     def _pass(self, anchor: Tensor) -> Expansion:
@@ -294,7 +294,7 @@ class ForgettingHistory(History):
         since = check_count("state['since']", state["since"])
         super().load_state_dict(state)
         sums = Expansion(*(parts[name].clone() for name in names))
-        self._carried = _Carried(state["anchor"].clone(), sums, since)
+        self._carried = _Anchored(state["anchor"].clone(), sums, since)
 
 
 def _part(rows: Rows, first: int, last: int | None) -> Rows:

@@ -26,11 +26,17 @@ def is_recorded(*tensors: Tensor) -> bool:
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether this is a tensor of the CPU that compiled code may read as it is."""
+    """Whether this is a tensor of the CPU that compiled code may read as it lies in memory.
+
+    Not one whose numbers are somewhere else or have the other sign there: sparse tensors, lazy
+    negatives (the imaginary part of a conjugate).
+    """
     return (
         type(tensor) is Tensor
         and tensor.is_cpu
         and not tensor.requires_grad
+        and tensor.layout is torch.strided
+        and not tensor.is_neg()
         and forward_ad._current_level < 0
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )

@@ -405,6 +405,23 @@ def test_a_fork_follows_the_rows(generator):
     fork.self_check()
 
 
+def test_rows_that_are_not_what_lies_in_memory(generator):
+    """A lazy negative has the other sign in memory, where compiled code would read it."""
+    other_sign = torch.tensor([0.6j], dtype=torch.complex128).conj().imag
+    assert other_sign.is_neg()
+    assert other_sign.is_contiguous()
+    program, plain = (AnchoredProgram(glb.Bernoulli(), glb.Ball(1, S)) for _ in range(2))
+    program.append(other_sign, torch.tensor(1.0, dtype=torch.float64))
+    plain.append([-0.6], 1.0)
+    assert torch.equal(program.history.X, plain.history.X)
+    arms = torch.stack([other_sign, other_sign.abs()])
+    assert torch.equal(program.argmax(arms, radius=1.0).upper, plain.argmax(arms, radius=1.0).upper)
+    with pytest.raises(glb.InputError, match="x: expected a dense tensor"):
+        program.append(torch.tensor([0.6], dtype=torch.float64).to_sparse(), 1.0)
+    assert len(program.history) == 1
+    program.self_check()
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_program_beside_follows_merged_rows_without_a_pass(weighted, generator, monkeypatch):
     """It used to make all its sums anew in every round, 64 passes per problem."""

@@ -50,7 +50,7 @@ ROUGHEST = 0.1
 TOO_LOW = (3, 4)
 
 
-class _Carried(Estimator):
+class _CarriedEstimator(Estimator):
     """What both carried estimators share: arrays of N problems, and saving."""
 
     _minimum: Any  # a CarriedMinimum or a FreeMinimum
@@ -111,7 +111,7 @@ class _Carried(Estimator):
         return lam, np.zeros((N, d)) if tilt is None else self._array(tilt, N, d)
 
 
-class CarriedBall(_Carried, BallEstimator):
+class CarriedBall(_CarriedEstimator, BallEstimator):
     """:class:`torchglb.carried.carried_minimum.CarriedMinimum`."""
 
     def __init__(self, *args: Any) -> None:
@@ -173,7 +173,7 @@ class CarriedBall(_Carried, BallEstimator):
         return self._tensor(found.theta, self.domain.dim)
 
 
-class CarriedFree(_Carried, FreeEstimator):
+class CarriedFree(_CarriedEstimator, FreeEstimator):
     """:class:`torchglb.carried.free_minimum.FreeMinimum`."""
 
     def __init__(self, *args: Any) -> None:

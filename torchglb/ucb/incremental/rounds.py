@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats, bound
+from torchglb.backend.dense import EPS
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum
 from torchglb.carried.source import RowSource, new_workspace
@@ -310,6 +311,7 @@ class CarriedRounds:
         height = state["level"] - state["center_loss"]
         share = (state["low"] - state["center_loss"]) / height if height > 0.0 else 1.0
         certain = share * found.lower + (1.0 - share) * (arms @ center)
+        certain -= 8.0 * (d + 2) * EPS * self.anchors.constants[b, 0] * arms.norm(dim=-1)
         upper = out.upper[b] = np.fmin(out.upper[b], found.upper.numpy())
         lower = out.lower[b] = np.fmax(out.lower[b], certain.numpy())
         leader = int(lower.argmax())
