@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, Ints, entry, kernel
+from torchglb.backend.dense import copy_vector
 from torchglb.carried.kernels import Workspace
 from torchglb.carried.monomials import Monomials
 from torchglb.families.compiled import CompiledFamily
@@ -21,7 +22,6 @@ from torchglb.mle_kernels import (
     NewtonMemory,
     Outcome,
     RowLoss,
-    copy_vector,
     minimize,
     new_memory,
     pass_memory,

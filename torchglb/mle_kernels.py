@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, kernel
+from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import (
     EPS,
     TINY,
     cholesky,
+    copy_vector,
     dot,
     frank_wolfe_gap,
     length,
@@ -75,14 +76,7 @@ class PointExpansion(NamedTuple):
     hessian: Floats
 
 
-@kernel
-def copy_vector(source: Floats, target: Floats) -> None:
-    """Writes one vector over another (a loop: array assignments take seconds to compile)."""
-    for i in range(source.shape[0]):
-        target[i] = source[i]
-
-
-@kernel
+@inlined
 def new_point(dim: int) -> PointExpansion:
     """NewtonMemory for a point."""
     return PointExpansion(np.zeros(dim), np.zeros(dim), np.zeros((dim, dim)))
@@ -97,7 +91,7 @@ def copy_point(source: PointExpansion, target: PointExpansion) -> None:
         copy_vector(source.hessian[i], target.hessian[i])
 
 
-@kernel
+@inlined
 def pass_table(dim: int, order: int) -> Monomials:
     """What a pass of order 1 or 2 reads of a table of monomials."""
     count = 1 + dim if order == 1 else 1 + dim + dim * (dim + 1) // 2
@@ -106,7 +100,7 @@ def pass_table(dim: int, order: int) -> Monomials:
     return Monomials(dim, order, count, none, none, none, none, np.empty(0), empty, cube)
 
 
-@kernel
+@inlined
 def pass_memory(dim: int) -> Workspace:
     """For passes of order 1 or 2."""
     count = 1 + dim + dim * (dim + 1) // 2
@@ -169,7 +163,7 @@ class Outcome(NamedTuple):
     num_steps: int
 
 
-@kernel
+@inlined
 def new_memory(dim: int) -> NewtonMemory:
     """For minimisations of this dimension."""
     return NewtonMemory(

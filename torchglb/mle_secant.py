@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, kernel, vectorised
-from torchglb.backend.dense import dot, frank_wolfe_gap, length
+from torchglb.backend import Floats, inlined, kernel, vectorised
+from torchglb.backend.dense import copy_vector, dot, frank_wolfe_gap, length
 from torchglb.carried.kernels import Workspace, careful_add, chunk_product, chunk_sum
 from torchglb.families.row_terms import CHUNK, FIRST, SECOND, TERMS, W, Y, row_terms
-from torchglb.mle_kernels import RUNNING, NewtonMemory, Outcome, RowLoss, copy_vector, status_at
+from torchglb.mle_kernels import RUNNING, NewtonMemory, Outcome, RowLoss, status_at
 
 #: steps of an approach at most
 PAIRS = 16
@@ -50,7 +50,7 @@ class SecantMemory(NamedTuple):
     single: Any
 
 
-@kernel
+@inlined
 def secant_memory(dim: int) -> SecantMemory:
     """For approaches of this dimension."""
     steps, changes = np.empty((PAIRS, dim)), np.empty((PAIRS, dim))

@@ -48,15 +48,35 @@ def solve() -> None:
     support(program, arms)
 
 
+def intervals() -> None:
+    """Levels of a posterior, around an estimate that is found anew."""
+    import torch
+
+    from torchglb.domain import Ball
+    from torchglb.families import Bernoulli
+    from torchglb.sequence import ConfidenceSequence
+
+    sequence = ConfidenceSequence(Bernoulli(), Ball(2, 2.0), 0.05, "pac-bayes", batch_shape=(2,))
+    arms = 0.9 * torch.eye(2, dtype=torch.float64)
+    for _ in range(3):
+        sequence.update(arms, torch.ones(2, dtype=torch.float64))
+        sequence.current()
+
+
 def warm_estimates() -> None:
     """All that needs no exact round."""
-    play("ofuglb-e", "evill")
     solve()
+    intervals()
+
+
+def warm_rounds() -> None:
+    """The exact round, and policies that refit."""
+    play("ofuglb", "ofuglb-e", "evill")
 
 
 def warm() -> None:
     """Calls every compiled function that a bandit, a fit and an interval need."""
-    play("ofuglb")
+    warm_rounds()
     warm_estimates()
     play("ofuglb-pb", "emk")
 
@@ -68,7 +88,7 @@ def main() -> int:
         warm_estimates()
         return 0
     with subprocess.Popen([sys.executable, "-m", "torchglb.warm", "estimates"]) as other:
-        play("ofuglb")
+        warm_rounds()
         other.wait()
     warm()
     sys.stderr.write(f"torchglb: kernels ready after {time.perf_counter() - began:.0f} s\n")

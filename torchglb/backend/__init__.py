@@ -3,6 +3,7 @@
 from torchglb.backend.compiled import (
     Floats,
     Ints,
+    allocating,
     bound,
     entry,
     floats_at,
@@ -16,6 +17,7 @@ from torchglb.backend.compiled import (
 __all__ = [
     "Floats",
     "Ints",
+    "allocating",
     "bound",
     "entry",
     "floats_at",

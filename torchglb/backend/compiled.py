@@ -24,12 +24,13 @@ from numba.core import config, event, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from torchglb.backend.parts import PartCompiler
+from torchglb.backend.references import pass_by_reference
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: levels of LLVM's optimiser
-LIGHT, FULL = 1, 3
 #: a product and a sum may be rounded together, once
 FUSED = {"contract"}
 #: sums may be taken in any order, as vector registers do; no other liberty with IEEE arithmetic
@@ -40,9 +41,10 @@ def kernel(function: F) -> F:
     """Compiles a function for others to call; arithmetic is done in the order in which it stands.
 
     Only what is decorated by :func:`entry` can be called from Python (this here would crash the
-    interpreter): the code that unpacks arguments takes longer to compile than most functions.
+    interpreter). It neither makes nor returns arrays: it borrows those that it is given, and
+    does not count references, which would take longer to compile than most functions.
     """
-    return _compiled(function, FUSED, FULL, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    return _part(function, FUSED, _nrt=False)
 
 
 def vectorised(function: F) -> F:
@@ -51,20 +53,22 @@ def vectorised(function: F) -> F:
     Such a sum of n terms still errs by at most n roundings. Compensated sums do not belong here:
     what they save is what a reordering takes to be zero.
     """
-    return _compiled(function, REORDERED, FULL, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    return _part(function, REORDERED, _nrt=False)
+
+
+def allocating(function: F) -> F:
+    """A kernel that makes or returns arrays: for entries and its like, not for other kernels."""
+    return _part(function, FUSED, _nrt=True)
 
 
 def inlined(function: F) -> F:
-    """For parts of one long function, with many arguments: compiled only as such parts."""
-    return _compiled(function, FUSED, LIGHT, inline="always")
+    """For short functions that return views or new memory: part of whoever calls them."""
+    return _compiled(function, FUSED, inline="always")
 
 
 def entry(function: F) -> F:
-    """For functions that are called from Python.
-
-    They are long and call what is fast: optimising them lightly halves the time to compile.
-    """
-    return _compiled(function, FUSED, LIGHT)
+    """For functions that are called from Python: optimised with all their parts, and cached."""
+    return _compiled(function, FUSED, _nrt=True)
 
 
 def bound(function: F, *arguments: Any) -> F:
@@ -82,34 +86,33 @@ def bound(function: F, *arguments: Any) -> F:
     return dispatcher.overloads[types_].entry_point
 
 
-def _compiled(function: F, fastmath: set[str], level: int, **more: Any) -> F:
-    options: dict[str, Any] = {"error_model": "numpy", "nogil": True, "fastmath": fastmath, **more}
+def _part(function: F, fastmath: set[str], **more: Any) -> F:
+    options = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **more}
+    found = numba.njit(pipeline_class=PartCompiler, fastmath=fastmath, **options)(function)
+    if hasattr(found, "get_call_template"):  # not plain Python
+        pass_by_reference(found)
+    return found
+
+
+def _compiled(function: F, fastmath: set[str], **more: Any) -> F:
+    options: dict[str, Any] = {**_OPTIONS, "fastmath": fastmath, **more}
     try:
         found = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no directory that could be written to: compiled anew in every process
         found = numba.njit(**options)(function)
     if hasattr(found, "_cache"):
         _mend_cache(found._cache, function.__module__)
-        _set_level(found, level)
     return found
 
 
-def _set_level(dispatcher: Any, level: int) -> None:
-    """Compiles one function at a level of LLVM's optimiser, which Numba has for all alike."""
-    compile_ = dispatcher.compile
-
-    def compile_at_level(*arguments: Any) -> Any:
-        before, config.OPT = config.OPT, config._OptLevel(level)  # type: ignore[attr-defined]
-        try:
-            return compile_(*arguments)
-        finally:
-            config.OPT = before  # type: ignore[attr-defined]
-
-    dispatcher.compile = compile_at_level
+_OPTIONS = {"error_model": "numpy", "nogil": True}
 
 
 #: what a file has whose contents end up in compiled code
-_COMPILED = (b"\n@kernel", b"\n@vectorised", b"\n@entry", b"\n@inlined", b"\nclass CompiledFamily")
+_COMPILED = [
+    b"\n@" + decorator.__name__.encode()
+    for decorator in (kernel, vectorised, allocating, inlined, entry)
+] + [b"\nclass CompiledFamily"]
 
 
 _IMPORT = re.compile(rb"^from (torchglb[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
@@ -139,7 +142,8 @@ def fingerprint(module: str) -> str:
         known |= new
         waiting.extend(new)
     for name in sorted(known):
-        if any(mark in sources[name][0] for mark in _COMPILED):
+        plumbing = name.startswith("torchglb.backend.")
+        if plumbing or any(mark in sources[name][0] for mark in _COMPILED):
             digest.update(sources[name][0])
     return digest.hexdigest()
 
@@ -215,7 +219,7 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined]
 
 else:
 
-    @kernel
+    @inlined
     def record(table: Any, place: int) -> Any:
         """One row of a structured array, by reference, with its fields as attributes."""
         return table[place]
@@ -227,7 +231,7 @@ else:
 
         return types.CPointer(types.float64)(address), generate
 
-    @kernel
+    @inlined
     def floats_at(address: int, shape: tuple[int, ...]) -> Floats:
         """The float64 numbers that lie in memory from an address on, as an array."""
         return numba.carray(_pointer(address), shape)  # type: ignore[call-arg]

@@ -11,6 +11,13 @@ TINY = 1e-300
 
 
 @kernel
+def copy_vector(source: Floats, target: Floats) -> None:
+    """Writes one vector over another (a loop: array assignments take seconds to compile)."""
+    for i in range(source.shape[0]):
+        target[i] = source[i]
+
+
+@kernel
 def dot(u: Floats, v: Floats) -> float:
     """``<u, v>``."""
     total = 0.0

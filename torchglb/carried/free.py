@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from torchglb.backend import Floats, Ints, entry, kernel, record
-from torchglb.backend.dense import cholesky, length, solve_factored
+from torchglb.backend.dense import cholesky, copy_vector, length, solve_factored
 from torchglb.carried.free_certificate import (
     Algebra,
     FreeState,
@@ -242,7 +242,8 @@ def find_free(
                 wanted = table if asked == PASS else first
                 trace = sum_rows(family, X[b], w[b], y[b], 0, rows, theta[b], wanted, work)
                 found.answered = asked
-        hessian[b] = algebra.hessian
+        for i in range(packed.dim):
+            copy_vector(algebra.hessian[i], hessian[b, i])
 
 
 @entry

@@ -34,7 +34,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, kernel, record_type
+from torchglb.backend import Floats, inlined, kernel, record_type
 from torchglb.backend.dense import EPS, cholesky, dot, forward, inverse_trace, length
 from torchglb.carried.kernels import (
     Carried,
@@ -134,7 +134,7 @@ class Algebra(NamedTuple):
     powers: Floats
 
 
-@entry
+@inlined
 def algebra_for(dim: int, count: int) -> Algebra:
     """For so many features and monomials."""
     return Algebra(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, kernel, vectorised
+from torchglb.backend import Floats, entry, inlined, kernel, vectorised
 from torchglb.backend.dense import EPS, length
 from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated, plain
@@ -52,7 +52,7 @@ def memory_size(dim: int, points: int, count: int) -> int:
     return points * (2 + 2 * dim + count) + FACTS
 
 
-@entry
+@inlined
 def carried_in(memory: Floats, dim: int, points: int, count: int) -> Carried:
     """The sums that lie in a problem's memory ``(size,)``."""
     start = dim * points
@@ -77,6 +77,14 @@ def careful_add(total: Floats, rest: Floats, place: int, added: float) -> None:
 # ---- a pass ------------------------------------------------------------------------------------
 
 
+class LossRows(NamedTuple):
+    """The rows of one problem: features ``(d, n)``, weights, weighted rewards ``(n,)``."""
+
+    X: Floats
+    w: Floats
+    y: Floats
+
+
 class Workspace(NamedTuple):
     """Memory for one pass at a time.
 
@@ -93,7 +101,7 @@ class Workspace(NamedTuple):
     rest: Floats
 
 
-@entry
+@inlined
 def workspace(dim: int, count: int) -> Workspace:
     """For passes of so many monomials."""
     powers = np.empty((count, CHUNK))  # large, and written before it is read

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, entry, record
+from torchglb.backend.dense import copy_vector
 from torchglb.carried.imagined import add_row
 from torchglb.carried.kernels import (
     Constants,
@@ -79,7 +80,7 @@ def find_minima(
         real = carried_in(memory[b], d, 1, count)
         carried = real
         if imagines:
-            copy[:] = memory[b]
+            copy_vector(memory[b], copy)
             carried = carried_in(copy, d, 1, count)
             carry_row(
                 family, more.x[b], more.w[b], more.y[b], carried, table, work.scratch, monomial

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, kernel, record_type
+from torchglb.backend import Floats, inlined, kernel, record_type
 from torchglb.backend.dense import (
     EPS,
     cholesky,
@@ -105,7 +105,7 @@ class Places(NamedTuple):
     move: Floats
 
 
-@kernel
+@inlined
 def places_in(memory: Floats) -> Places:
     """The vectors in memory ``(4, d)``."""
     return Places(memory[0], memory[1], memory[2], memory[3])
@@ -127,7 +127,7 @@ class Dense(NamedTuple):
     powers: Floats
 
 
-@entry
+@inlined
 def dense(dim: int, count: int) -> Dense:
     """For so many features and monomials."""
     return Dense(np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros((6, dim)), np.zeros(count))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, kernel
+from torchglb.backend import Floats, Ints, inlined
 
 
 class Monomials(NamedTuple):
@@ -84,7 +84,7 @@ def monomials(dim: int, order: int) -> Packed:
     return Packed(dim, order, len(names), places, 1.0 / np.asarray(factorials, np.float64))
 
 
-@kernel
+@inlined
 def unpack(packed: Packed) -> Monomials:
     """The tables as they are read."""
     d, q, count, places = packed.dim, packed.order, packed.count, packed.places

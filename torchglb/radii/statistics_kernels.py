@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, kernel
+from torchglb.backend import Floats, entry, inlined, kernel
 from torchglb.backend.dense import length
 from torchglb.families.compiled import EXPONENTIAL, LOGISTIC, SQUARE, CompiledFamily
 from torchglb.families.row_terms import CHUNK, FIRST, SCRATCH, SECOND, TERMS, W, Y, row_terms
@@ -24,7 +24,7 @@ class CompiledStatistics(NamedTuple):
     rest: Floats  # ball_loss, reward_length
 
 
-@kernel
+@inlined
 def statistics_in(memory: Floats, dim: int) -> CompiledStatistics:
     """The sums that lie in memory ``(size,)``."""
     a = 4 + dim
@@ -51,7 +51,7 @@ class CompiledRule(NamedTuple):
     top: float
 
 
-@kernel
+@inlined
 def rule_in(numbers: Floats) -> CompiledRule:
     """From :meth:`torchglb.radii.Problem.compiled_rules` of a problem."""
     nodes = (numbers.shape[0] - 2) // 2
@@ -76,7 +76,7 @@ def ball_mean(family: CompiledFamily, rule: CompiledRule, a: float, scratch: Flo
     return total + rule.error
 
 
-@kernel
+@inlined
 def undispersed(family: CompiledFamily) -> CompiledFamily:
     """The same family with g = 1."""
     code, trials, _, low, high, whole, largest = family

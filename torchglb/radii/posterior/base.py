@@ -276,7 +276,7 @@ class PosteriorRadius(StatisticsRadius):
         part = select(flatten_batch(likelihood()), torch.from_numpy(where))
         copies = [block.rows for block in blocks(part, family, 1.0, None)]
         rows = copies[0] if len(copies) == 1 else np.concatenate(copies)
-        offered = np.broadcast_to(offers, (N, offers.shape[-1]))
+        offered = offers if len(offers) == N else np.repeat(offers, N, axis=0)
         search_posteriors(
             family, rows, normal, numbers, etas, candidates, table, held, offered, where, out
         )

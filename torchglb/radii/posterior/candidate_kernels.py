@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, kernel
+from torchglb.backend import Floats, allocating, kernel
 from torchglb.backend.dense import EPS, cholesky, dot, length, solve_factored
 from torchglb.carried.kernels import (
     Carried,
@@ -113,7 +113,7 @@ class BestCandidates(NamedTuple):
     certain: float
 
 
-@kernel
+@allocating
 def screen(
     family: CompiledFamily,
     prior: Prior,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, kernel
-from torchglb.backend.dense import EPS, cholesky, dot, length, solve_factored
-from torchglb.carried.kernels import Carried, Workspace, sum_rows, trace_of
+from torchglb.backend import Floats, inlined, kernel
+from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, length, solve_factored
+from torchglb.carried.kernels import Carried, LossRows, Workspace, sum_rows, trace_of
 from torchglb.carried.monomials import Monomials
 from torchglb.families.compiled import CompiledFamily
 
@@ -49,19 +49,11 @@ class Prior(NamedTuple):
     terms: int
 
 
-@kernel
+@inlined
 def prior_in(normal: bool, numbers: Floats) -> Prior:
     """From the eight numbers of a problem."""
     n = numbers
     return Prior(normal, n[0], n[1], n[2], n[3], n[4], n[5], n[6], int(n[7]))
-
-
-class LossRows(NamedTuple):
-    """The rows of one problem: features ``(d, n)``, weights, weighted rewards ``(n,)``."""
-
-    X: Floats
-    w: Floats
-    y: Floats
 
 
 class Matrices(NamedTuple):
@@ -73,7 +65,7 @@ class Matrices(NamedTuple):
     vectors: Floats
 
 
-@kernel
+@inlined
 def matrices(dim: int) -> Matrices:
     """For so many features."""
     return Matrices(
@@ -198,7 +190,7 @@ def recentre(
         # next to the sphere a Newton step no more than doubles the room
         if prior.normal or dot(place, place) <= (1.0 - 1.0 / 64.0) * prior.S * prior.S:
             if offer.shape[0] > d:
-                work.sums[:] = offer[d:]
+                copy_vector(offer[d:], work.sums)
                 work.rest[:] = 0.0
             else:
                 sum_rows(family, rows.X, rows.w, rows.y, 0, rows.X.shape[1], place, table, work)

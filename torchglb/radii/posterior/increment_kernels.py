@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, kernel, vectorised
+from torchglb.backend import Floats, allocating, kernel, vectorised
 from torchglb.backend.dense import dot
 from torchglb.carried.kernels import chunk_product, features
 from torchglb.families.bernoulli import logistic_variance
@@ -56,7 +56,7 @@ class CompiledLaw(NamedTuple):
     every: Floats
 
 
-@kernel
+@allocating
 def law_of(family: CompiledFamily, normal: bool, dim: int, shape: float, terms: int) -> CompiledLaw:
     """Of a Gaussian posterior, or one of shape k on an ellipsoid, with the tables it is used by."""
     if normal:
@@ -198,7 +198,7 @@ def add_increment(
     return found * family.scale
 
 
-@kernel
+@allocating
 def sum_increments(
     family: CompiledFamily,
     law: CompiledLaw,

@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, entry, kernel
-from torchglb.carried.kernels import FACTS, Carried, carried_in, carry_row, workspace
+from torchglb.backend import Floats, Ints, allocating, entry, inlined, kernel
+from torchglb.backend.dense import copy_vector
+from torchglb.carried.kernels import FACTS, Carried, LossRows, carried_in, carry_row, workspace
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
 from torchglb.radii.posterior.candidate_kernels import level_of, posterior_at, screen
 from torchglb.radii.posterior.centre_kernels import (
     PRIOR,
-    LossRows,
     Matrices,
     Prior,
     matrices,
@@ -58,7 +58,7 @@ class Held(NamedTuple):
     carried: Carried
 
 
-@kernel
+@inlined
 def held_in(memory: Floats, dim: int, points: int, count: int) -> Held:
     """From memory ``(d^2 + 4 + memory_size(d, points, count),)``, in this order."""
     square = dim * dim
@@ -67,7 +67,7 @@ def held_in(memory: Floats, dim: int, points: int, count: int) -> Held:
     return Held(cover, rest, carried_in(carried, dim, points, count))
 
 
-@kernel
+@allocating
 def hold_if_better(
     family: CompiledFamily,
     rows: LossRows,
@@ -102,7 +102,8 @@ def hold_if_better(
     if not new < level_of(prior, before, carried.sums[0, last], held.rest[1], carried.facts):
         return
     put(carried, last, point, carried.sums[:, slot].copy(), carried.rest[:, slot].copy())
-    held.cover[:] = memory.cover
+    for i in range(d):
+        copy_vector(memory.cover[i], held.cover[i])
     held.rest[0], held.rest[1], held.rest[2] = candidate[2], cost, at
 
 

@@ -65,7 +65,7 @@ MANY_ARMS = 64
 THIN = 1e-2
 
 
-@inlined
+@kernel
 def choose(
     state: RoundState,
     search: SearchState,
@@ -121,14 +121,14 @@ def choose(
 SHARPEN = 3
 
 
-@inlined
+@kernel
 def first_tolerance(settings: Settings) -> float:
     """How well the minimum has to be known for a start."""
     share = LOOSE_SHARE * settings.height if settings.relative else LOOSE
     return max(min(LOOSE, share), settings.level_tol)
 
 
-@inlined
+@kernel
 def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bool:
     """Where B is, as the minimum says; False if that has to be known better.
 
@@ -169,7 +169,7 @@ def _level_of(state: RoundState, problem: CarriedProblem) -> Level:
     )
 
 
-@inlined
+@kernel
 def _scan_all(
     state: RoundState,
     problem: CarriedProblem,
@@ -209,7 +209,7 @@ def _scan_all(
                 used[other] = now
 
 
-@inlined
+@kernel
 def _bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
     """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
     dense, carried, table = memory.dense, problem.minimum, problem.minimum_table
@@ -237,7 +237,7 @@ def _bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Me
         )
 
 
-@inlined
+@kernel
 def _scan_the_best(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
     """Bounds from all anchors for the block of arms with the largest upper bounds so far."""
     chosen = memory.chosen
@@ -252,7 +252,7 @@ def _scan_the_best(problem: CarriedProblem, arms: Arms, level: Level, memory: Me
     scan(arms, chosen, problem.anchors, level, memory.cuts, memory.left)
 
 
-@inlined
+@kernel
 def _scan_contenders(
     problem: CarriedProblem, arms: Arms, level: Level, settings: Settings, memory: Memory
 ) -> float:
@@ -279,7 +279,7 @@ def _scan_contenders(
 # ---- looks -------------------------------------------------------------------------------------
 
 
-@inlined
+@kernel
 def _looks(
     state: RoundState,
     problem: CarriedProblem,
@@ -320,7 +320,7 @@ def _looks(
             return PASS_FOR_ANCHOR
 
 
-@inlined
+@kernel
 def _sharpen(
     state: RoundState, settings: Settings, steep: float, wanted: float, ended: bool
 ) -> bool:

@@ -13,8 +13,16 @@ import numpy as np
 from torchglb.backend import Floats, Ints, entry, floats_at, inlined, kernel, record
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
-from torchglb.carried.kernels import Constants, carried_in, carry_row, sum_rows, workspace
-from torchglb.carried.minimum import Quadratic, places_in
+from torchglb.carried.kernels import (
+    Constants,
+    LossRows,
+    Workspace,
+    carried_in,
+    carry_row,
+    sum_rows,
+    workspace,
+)
+from torchglb.carried.minimum import Quadratic, SearchState, places_in
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
@@ -25,9 +33,12 @@ from torchglb.ucb.incremental.round_state import (
     DECIDED,
     MINIMUM,
     NO_CENTER,
+    PASS_FOR_ANCHOR,
     PASS_FOR_MINIMUM,
     UNDECIDED,
     CarriedProblem,
+    Memory,
+    RoundState,
     Settings,
     notes_in,
     round_memory,
@@ -165,7 +176,7 @@ def settings_of(given: RoundInput, b: int) -> Settings:
     )
 
 
-@inlined
+@kernel
 def start_round(batch: Batch, given: RoundInput, b: int) -> None:
     """The state of a round before its first step."""
     state = record(batch.rounds, b)
@@ -176,7 +187,7 @@ def start_round(batch: Batch, given: RoundInput, b: int) -> None:
     state.answered, search.answered, search.passes = 0, 0, 0
 
 
-@inlined
+@kernel
 def end_round(batch: Batch, out: RoundOutput, b: int) -> None:
     """How a round has ended."""
     state, search, upper = record(batch.rounds, b), record(batch.search, b), out.upper[b]
@@ -195,6 +206,92 @@ def end_round(batch: Batch, out: RoundOutput, b: int) -> None:
     if math.isnan(search.high + state.level) or (math.isnan(total) and not empty):
         status = _NONFINITE
     out.status[b] = status
+
+
+class BatchMemory(NamedTuple):
+    """For one problem at a time: of its round, its arms, and its passes.
+
+    Attributes:
+        round: of the round.
+        ints: two of each arm, ``(2 K,)``.
+        numbers: d + 2 of each arm.
+        anchors: for passes of the anchors' sums,
+        minimum: and of the minimum's.
+    """
+
+    round: Memory
+    ints: Ints
+    numbers: Floats
+    anchors: Workspace
+    minimum: Workspace
+
+
+def batch_memory(batch: Batch, arms: int) -> BatchMemory:
+    """For the problems of a batch with so many arms."""
+    d, count, least = batch.table.dim, batch.table.count, batch.minimum_table.count
+    return BatchMemory(
+        round_memory(d, batch.number, count, least),
+        np.empty(2 * arms, np.int64),
+        np.empty(arms * (d + 2)),
+        workspace(d, count),
+        workspace(d, least),
+    )
+
+
+@kernel
+def play_one(
+    family: CompiledFamily,
+    rows: LossRows,
+    state: RoundState,
+    search: SearchState,
+    problem: CarriedProblem,
+    arms: Arms,
+    settings: Settings,
+    memory: BatchMemory,
+) -> None:
+    """The round of one problem, with all passes that it needs."""
+    work, trace = memory.anchors, 0.0
+    while True:
+        asked = choose(state, search, problem, arms, settings, work, trace, memory.round)
+        if asked == DECIDED:
+            return
+        if asked == PASS_FOR_MINIMUM:
+            point, table, work = problem.places.trial, problem.minimum_table, memory.minimum
+            search.answered = 1
+        else:
+            point, table, work = memory.round.trial, problem.table, memory.anchors
+            state.answered = 1
+        trace = sum_rows(family, rows.X, rows.w, rows.y, 0, problem.rows, point, table, work)
+
+
+@kernel
+def play_all(
+    family: CompiledFamily,
+    X: Floats,
+    w: Floats,
+    y: Floats,
+    rows: int,
+    batch: Batch,
+    every: Floats,
+    given: RoundInput,
+    out: RoundOutput,
+    memory: BatchMemory,
+) -> bool:
+    """The rounds of all problems; whether all of them have converged."""
+    converged = True
+    for b in range(out.upper.shape[0]):
+        start_round(batch, given, b)
+        problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
+        arms = arms_of(every, out, b, memory.ints, memory.numbers)
+        state, search, settings = (
+            record(batch.rounds, b),
+            record(batch.search, b),
+            settings_of(given, b),
+        )
+        play_one(family, LossRows(X[b], w[b], y[b]), state, search, problem, arms, settings, memory)
+        end_round(batch, out, b)
+        converged = converged and out.status[b] == _CONVERGED
+    return converged
 
 
 @entry
@@ -222,38 +319,65 @@ def play_round(
         given: what else the round is about.
         out: what comes out.
     """
-    (N, K), d, table = out.upper.shape, batch.table.dim, batch.table
+    (N, K), d, count, least = (
+        out.upper.shape,
+        batch.table.dim,
+        batch.table.count,
+        batch.minimum_table.count,
+    )
     every = floats_at(address, (N, K, d))
     for b in range(N):
         if not rows_held(batch.anchors[b], batch.minimum[b], given.rows):
             return BEHIND
         if given.longest > 0.0 and not rows_within(every[b], given.longest):
             return REFUSED
-    memory = round_memory(d, batch.number, table.count, batch.minimum_table.count)
-    anchor_work = workspace(d, table.count)
-    minimum_work = workspace(d, batch.minimum_table.count)
-    ints, numbers = np.empty(2 * K, np.int64), np.empty(K * (d + 2))
-    converged = True
-    for b in range(N):
+    memory = BatchMemory(
+        round_memory(d, batch.number, count, least),
+        np.empty(2 * K, np.int64),
+        np.empty(K * (d + 2)),
+        workspace(d, count),
+        workspace(d, least),
+    )
+    return DONE if play_all(family, X, w, y, rows, batch, every, given, out, memory) else OPEN
+
+
+@entry
+def go_on(
+    batch: Batch,
+    every: Floats,
+    given: RoundInput,
+    b: int,
+    asked: int,
+    trace: float,
+    out: RoundOutput,
+    memory: BatchMemory,
+) -> int:
+    """The round of one problem up to the next pass, which is made elsewhere.
+
+    Args:
+        batch: what is carried.
+        every: all arms, ``(N, K, d)``.
+        given: what else the round is about.
+        b: which problem.
+        asked: what the last call answered; -1 at the start.
+        trace: of the Hessian at the point of the pass that was asked for.
+        out: what comes out.
+        memory: with the sums of that pass.
+    """
+    state, search = record(batch.rounds, b), record(batch.search, b)
+    if asked < 0:
         start_round(batch, given, b)
-        state, search = record(batch.rounds, b), record(batch.search, b)
-        problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
-        arms, settings = arms_of(every, out, b, ints, numbers), settings_of(given, b)
-        work, trace = anchor_work, 0.0
-        while True:
-            asked = choose(state, search, problem, arms, settings, work, trace, memory)
-            if asked == DECIDED:
-                break
-            if asked == PASS_FOR_MINIMUM:
-                point, monomials, work = problem.places.trial, problem.minimum_table, minimum_work
-                search.answered = 1
-            else:
-                point, monomials, work = memory.trial, problem.table, anchor_work
-                state.answered = 1
-            trace = sum_rows(family, X[b], w[b], y[b], 0, rows, point, monomials, work)
+    work = memory.anchors
+    if asked == PASS_FOR_MINIMUM:
+        work, search.answered = memory.minimum, 1
+    elif asked == PASS_FOR_ANCHOR:
+        state.answered = 1
+    problem = problem_of(batch, b, given.ridge[b], given.tilt[b], given.rows)
+    arms = arms_of(every, out, b, memory.ints, memory.numbers)
+    next_ = choose(state, search, problem, arms, settings_of(given, b), work, trace, memory.round)
+    if next_ == DECIDED:
         end_round(batch, out, b)
-        converged = converged and out.status[b] == _CONVERGED
-    return DONE if converged else OPEN
+    return next_
 
 
 # ---- rows --------------------------------------------------------------------------------------
@@ -323,9 +447,29 @@ def learn_rows(
             return BEHIND
     if longest > 0.0 and not rows_fit(family, x, r, longest):
         return REFUSED
-    table, least = unpack(sums.table), unpack(sums.minimum_table)
     scratch, row = np.zeros(SCRATCH), np.empty(d)
-    powers, least_powers = np.empty(table.count), np.empty(least.count)
+    powers, least_powers = np.empty(sums.table.count), np.empty(sums.minimum_table.count)
+    add_rows(family, x, r, X, w, y, used, sums, scratch, row, powers, least_powers)
+    return DONE
+
+
+@kernel
+def add_rows(
+    family: CompiledFamily,
+    x: Floats,
+    r: Floats,
+    X: Floats,
+    w: Floats,
+    y: Floats,
+    used: int,
+    sums: Sums,
+    scratch: Floats,
+    row: Floats,
+    powers: Floats,
+    least_powers: Floats,
+) -> None:
+    """Writes and carries the rows; the last four arguments are memory."""
+    (N, rows, d), table, least = x.shape, unpack(sums.table), unpack(sums.minimum_table)
     for b in range(N):
         anchors = carried_in(sums.anchors[b], d, sums.number, table.count)
         minimum = carried_in(sums.minimum[b], d, 1, least.count)
@@ -336,4 +480,3 @@ def learn_rows(
             w[b, used + s], y[b, used + s] = 1.0, r[b, s]
             carry_row(family, row, 1.0, r[b, s], anchors, table, scratch, powers)
             carry_row(family, row, 1.0, r[b, s], minimum, least, scratch, least_powers)
-    return DONE

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchglb.backend import Floats, Ints, kernel, vectorised
+from torchglb.backend import Floats, Ints, inlined, kernel, vectorised
 from torchglb.backend.dense import (
     EPS,
     TINY,
@@ -111,7 +111,7 @@ class Cuts(NamedTuple):
     gain: Singles
 
 
-@kernel
+@inlined
 def cuts_memory(dim: int, anchors: int) -> Cuts:
     """For so many anchors."""
     return Cuts(

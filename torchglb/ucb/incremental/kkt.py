@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, kernel
+from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, dot, length, solve_general
 from torchglb.carried.kernels import (
     taylor_gradient,
@@ -49,7 +49,7 @@ class System(NamedTuple):
     right: Floats
 
 
-@kernel
+@inlined
 def system_memory(dim: int) -> System:
     """For so many features."""
     return System(np.zeros((dim + 2, dim + 2)), np.zeros(dim + 2))

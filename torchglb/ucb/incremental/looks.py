@@ -7,7 +7,7 @@ the history is asked for, and the point becomes an anchor.
 
 from __future__ import annotations
 
-from torchglb.backend import Floats, inlined, kernel
+from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.carried.kernels import Workspace, error_at
 from torchglb.carried.rounding import compensated
@@ -46,7 +46,7 @@ NEARBY = 1e-2
 ENOUGH = 0.5
 
 
-@inlined
+@kernel
 def look(
     state: RoundState,
     problem: CarriedProblem,
@@ -93,7 +93,7 @@ def look(
     return not arms.upper[arm] - arms.lower[arm] <= ENOUGH * before
 
 
-@inlined
+@kernel
 def _look_by_anchor(
     problem: CarriedProblem,
     level: Level,
@@ -156,7 +156,7 @@ def _look_by_anchor(
     return False
 
 
-@inlined
+@kernel
 def _dip(slope_error: float, problem: CarriedProblem) -> float:
     """How much lower than its computed tangent the loss may be because of the slope's error.
 
@@ -169,13 +169,13 @@ def _dip(slope_error: float, problem: CarriedProblem) -> float:
     return 0.5 * slope_error * slope_error * (1.0 + stiff)
 
 
-@inlined
+@kernel
 def _is_far(loss: float, level: Level) -> bool:
     """Whether a point is so far outside the set that a model made there says little of it."""
     return loss - level.high > level.high - level.center_loss
 
 
-@inlined
+@kernel
 def _propose_anew(
     problem: CarriedProblem, level: Level, x: Floats, start: Floats, memory: Memory
 ) -> bool:
@@ -188,7 +188,7 @@ def _propose_anew(
     return off > NEARBY * NEARBY * away
 
 
-@inlined
+@kernel
 def _step_from(
     x: Floats, start: Floats, loss: float, goal: float, level: Level, memory: Memory
 ) -> None:
@@ -210,7 +210,7 @@ def _step_from(
     )
 
 
-@inlined
+@kernel
 def _propose_from_minimum(problem: CarriedProblem, level: Level, x: Floats, memory: Memory) -> None:
     """The maximiser where the loss is its own polynomial, as for Gaussian rewards."""
     carried, table, point = problem.minimum, problem.minimum_table, memory.normal
@@ -222,7 +222,7 @@ def _propose_from_minimum(problem: CarriedProblem, level: Level, x: Floats, memo
     _step_from(x, start, loss, level.low, level, memory)
 
 
-@inlined
+@kernel
 def _propose_from_anchor(
     problem: CarriedProblem, arms: Arms, level: Level, arm: int, slot: int, memory: Memory
 ) -> None:
@@ -253,7 +253,7 @@ def _propose_from_anchor(
     stop_at_cut(memory.point, memory.trial, memory.normal, memory.cuts.offset[cut])
 
 
-@inlined
+@kernel
 def _enough(
     problem: CarriedProblem, level: Level, x: Floats, wanted: float, trial: Floats, memory: Memory
 ) -> bool:
@@ -282,7 +282,7 @@ def _enough(
     return doubt <= MODEL_SHARE * wanted * steep
 
 
-@inlined
+@kernel
 def _learn_from_model(
     problem: CarriedProblem,
     arms: Arms,
@@ -357,7 +357,7 @@ def _learn(
         arms.lower[k] = max(arms.lower[k], lower)
 
 
-@inlined
+@kernel
 def new_anchor(
     state: RoundState,
     problem: CarriedProblem,

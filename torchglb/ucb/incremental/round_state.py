@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, entry, kernel, record_type
+from torchglb.backend import Floats, Ints, inlined, record_type
 from torchglb.carried.kernels import Carried, Constants
 from torchglb.carried.minimum import Dense, Places, Quadratic, dense
 from torchglb.carried.monomials import Monomials
@@ -96,7 +96,7 @@ class AnchorNotes(NamedTuple):
     free: Floats
 
 
-@kernel
+@inlined
 def notes_in(memory: Floats, dim: int, anchors: int) -> AnchorNotes:
     """In memory ``((d + 2) A + 1,)``."""
     end = (dim + 2) * anchors
@@ -135,7 +135,7 @@ class Memory(NamedTuple):
     chosen: Ints  # (BLOCK + 1,), arms, and last how many
 
 
-@entry
+@inlined
 def round_memory(dim: int, anchors: int, count: int, minimum_count: int) -> Memory:
     """For problems of this size."""
     return Memory(

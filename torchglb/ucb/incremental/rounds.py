@@ -14,12 +14,11 @@ from torchglb.backend import Floats, bound
 from torchglb.backend.dense import EPS
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum
-from torchglb.carried.source import RowSource, new_workspace
+from torchglb.carried.source import RowSource
 from torchglb.checks import check_count, check_tensors
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
-from torchglb.ucb.incremental.arm_selection import choose
 from torchglb.ucb.incremental.batches import (
     DONE,
     OPEN,
@@ -27,14 +26,11 @@ from torchglb.ucb.incremental.batches import (
     RoundInput,
     RoundOutput,
     Sums,
-    arms_of,
-    end_round,
+    batch_memory,
+    go_on,
     learn_rows,
     new_output,
     play_round,
-    problem_of,
-    settings_of,
-    start_round,
 )
 from torchglb.ucb.incremental.round_state import (
     DECIDED,
@@ -42,7 +38,6 @@ from torchglb.ucb.incremental.round_state import (
     ROUND,
     UNDECIDED,
     Settings,
-    round_memory,
 )
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.native import native_support
@@ -262,30 +257,17 @@ class CarriedRounds:
     def _play_with_passes(self, given: Floats, asked: RoundInput, out: RoundOutput) -> int:
         """The same where compiled code cannot read the rows: passes are made from here."""
         batch, (N, K), d = self._batch(), out.upper.shape, self.anchors.dim
-        table, least = batch.table, batch.minimum_table
-        memory = round_memory(d, batch.number, table.count, least.count)
-        anchor_work, minimum_work = new_workspace(table), new_workspace(least)
-        rows = len(self.source.history)  # those of all ranks: they must decide alike
-        ints, numbers = np.empty(2 * K, np.int64), np.empty(K * (d + 2))
-        rounds, searches = batch.rounds.view(np.recarray), batch.search.view(np.recarray)
-        given = given.reshape(N, K, d)
+        memory, every = batch_memory(batch, K), given.reshape(N, K, d)
+        # the rows of all ranks: they must decide alike
+        asked = asked._replace(rows=len(self.source.history))
         for b in range(N):
-            start_round(batch, asked, b)
-            state, search = rounds[b], searches[b]
-            problem = problem_of(batch, b, asked.ridge[b], asked.tilt[b], rows)
-            arms, settings = arms_of(given, out, b, ints, numbers), settings_of(asked, b)
-            work, trace = anchor_work, 0.0
-            while (
-                wanted := choose(state, search, problem, arms, settings, work, trace, memory)
-            ) != DECIDED:
+            wanted, trace = -1, 0.0
+            while (wanted := go_on(batch, every, asked, b, wanted, trace, out, memory)) != DECIDED:
                 if wanted == PASS_FOR_MINIMUM:
-                    point, monomials, work = batch.places[b, 2], least, minimum_work
-                    search.answered = 1
+                    point, table, work = batch.places[b, 2], batch.minimum_table, memory.minimum
                 else:
-                    point, monomials, work = memory.trial, table, anchor_work
-                    state.answered = 1
-                trace = self.minimum.carried.checked_pass(self.source, b, point, monomials, work)
-            end_round(batch, out, b)
+                    point, table, work = memory.round.trial, batch.table, memory.anchors
+                trace = self.minimum.carried.checked_pass(self.source, b, point, table, work)
         return OPEN if out.status.any() else DONE
 
     def _solve(self, given: Tensor, asked: RoundInput, out: RoundOutput, b: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats, Ints, entry, kernel, vectorised
-from torchglb.backend.dense import EPS, dot, frank_wolfe_gap, length
+from torchglb.backend.dense import EPS, copy_vector, dot, frank_wolfe_gap, length
 from torchglb.compiled_rows import array, blocks, per_problem
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK
@@ -21,7 +21,6 @@ from torchglb.mle_kernels import (
     RUNNING,
     RowLoss,
     copy_point,
-    copy_vector,
     expand,
     minimize,
     new_point,

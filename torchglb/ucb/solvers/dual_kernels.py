@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from torchglb.backend import kernel
-from torchglb.backend.dense import dot
-from torchglb.mle_kernels import INACCURATE, MAX_STEPS, RowLoss, copy_vector, minimize
+from torchglb.backend.dense import copy_vector, dot
+from torchglb.mle_kernels import INACCURATE, MAX_STEPS, RowLoss, minimize
 from torchglb.ucb.solvers.search_kernels import (
     ArmBounds,
     LevelSet,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, kernel
-from torchglb.backend.dense import EPS, TINY, dot, length
+from torchglb.backend import Floats, Ints, inlined, kernel
+from torchglb.backend.dense import EPS, TINY, copy_vector, dot, length
 from torchglb.carried.kernels import Workspace
 from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated
@@ -30,7 +30,6 @@ from torchglb.mle_kernels import (
     PointExpansion,
     RowLoss,
     copy_point,
-    copy_vector,
     expand,
     new_memory,
     new_point,
@@ -149,7 +148,7 @@ class SearchMemory(NamedTuple):
     estimate: NewtonMemory
 
 
-@kernel
+@inlined
 def search_memory(dim: int) -> SearchMemory:
     """For problems with so many features."""
     return SearchMemory(
@@ -341,7 +340,7 @@ class Segment(NamedTuple):
     ideal: float
 
 
-@kernel
+@inlined
 def segment(
     start: Floats, start_loss: float, end: Floats, end_loss: float, error: float, level: float
 ) -> Segment:

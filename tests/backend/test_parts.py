@@ -1,0 +1,173 @@
+"""Parts of compiled functions: tuples by reference, and arrays that are only borrowed."""
+
+import ast
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from numba.core.errors import TypingError
+
+from torchglb.backend import entry, inlined, kernel
+
+PACKAGE = Path(__file__).parents[2] / "torchglb"
+
+
+class Pair(NamedTuple):
+    first: np.ndarray
+    second: np.ndarray
+
+
+class Whole(NamedTuple):
+    number: int
+    flag: bool
+    share: float
+    pair: Pair
+    matrix: np.ndarray
+
+
+@kernel
+def add_up(whole, times):
+    total = whole.share if whole.flag else 0.0
+    for i in range(whole.pair.first.shape[0]):
+        total += whole.pair.first[i] * whole.matrix[i, whole.number]
+        whole.pair.second[i] += times
+    return total
+
+
+@kernel
+def through(whole, times):
+    return add_up(whole, times) + add_up(Whole(0, False, 1.0, whole.pair, whole.matrix), times)
+
+
+@entry
+def called(number, flag, share, first, second, matrix):
+    return through(Whole(number, flag, share, Pair(first, second), matrix), 2.0)
+
+
+def arguments():
+    return 1, True, 0.5, np.arange(3.0), np.zeros(3), np.arange(6.0).reshape(3, 2)
+
+
+def test_tuples_by_reference_are_read_and_nested_and_passed_on():
+    given = arguments()
+    # 0.5 + (0, 1, 2) . (1, 3, 5) + (0, 1, 2) . (0, 2, 4)
+    assert called(*given) == 0.5 + 13.0 + 10.0
+    np.testing.assert_array_equal(given[4], [4.0, 4.0, 4.0])
+
+
+def test_borrowed_arrays_are_neither_kept_nor_freed():
+    given = arguments()
+    called(*given)
+    before = [sys.getrefcount(each) for each in given[3:]]
+    for _ in range(100):
+        called(*given)
+    assert [sys.getrefcount(each) for each in given[3:]] == before
+    assert called(*given) == 23.5  # still there
+
+
+def test_a_kernel_that_returns_an_array_is_refused():
+    @kernel
+    def half(values):
+        return values[::2], 1.0
+
+    @entry
+    def caller(values):
+        return half(values)[1]
+
+    with pytest.raises((TypeError, TypingError), match="a kernel returns numbers"):
+        caller(np.arange(4.0))
+
+
+def test_a_kernel_that_makes_an_array_is_refused():
+    @kernel
+    def first_of(count):
+        return np.zeros(count)[0]
+
+    @entry
+    def caller(count):
+        return first_of(count)
+
+    with pytest.raises(TypingError, match="Only accept returning of array passed"):
+        caller(4)
+
+
+def test_inlined_views_live_in_their_caller():
+    @inlined
+    def tail(values):
+        return values[1:]
+
+    @kernel
+    def total(values):
+        rest, found = tail(values), 0.0
+        for i in range(rest.shape[0]):
+            found += rest[i]
+        return found
+
+    @entry
+    def caller(values):
+        return total(values)
+
+    assert caller(np.arange(4.0)) == 6.0
+
+
+def test_plain_python_computes_the_same():
+    code = textwrap.dedent(
+        f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import test_parts
+        given = test_parts.arguments()
+        assert not hasattr(test_parts.called, "overloads")
+        print(test_parts.called(*given), given[4].tolist())
+        """
+    )
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[0] == "23.5 [4.0, 4.0, 4.0]"
+
+
+# ---- what Numba cannot see ---------------------------------------------------------------------
+
+
+def decorated():
+    """Of every compiled function of the package: its decorators, what it returns, whom it calls."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                marks = {getattr(mark, "id", "") for mark in node.decorator_list}
+                calls = {
+                    call.func.id
+                    for call in ast.walk(node)
+                    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+                }
+                yield (
+                    node,
+                    marks & {"kernel", "vectorised", "allocating", "inlined", "entry"},
+                    calls,
+                )
+
+
+def test_kernels_call_nobody_who_returns_new_arrays():
+    """Such an array would never be freed: a kernel does not count references."""
+    numbers = {"None", "int", "float", "bool", "Error"}  # Error: a tuple of numbers
+    everything = list(decorated())
+    makers = {
+        node.name
+        for node, marks, _ in everything
+        if "allocating" in marks or ("entry" in marks and ast.unparse(node.returns) not in numbers)
+    }
+    assert makers  # there are some
+    found = [
+        f"{node.name} calls {name}"
+        for node, marks, calls in everything
+        if marks & {"kernel", "vectorised"}
+        for name in calls & makers
+    ]
+    assert not found
