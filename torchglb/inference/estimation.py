@@ -45,6 +45,10 @@ class RunningEstimate(ABC):
         """Adds rows, as :meth:`torchglb.History.append` does."""
         self.history.append(x, r, weight)
 
+    def append_at_once(self, x: Any, r: Any, longest: float) -> int:
+        """Adds plain rows by one compiled call that checks them; how many, 0 if it has none."""
+        return 0
+
     @abstractmethod
     def estimate(self, likelihood: NegativeLogLikelihood, loss_only: bool = False) -> Estimate:
         """The minimiser now.

@@ -85,6 +85,33 @@ class GrowingLevel:
         # no call from here on: nothing can come in between
         self.fitted, self._state, self._fresh, self._seen = estimate, state, None, seen
 
+    def learn_at_once(self, x: Any, r: Any, longest: float) -> int:
+        """:meth:`learn` of plain rows, checked, by compiled calls where there are such.
+
+        Args:
+            x: ``(*B, d)`` or ``(*B, k, d)``.
+            r: ``(*B)`` or ``(*B, k)``.
+            longest: a row may be so long; 0 for no checks of values.
+
+        Returns:
+            How many rows; 0 for anything that has to go the long way, which has changed nothing.
+        """
+        if self._forgets or self._seen != len(self.history):
+            return 0
+        mark = self.mark()
+        try:
+            rows = self.fitted.append_at_once(x, r, longest)
+            if rows == 0:
+                return 0
+            if x.dtype is not torch.float64 or not (x.is_contiguous() and r.is_contiguous()):
+                x, r = x.double().contiguous(), r.double().contiguous()
+            state = self.radius.update_plain(self.problem, self._state, x, r)
+        except BaseException:  # as in learn
+            self.reset(mark)
+            raise
+        self._state, self._fresh, self._seen = state, None, self._seen + rows
+        return rows
+
     def mark(self) -> Mark:
         """Where the sequence stands, for :meth:`reset`; costs nothing."""
         return self.history.mark(), self.fitted, self._state, self._seen

@@ -68,6 +68,10 @@ class ProgramEstimate(RunningEstimate):
     def append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:  # noqa: D102
         self.program.append(x, r, weight)
 
+    def append_at_once(self, x: Any, r: Any, longest: float) -> int:  # noqa: D102
+        program = self.program
+        return program.append_at_once(x, r, longest) if isinstance(program, AnchoredProgram) else 0
+
     def estimate(  # noqa: D102
         self, likelihood: NegativeLogLikelihood, loss_only: bool = False
     ) -> Estimate:
@@ -324,20 +328,23 @@ class LikelihoodRatioPolicy(ExactPolicy):
         return self._sequence.height()
 
     def select(self, arms: Tensor) -> Tensor:  # noqa: D102
-        if self._counts and self.solver == "native" and isinstance(self._program, AnchoredProgram):
-            height = self._sequence.height()
-            assert height.radius is not None
+        exact = self.solver == "native" and self.dtype is torch.float64
+        if exact and isinstance(self._program, AnchoredProgram):
+            mark, height = self._sequence.mark(), self._height()
             longest = self._longest if self.validate else 0.0
-            index = self._program.decide(arms, height.radius, longest)
+            index = self._program.decide(arms, height.radius, longest, height.level)
             if index is not None:
                 self._decided = height
                 return index
+            self._sequence.reset(mark)  # arms that are going to be refused leave no trace
         return super().select(arms)
 
     def _learn_at_once(self, x: Any, r: Any) -> int:
-        if not self._counts or not isinstance(self._program, AnchoredProgram):
-            return 0
-        rows = self._program.append_at_once(x, r, self._longest if self.validate else 0.0)
+        longest = self._longest if self.validate else 0.0
+        if self._counts and isinstance(self._program, AnchoredProgram):
+            rows = self._program.append_at_once(x, r, longest)
+        else:
+            rows = self._sequence.learn_at_once(x, r, longest)
         if rows:
             self._decided = None
         return rows

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.checks import ValueChecks, refuse
+from torchglb.checks import ValueChecks, as_rows, refuse
 from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.problem import Problem
@@ -103,6 +103,12 @@ class Radius(ABC):
         self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
     ) -> State:
         """The state with k more rows, ``x (*B, k, d)``, ``r`` and ``w (*B, k)``; O(d^2) per row."""
+
+    def update_plain(
+        self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
+    ) -> State:
+        """:meth:`update` of float64 numbers of the CPU in a row, ``(*B, k, d)`` or ``(*B, d)``."""
+        return self.update(problem, state, *as_rows(x, r, problem.batch_shape, problem.dim), w)
 
     def of_rows(self, problem: Problem, rows: int) -> float | Tensor | None:
         """beta^2 where it depends on the number of rows alone, all of weight 1; else None."""

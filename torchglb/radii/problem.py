@@ -156,6 +156,10 @@ class Problem:
         """What compiled code needs in every round, once it has been made."""
         return {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what compiled code needs: a copy makes its own."""
+        return {name: value for name, value in vars(self).items() if name != "prepared"}
+
     def compiled_rules(self) -> Floats:
         """:attr:`ball_rule` for compiled code, ``(N, 2 nodes + 2)``.
 

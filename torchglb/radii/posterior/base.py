@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats
+from torchglb.backend import Floats, bound
 from torchglb.carried.kernels import memory_size
 from torchglb.carried.monomials import Packed, monomials
+from torchglb.checks import as_rows
 from torchglb.compiled_rows import blocks, compiled_family
 from torchglb.estimate import Estimate
 from torchglb.families.compiled import CompiledFamily
@@ -46,7 +47,7 @@ from torchglb.radii.posterior.centre import (
 from torchglb.radii.posterior.laws import series_terms
 from torchglb.radii.posterior.search_kernels import carry_posteriors, held_levels, search_posteriors
 from torchglb.radii.problem import Problem
-from torchglb.radii.statistics import RowStatistics, row_arrays
+from torchglb.radii.statistics import RowStatistics
 from torchglb.recording import constant, is_recorded, is_transformed, wants_gradient
 from torchglb.rounding import round_up
 
@@ -78,6 +79,8 @@ class Prepared(NamedTuple):
         etas: weights of the barrier, ``(P,)``.
         candidates: ``(J, 4)``, of :func:`torchglb.radii.posterior.candidate_kernels.posterior_at`.
         table: the monomials of second order.
+        carry: :func:`carry_posteriors`, bound.
+        levels: :func:`held_levels`, bound.
     """
 
     family: CompiledFamily
@@ -86,6 +89,8 @@ class Prepared(NamedTuple):
     etas: Floats
     candidates: Floats
     table: Packed
+    carry: Callable[..., None]
+    levels: Callable[..., bool]
 
 
 class PosteriorRadius(StatisticsRadius):
@@ -161,15 +166,34 @@ class PosteriorRadius(StatisticsRadius):
         if is_transformed(*given):  # values that nobody shows cannot be carried
             unknown = torch.full_like(state["held"], torch.nan)
             return super().update(problem, state, x, r, w) | {"held": unknown}
-        ready = self._prepared(problem)
-        sums, held = (array.copy() for array in _arrays(state, len(ready.numbers)))
-        rows = row_arrays(*(map(constant, given) if recorded else given))
-        family, normal, numbers = ready.family, ready.normal, ready.numbers
-        carry_posteriors(family, *rows, normal, numbers, ready.table, sums, held)
-        new = {"held": _tensor(held, state["held"])}
+        plain = [constant(t) if recorded else t for t in given]
+        plain[1:] = [t.expand(r.shape) for t in plain[1:]]
+        new = self.update_plain(problem, state, *(t.double().contiguous() for t in plain))
         if recorded:
-            return super().update(problem, state, x, r, w) | new
-        return state | new | {"statistics": _tensor(sums, state["statistics"])}
+            return super().update(problem, state, x, r, w) | {"held": new["held"]}
+        return new
+
+    def update_plain(  # noqa: D102
+        self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
+    ) -> State:
+        if "held" not in state:
+            return self.update(problem, state, *as_rows(x, r, problem.batch_shape, problem.dim), w)
+        ready = self._prepared(problem)
+        N = len(ready.numbers)
+        sums, held = state["statistics"].detach().numpy().copy(), state["held"].numpy().copy()
+        ready.carry(
+            ready.family,
+            x.data_ptr(),
+            r.data_ptr(),
+            0 if w is None else w.data_ptr(),
+            r.numel() // N,
+            ready.normal,
+            ready.numbers,
+            ready.table,
+            sums.reshape(N, -1),
+            held.reshape(N, -1),
+        )
+        return {"statistics": torch.from_numpy(sums), "held": torch.from_numpy(held)}
 
     def level(  # noqa: D102
         self, problem: Problem, state: State, likelihood: Callable[[], NegativeLogLikelihood]
@@ -246,13 +270,15 @@ class PosteriorRadius(StatisticsRadius):
                 problem.per_radius(lambda radius: float(series_terms(radius))),
             )
             prior = torch.stack([t.reshape(-1) for t in columns], dim=-1).numpy()
+            numbers = np.concatenate([prior, problem.compiled_rules()], axis=-1)
+            etas, table = np.asarray(self.centre_weights(problem)), monomials(problem.dim, 2)
+            memory, known = np.empty((1, 1)), (family, not self.confined, numbers, etas)
             ready = problem.prepared[self] = Prepared(
-                family,
-                not self.confined,
-                np.concatenate([prior, problem.compiled_rules()], axis=-1),
-                np.asarray(self.centre_weights(problem)),
+                *known,
                 np.ascontiguousarray(self.candidates(problem).numpy()),
-                monomials(problem.dim, 2),
+                table,
+                bound(carry_posteriors, family, 0, 0, 0, 1, *known[1:3], table, memory, memory),
+                bound(held_levels, *known, 1, table, memory, memory, NO_NUMBERS, memory),
             )
         return ready
 
@@ -265,12 +291,12 @@ class PosteriorRadius(StatisticsRadius):
         offers: Floats,
     ) -> tuple[Floats, State, float]:
         """``(N, 3)``: the levels and those of the mean loss; the new state; the passes."""
-        family, normal, numbers, etas, candidates, table = self._prepared(problem)
+        family, normal, numbers, etas, candidates, table, _, levels = self._prepared(problem)
         N, kinds = len(numbers), len(candidates)
         out = np.empty((N, 3))
         sums, held = _arrays(state, N)
         known = (family, normal, numbers, etas)
-        if not held_levels(*known, kinds, table, sums, held, loss_hat, out):
+        if not levels(*known, kinds, table, sums, held, loss_hat, out):
             return out, state, 0.0
         where, held = out[:, 2].nonzero()[0], held.copy()
         part = select(flatten_batch(likelihood()), torch.from_numpy(where))

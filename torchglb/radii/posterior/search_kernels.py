@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, allocating, entry, inlined, kernel
+from torchglb.backend import Floats, Ints, allocating, entry, floats_at, inlined, kernel
 from torchglb.backend.dense import copy_vector
 from torchglb.carried.kernels import FACTS, Carried, LossRows, carried_in, carry_row, workspace
 from torchglb.carried.monomials import Packed, unpack
@@ -113,30 +113,45 @@ def hold_if_better(
 @entry
 def carry_posteriors(
     family: CompiledFamily,
-    x: Floats,
-    r: Floats,
-    w: Floats,
+    x_address: int,
+    r_address: int,
+    w_address: int,
+    k: int,
     normal: bool,
     numbers: Floats,
     packed: Packed,
     statistics: Floats,
     held: Floats,
 ) -> None:
-    """Adds k rows of every problem, ``x (N, k, d)``, to all that is carried.
+    """Adds k rows of every problem to all that is carried.
 
-    ``numbers`` are those of :func:`prior_in`, and after them those of ``rule_in``.
+    Args:
+        family: the family.
+        x_address: of the rows, float64 numbers ``(N, k, d)`` in a row.
+        r_address: of their rewards, ``(N, k)``.
+        w_address: of their weights, ``(N, k)``; 0 if all are 1.
+        k: how many.
+        normal: whether the prior is Gaussian.
+        numbers: those of :func:`prior_in`, and after them those of ``rule_in``.
+        packed: the monomials of second order.
+        statistics: ``(N, size)``.
+        held: of :func:`held_in`, ``(N, size)``.
     """
     table, d, plain = unpack(packed), packed.dim, undispersed(family)
+    x, r = floats_at(x_address, (held.shape[0], k, d)), floats_at(r_address, (held.shape[0], k))
+    w = floats_at(w_address, (held.shape[0], k))
     points = (held.shape[1] - d * d - 4 - FACTS) // (2 + 2 * d + packed.count)
     scratch, monomial, point = np.zeros(SCRATCH), np.empty(packed.count), np.empty(d)
-    for b in range(x.shape[0]):
+    for b in range(held.shape[0]):
         prior, rule = prior_in(normal, numbers[b]), rule_in(numbers[b, PRIOR:])
         found, seen = held_in(held[b], d, points, packed.count), statistics_in(statistics[b], d)
         law = law_of(family, normal, d, found.rest[0], prior.terms)
         for i in range(d):
             point[i] = found.carried.points[i, points - 1]
-        for s in range(x.shape[1]):
-            row, weight, reward = x[b, s], w[b, s], r[b, s]
+        for s in range(k):
+            row, reward, weight = x[b, s], r[b, s], 1.0
+            if w_address != 0:
+                weight = w[b, s]
             add_statistics(plain, rule, prior.S, row, reward, weight, seen, scratch)
             carry_row(family, row, weight, weight * reward, found.carried, table, scratch, monomial)
             found.rest[1] += weight * add_increment(

@@ -381,16 +381,24 @@ class AnchoredProgram:
         limits = (tie, own, False, max_steps)
         return self._round(arms, _one_of(radius, level), regularization, *limits)
 
-    def decide(self, arms: Any, radius: float | Tensor, longest: float) -> Tensor | None:
+    def decide(
+        self,
+        arms: Any,
+        radius: float | Tensor | None,
+        longest: float,
+        level: Tensor | None = None,
+    ) -> Tensor | None:
         """The index of :meth:`argmax` alone, in one compiled call that checks the arms too.
 
         Args:
             arms: ``(*B, K, d)``.
-            radius: beta^2.
+            radius: beta^2; or
             longest: an arm may be so long; 0 for no checks of values.
+            level: B, ``(*B)``.
 
         Returns:
-            ``(*B)``; or None for arms that are not plain or do not fit, which has changed nothing.
+            ``(*B)``; or None for arms that are not plain or do not fit, and where the set of some
+            problem may be empty: :meth:`argmax` says more.
         """
         rounds, plain = self._rounds, self._plain
         if not (rounds.source.is_direct and rounds.is_current and is_plain(arms)):
@@ -401,12 +409,20 @@ class AnchoredProgram:
                 return None
         if arms.dtype is not torch.float64 or not self._is_double or not arms.is_contiguous():
             return None
+        if level is not None and not (is_plain(level) and level.shape == self.batch_shape):
+            return None
         _, settings, heights, out, winner = plain
-        heights[:] = radius if type(radius) is float else self._numbers("radius", radius)
+        if level is not None:
+            heights[:] = level.numpy().reshape(-1)
+            settings = settings._replace(relative=False)
+        else:
+            heights[:] = radius if type(radius) is float else self._numbers("radius", radius)
         count, rows = rounds.number + 1, len(self.history)
         ridge, tilt = self._no_ridge, self._no_tilt
         asked = RoundInput(heights, ridge, tilt, settings, count, longest, rows)
-        return winner.clone() if rounds.play(arms, asked, out) else None
+        if not rounds.play(arms, asked, out) or (level is not None and out.status.any()):
+            return None
+        return winner.clone()
 
     def _plain_round(self, shape: torch.Size) -> _PlainRound | None:
         """Memory for rounds with arms of this shape; None if it is not one of arms."""
