@@ -1,6 +1,7 @@
 """Every public door x every kind of input: the accepted value, or the exact error and no change."""
 
 import copy
+import re
 import warnings
 
 import numpy as np
@@ -485,3 +486,25 @@ def test_a_likelihood_is_a_module_that_moves_and_saves_its_rows():
     assert torch.equal(other(theta), loss(theta))
     with pytest.raises(glb.InputError, match="dtype"):
         other.load_state_dict(wide.state_dict())
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", policies.available() + policies.available(pairs=True))
+def test_an_unknown_option_is_refused_with_the_nearest_known_one(name):
+    made = glb.Gaussian() if "oful" in name else glb.Bernoulli()
+    message = f"option of {re.escape(name)}: expected one of .*, got 'dleta' .did you mean 'delta'"
+    with pytest.raises(glb.InputError, match=message):
+        policies.make(name, family=made, domain=ball(), dleta=0.1)
+
+
+def test_options_are_those_that_a_class_names():
+    assert "forgetting" in policies.registry.options_of("ofuglb")
+    assert "forgetting" not in policies.registry.options_of("ofuglb-contrast")
+    with pytest.raises(glb.InputError, match=r"'greedi' \(did you mean 'greedy'\?\)"):
+        policies.make("greedi", family=family(), domain=ball())
+    with pytest.raises(glb.InputError, match=r"'sed' \(did you mean 'seed'\?\)"):
+        glb.NeuralPolicy(torch.nn.Linear(2, 2), "ofuglb", family(), ball(), sed=1)
+    with pytest.raises(glb.InputError, match=r"'arm' \(did you mean 'arms'\?\)"):
+        glb.environments.make("fixed", family=family(), S=1.0, arm=3)

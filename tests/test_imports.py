@@ -106,6 +106,7 @@ SHARED_POLICY_MODULES = frozenset(
         "parts",
         "rank_one",
         "registry",
+        "settings",
     }
 )
 BELOW_BASE: frozenset[str] = frozenset()

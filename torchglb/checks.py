@@ -6,8 +6,9 @@ Checks of shape, dtype and device never look at values. Checks of values are gat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from torchglb.recording import is_transformed
 
 FLOATS = (torch.float32, torch.float64)
 NUMBERS = (int, float, np.integer, np.floating)
+#: one of some words
+Word = TypeVar("Word", bound=str)
 
 
 def refuse(name: str, expected: str, got: object) -> InputError:
@@ -247,11 +250,30 @@ def check_probability(name: str, value: float) -> float:
     return float(value)
 
 
-def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
+def check_choice(name: str, value: Word, choices: Sequence[Word]) -> Word:
     """One of the listed words."""
     if value not in choices:
-        raise refuse(name, "one of " + ", ".join(map(repr, choices)), repr(value))
+        raise refuse(name, "one of " + ", ".join(map(repr, choices)), with_nearest(value, choices))
     return value
+
+
+def check_options(name: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses options that are not known, and says which one may have been meant."""
+    known = sorted(known)
+    for option in options:
+        if option not in known:
+            raise refuse(name, "one of " + ", ".join(known), with_nearest(option, known))
+
+
+def with_nearest(value: object, known: Sequence[str]) -> str:
+    """A word that is not known, with the known one that looks most like it.
+
+    Example:
+        >>> with_nearest("dleta", ["delta", "seed"])
+        "'dleta' (did you mean 'delta'?)"
+    """
+    close = difflib.get_close_matches(value, known, 1) if isinstance(value, str) else []
+    return f"{value!r} (did you mean {close[0]!r}?)" if close else repr(value)
 
 
 class ValueChecks:

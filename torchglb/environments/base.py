@@ -14,7 +14,15 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from torchglb.checks import FLOATS, check_choice, check_count, check_float, check_shape, refuse
+from torchglb.checks import (
+    FLOATS,
+    check_choice,
+    check_count,
+    check_float,
+    check_options,
+    check_shape,
+    refuse,
+)
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.random_streams import RandomStreams, derived_seed
@@ -156,10 +164,7 @@ def make(
         >>> world.arms(0).shape
         torch.Size([3, 20, 2])
     """
-    known = options_of(name)
-    for option in options:
-        if option not in known:
-            raise refuse(f"option of {name}", "one of " + ", ".join(sorted(known)), repr(option))
+    check_options(f"option of {name}", options, options_of(name))
     if dtype not in FLOATS:
         raise refuse("dtype", "torch.float32 or torch.float64", dtype)
     if not isinstance(replicates, Tensor):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from torchglb.checks import ValueChecks, as_tensor, check_count, check_shape, refuse
+from torchglb.checks import (
+    NUMBERS,
+    ValueChecks,
+    as_tensor,
+    check_count,
+    check_options,
+    check_shape,
+    refuse,
+)
 from torchglb.domain import Ball
 from torchglb.errors import InputError, SolverError
 from torchglb.families import GLMFamily
@@ -22,6 +29,7 @@ from torchglb.heads.encoders import EncoderStack
 from torchglb.heads.unit_ball import UnitBall, unit_ball
 from torchglb.policies import Policy, make
 from torchglb.policies.parts import taken
+from torchglb.policies.settings import PolicySettings
 from torchglb.random_streams import RandomStreams
 from torchglb.sets.base import ConfidenceSet
 
@@ -56,6 +64,7 @@ class NeuralPolicy(Policy):
             ``make`` without the name, for example ``partial(make, "ofuglb-e", radius="mixture")``.
         family: the GLM family of the rewards.
         domain: the ball of theta, of dimension d.
+        delta: the failure level.
         train_every: observations from one training to the next; None never trains.
         optimizer: builds a ``torch.optim`` optimizer from a list of parameters. One that treats
             parameters entry by entry (SGD, Adam and their kin) keeps replicates independent.
@@ -68,8 +77,7 @@ class NeuralPolicy(Policy):
         bound: how features get into the unit ball: a mode of :class:`UnitBall`, or one.
         context_dims: the number of axes in ``*E``.
         chunk: so many contexts are embedded at a time, which bounds the memory.
-        settings: ``delta``, ``horizon``, ``batch_shape``, ``seed``, ``replicates``, ``validate``,
-            ``dtype`` and ``device`` of :class:`torchglb.policies.Policy`.
+        settings: those of :class:`torchglb.policies.Policy`.
 
     Example:
         >>> import torchglb as glb
@@ -87,6 +95,7 @@ class NeuralPolicy(Policy):
         policy: str | Callable[..., Policy],
         family: GLMFamily,
         domain: Ball,
+        delta: float = 0.05,
         *,
         train_every: int | None = 100,
         optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
@@ -97,26 +106,23 @@ class NeuralPolicy(Policy):
         bound: str | UnitBall = "smooth",
         context_dims: int = 1,
         chunk: int = 4096,
-        **settings: Any,
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        known = list(inspect.signature(Policy.__init__).parameters)[3:]
-        for setting in settings:
-            if setting not in known:
-                raise refuse("setting", "one of " + ", ".join(sorted(known)), repr(setting))
-        super().__init__(family, domain, **settings)
+        check_options("setting", settings, PolicySettings.__annotations__)
+        super().__init__(family, domain, delta, **settings)
         if train_every is not None:
             check_count("train_every", train_every, least=1)
         self.train_every = train_every
         self.steps = check_count("steps", steps, least=1)
         self.minibatch = check_count("minibatch", minibatch, least=1)
         self.chunk = check_count("chunk", chunk, least=1)
-        if isinstance(growth, bool) or not isinstance(growth, int | float) or not growth >= 1.0:
+        if isinstance(growth, bool) or not isinstance(growth, NUMBERS) or not growth >= 1.0:
             raise refuse("growth", "a number of at least 1", repr(growth))
         self.growth = float(growth)
         self._build: Callable[..., Policy] = (
             partial(make, policy) if isinstance(policy, str) else policy
         )
-        self._settings = settings
+        self._settings = {"delta": delta, **settings}
         self._optimize = optimizer or partial(torch.optim.Adam, lr=1e-3)
         self.encoders = EncoderStack.start(encoder, self.random, self.device)
         self._door = Door(self.encoders.name, domain.dim, unit_ball(bound), self.validate)

@@ -53,7 +53,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -69,6 +69,7 @@ from torchglb.policies.online import OnlinePolicy
 from torchglb.policies.parts import project_in_norm, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.settings import CONSTANTS, Constants, PolicySettings
 
 
 @register
@@ -79,8 +80,7 @@ class AdaOFUECOLog(OnlinePolicy):
         family: Bernoulli.
         domain: the ball that contains theta*.
         constants: ``"proven"`` or ``"public"``, those of public code.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy`, by name.
+        settings: those of :class:`Policy`.
     """
 
     name = "ada-ofu-ecolog"
@@ -91,12 +91,13 @@ class AdaOFUECOLog(OnlinePolicy):
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
-        constants: str = "proven",
-        **settings: Any,
+        delta: float = 0.05,
+        *,
+        constants: Constants = "proven",
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(family, domain, *args, **settings)
-        self.constants = check_choice("constants", constants, ("proven", "public"))
+        super().__init__(family, domain, delta, **settings)
+        self.constants = check_choice("constants", constants, CONSTANTS)
         self.guaranteed = self.constants == "proven"
         self._V = self._begin(self._S)  # W
         self._excess = torch.zeros_like(self._S)  # what the sum over the rounds has come to

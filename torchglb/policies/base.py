@@ -24,6 +24,7 @@ from torchglb.checks import (
     as_tensor,
     as_weights,
     check_batch_shape,
+    check_count,
     check_probability,
     check_shape,
     refuse,
@@ -132,9 +133,9 @@ class Policy(ABC):
         family: GLMFamily,
         domain: Ball,
         delta: float = 0.05,
+        *,
         horizon: int | None = None,
         batch_shape: tuple[int, ...] = (),
-        *,
         seed: int = 0,
         replicates: Tensor | None = None,
         validate: bool = True,
@@ -149,7 +150,7 @@ class Policy(ABC):
         self.family = family
         self.domain = domain
         self.delta = check_probability("delta", delta)
-        self.horizon = horizon
+        self.horizon = None if horizon is None else int(horizon)
         self.batch_shape = torch.Size(check_batch_shape(batch_shape))
         _check_radius(domain, self.batch_shape)
         if not self.batch_shape.numel():
@@ -173,10 +174,8 @@ class Policy(ABC):
         if self.requires.bounded_rewards and not high - low < float("inf"):
             expected = f"a family of bounded rewards, which {self.name} needs"
             raise refuse("family", expected, f"{type(family).__name__} on [{low:g}, {high:g}]")
-        if horizon is not None and (
-            isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1
-        ):
-            raise refuse("horizon", "an integer of at least 1", repr(horizon))
+        if horizon is not None:
+            check_count("horizon", horizon, least=1)
         if self.requires.horizon and horizon is None:
             raise refuse("horizon", f"the number of rounds, which {self.name} needs", None)
 

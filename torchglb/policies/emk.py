@@ -26,18 +26,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from torchglb.checks import check_choice, check_positive, refuse
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 from torchglb.inference.estimators import BallEstimator, ball_estimator
 from torchglb.policies.exact import ExactPolicy, Height
 from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.settings import ExactSettings
 from torchglb.radii import Problem
 from torchglb.rounding import EVALUATION, round_up
 
@@ -58,12 +61,15 @@ class EMK(ExactPolicy):
 
     def __init__(
         self,
-        *args: Any,
-        regularizer: str = "vaw",
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        *,
+        regularizer: Literal["vaw", "ftrl"] = "vaw",
         regularization: float = 1.0,
-        **settings: Any,
+        **settings: Unpack[ExactSettings],
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self.regularizer = check_choice("regularizer", regularizer, REGULARIZERS)
         self.regularization = check_positive("regularization", regularization)
         family, d, batch = self.family, self.domain.dim, tuple(self.batch_shape)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from torchglb.policies.design import g_optimal
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.parts import cholesky_change, taken
 from torchglb.policies.registry import register
+from torchglb.policies.settings import FittedSettings
 
 #: at which the loss is carried in the plane
 POINTS = 64
@@ -59,10 +60,16 @@ class Perturbed(FittedPolicy):
     _a: Tensor  # (*B)
     _lam: Tensor  # (*B)
 
-    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        **settings: Unpack[FittedSettings],
+    ) -> None:
         # perturbed minimisers come back to where others have been in the plane, hardly beyond
         self.points = POINTS if domain.dim <= 2 else 2
-        super().__init__(family, domain, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self._noise = self.random.normal(domain.dim, dtype=self.dtype)
 
     def ridge(self) -> Tensor:  # noqa: D102
@@ -136,8 +143,7 @@ class EVILL(Perturbed):
         domain: the ball that contains theta*.
         scale: a.
         regularization: lambda.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy` and ``aggregate``, by name.
+        settings: those of :class:`Policy` and ``aggregate``.
     """
 
     name = "evill"
@@ -146,12 +152,13 @@ class EVILL(Perturbed):
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
+        delta: float = 0.05,
+        *,
         scale: float = 1.0,
         regularization: float = 1.0,
-        **settings: Any,
+        **settings: Unpack[FittedSettings],
     ) -> None:
-        super().__init__(family, domain, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self.scale = check_positive("scale", scale)
         self.regularization = check_positive("regularization", regularization)
         self._a = self._constant(lambda radius: self.scale)
@@ -184,8 +191,7 @@ class EVILLTheory(Perturbed):
         family: any GLM with m'' > 0 on the ball.
         domain: the ball that contains theta*.
         level: b, instead of the one above.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy` and ``aggregate``, by name.
+        settings: those of :class:`Policy` and ``aggregate``.
     """
 
     name = "evill-theory"
@@ -196,12 +202,12 @@ class EVILLTheory(Perturbed):
         family: GLMFamily,
         domain: Ball,
         delta: float = 0.05,
-        horizon: int | None = None,
-        *args: Any,
+        *,
         level: float | None = None,
-        **settings: Any,
+        **settings: Unpack[FittedSettings],
     ) -> None:
-        super().__init__(family, domain, delta, horizon, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
+        horizon = self.horizon
         assert horizon is not None  # by ``requires``
         self._smallest_variance()  # refuses a family without kappa
 

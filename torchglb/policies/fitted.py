@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torchglb.inference.fits import Fit
 from torchglb.policies.base import Policy
 from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.settings import PolicySettings
 
 
 class FittedPolicy(Policy):
@@ -32,8 +33,7 @@ class FittedPolicy(Policy):
         family: the GLM family.
         domain: the ball that contains theta*.
         aggregate: merge repeated arms, so that a fixed arm set costs the same at every time.
-        args: further settings of :class:`Policy`.
-        settings: the same, by name.
+        settings: those of :class:`Policy`.
     """
 
     #: whether the minimiser is sought over the S-ball or over the whole space
@@ -49,11 +49,12 @@ class FittedPolicy(Policy):
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
+        delta: float = 0.05,
+        *,
         aggregate: bool = False,
-        **settings: Any,
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(family, domain, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self.history = History(
             domain.dim,
             tuple(self.batch_shape),

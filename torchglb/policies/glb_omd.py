@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torchglb.policies.base import Policy, towards
 from torchglb.policies.mirror_descent import MirrorDescent
 from torchglb.policies.parts import farthest_point
 from torchglb.policies.registry import register
+from torchglb.policies.settings import PolicySettings
 from torchglb.sets import EllipsoidSet, Event
 
 
@@ -30,8 +31,7 @@ class _OnePass(Policy):
     Args:
         family: the GLM family.
         domain: the ball that contains theta*.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy`, by name.
+        settings: those of :class:`Policy`.
     """
 
     #: the variance of the laws behind the realised radius, in units of eta x'H^-1 x
@@ -39,8 +39,14 @@ class _OnePass(Policy):
     #: whether rows are weighted by the least curvature of a chord, with eta = 1
     chords: ClassVar[bool] = False
 
-    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
-        super().__init__(family, domain, *args, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        **settings: Unpack[PolicySettings],
+    ) -> None:
+        super().__init__(family, domain, delta, **settings)
         self._event = Event(self.delta)
         self._like = torch.zeros(
             (*self.batch_shape, domain.dim), dtype=self.dtype, device=self.device
@@ -114,8 +120,14 @@ class GLBOMD(_OnePass):
 
     name = "glb-omd"
 
-    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
-        super().__init__(family, domain, *args, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        **settings: Unpack[PolicySettings],
+    ) -> None:
+        super().__init__(family, domain, delta, **settings)
         d, g, S = domain.dim, family.dispersion, self._S
 
         def concordance(radius: float) -> float:
@@ -151,19 +163,19 @@ class _Realised(_OnePass):
         family: the GLM family.
         domain: the ball that contains theta*.
         regularization: lambda.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy`, by name.
+        settings: those of :class:`Policy`.
     """
 
     def __init__(
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
+        delta: float = 0.05,
+        *,
         regularization: float | None = None,
-        **settings: Any,
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(family, domain, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
         given = self._default(domain.dim) if regularization is None else regularization
         self.regularization = check_positive("regularization", given)
         self._start(self._step_size(), torch.full_like(self._S, self.regularization))
@@ -187,8 +199,7 @@ class GLBOMDRealised(_Realised):
         family: the GLM family.
         domain: the ball that contains theta*.
         regularization: lambda; d if left out.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy`, by name.
+        settings: those of :class:`Policy`.
     """
 
     name = "glb-omd-realised"
@@ -213,8 +224,7 @@ class GLBOMDRows(_Realised):
         family: the GLM family.
         domain: the ball that contains theta*.
         regularization: lambda; 1 if left out.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy`, by name.
+        settings: those of :class:`Policy`.
     """
 
     name = "glb-omd-rows"

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -36,8 +36,9 @@ from torchglb.families import GLMFamily
 from torchglb.inference.estimator_base import FINE
 from torchglb.policies.base import Requirements
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.parts import CONSTANTS, check_constants
+from torchglb.policies.parts import check_constants
 from torchglb.policies.registry import register
+from torchglb.policies.settings import CONSTANTS, Constants, FittedSettings
 from torchglb.sets import EllipsoidSet, Event
 
 
@@ -49,8 +50,7 @@ class GLMUCB(FittedPolicy):
         family: a GLM of bounded rewards with m'' > 0 on the ball.
         domain: the ball that contains theta*.
         constants: ``"proven"`` or ``"public"``, those of public code.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy` and ``aggregate``, by name.
+        settings: those of :class:`Policy` and ``aggregate``.
     """
 
     name = "glm-ucb"
@@ -62,11 +62,12 @@ class GLMUCB(FittedPolicy):
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
-        constants: str = "proven",
-        **settings: Any,
+        delta: float = 0.05,
+        *,
+        constants: Constants = "proven",
+        **settings: Unpack[FittedSettings],
     ) -> None:
-        super().__init__(family, domain, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self.constants = check_choice("constants", constants, CONSTANTS)
         self._event = Event(self.delta)
         self._least = self._smallest_variance()

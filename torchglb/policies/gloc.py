@@ -34,7 +34,7 @@ No history is kept: O(d^2) memory and time per round (O(d^3) in rounds with a pr
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ from torchglb.families import Gaussian, GLMFamily
 from torchglb.policies.online import OnlinePolicy
 from torchglb.policies.parts import project_in_norm
 from torchglb.policies.registry import register
+from torchglb.policies.settings import CONSTANTS, Constants, PolicySettings
 
 
 @register
@@ -55,8 +56,7 @@ class GLOC(OnlinePolicy):
         family: a GLM with 0 < m'' < infinity on the ball.
         domain: the ball that contains theta*.
         constants: ``"proven"``, the paper's, or ``"public"``, those of public code.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy`, by name.
+        settings: those of :class:`Policy`.
     """
 
     name = "gloc"
@@ -66,12 +66,13 @@ class GLOC(OnlinePolicy):
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
-        constants: str = "proven",
-        **settings: Any,
+        delta: float = 0.05,
+        *,
+        constants: Constants = "proven",
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(family, domain, *args, **settings)
-        self.constants = check_choice("constants", constants, ("proven", "public"))
+        super().__init__(family, domain, delta, **settings)
+        self.constants = check_choice("constants", constants, CONSTANTS)
         d, S = domain.dim, self._S
         self._least = self._smallest_variance()
         largest = self._constant(family.max_variance)

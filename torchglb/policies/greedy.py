@@ -5,7 +5,7 @@ theta_hat is the minimiser over R^d of ``L(theta) + (lambda/2)|theta|^2``. A san
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torchglb.inference.estimators import FreeEstimator
 from torchglb.policies.base import towards
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.registry import register
+from torchglb.policies.settings import FittedSettings
 
 
 @register
@@ -27,8 +28,7 @@ class Greedy(FittedPolicy):
         family: any GLM.
         domain: the ball that contains theta*.
         regularization: lambda.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy` and ``aggregate``, by name.
+        settings: those of :class:`Policy` and ``aggregate``.
     """
 
     name = "greedy"
@@ -40,11 +40,12 @@ class Greedy(FittedPolicy):
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
+        delta: float = 0.05,
+        *,
         regularization: float = 1.0,
-        **settings: Any,
+        **settings: Unpack[FittedSettings],
     ) -> None:
-        super().__init__(family, domain, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self.regularization = check_positive("regularization", regularization)
         self._lam = self._constant(lambda radius: self.regularization)
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -41,8 +41,9 @@ from torchglb.inference.estimator_base import FINE, HESSIAN_ERROR
 from torchglb.policies.base import Requirements
 from torchglb.policies.bernstein import noise_bound, ridge_of
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.parts import CONSTANTS, check_constants, log_chi_square_ratio
+from torchglb.policies.parts import check_constants, log_chi_square_ratio
 from torchglb.policies.registry import register
+from torchglb.policies.settings import CONSTANTS, Constants, FittedSettings
 from torchglb.sets import EllipsoidSet, Event
 
 
@@ -54,8 +55,7 @@ class LogUCB1(FittedPolicy):
         family: Bernoulli.
         domain: the ball that contains theta*.
         constants: ``"proven"`` or ``"public"``, those of public code.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy` and ``aggregate``, by name.
+        settings: those of :class:`Policy` and ``aggregate``.
     """
 
     name = "log-ucb-1"
@@ -65,14 +65,15 @@ class LogUCB1(FittedPolicy):
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
-        constants: str = "proven",
-        **settings: Any,
+        delta: float = 0.05,
+        *,
+        constants: Constants = "proven",
+        **settings: Unpack[FittedSettings],
     ) -> None:
         self.constants = check_choice("constants", constants, CONSTANTS)
         self.constrained = self.constants == "proven"
         self.need_hessian = not self.constrained
-        super().__init__(family, domain, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self._event = Event(self.delta)
         self._kappa = 1.0 / self._smallest_variance()
         self._track_design(float(domain.dim))

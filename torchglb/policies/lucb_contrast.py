@@ -10,15 +10,18 @@ It explores: its regret is no concern. :class:`torchglb.decisions.BestArm` says 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from torchglb.checks import check_choice
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy
 from torchglb.policies.exact import LikelihoodRatioPolicy
 from torchglb.policies.registry import register
+from torchglb.policies.settings import LikelihoodRatioSettings
 from torchglb.radii import Radius
 
 
@@ -37,9 +40,16 @@ class LUCBContrast(LikelihoodRatioPolicy):
     select_ball = Policy.select_ball  # the ball has no second best arm
 
     def __init__(
-        self, *args: Any, radius: str | Radius = "pac-bayes", among: str = "all", **settings: Any
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        *,
+        radius: str | Radius = "pac-bayes",
+        among: Literal["all", "pair"] = "all",
+        **settings: Unpack[LikelihoodRatioSettings],
     ) -> None:
-        super().__init__(*args, radius=radius, **settings)
+        super().__init__(family, domain, delta, radius=radius, **settings)
         self.among = check_choice("among", among, ("all", "pair"))
 
     def select(self, arms: Tensor) -> Tensor:

@@ -14,10 +14,13 @@ radius of the library may be given.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
 from torchglb.policies.exact import PAPER, LikelihoodRatioPolicy
 from torchglb.policies.registry import register
+from torchglb.policies.settings import LikelihoodRatioSettings
 from torchglb.radii import Radius
 
 
@@ -39,5 +42,13 @@ class OFUGLB(LikelihoodRatioPolicy):
 
     name = "ofuglb"
 
-    def __init__(self, *args: Any, radius: str | Radius = PAPER, **settings: Any) -> None:
-        super().__init__(*args, radius=radius, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        *,
+        radius: str | Radius = PAPER,
+        **settings: Unpack[LikelihoodRatioSettings],
+    ) -> None:
+        super().__init__(family, domain, delta, radius=radius, **settings)

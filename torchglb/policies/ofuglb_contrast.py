@@ -12,7 +12,7 @@ then no better than ofuglb-pb.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from torchglb.policies.base import Policy, Requirements
 from torchglb.policies.exact import LikelihoodRatioPolicy
 from torchglb.policies.fixed_arms import DeclaredArms
 from torchglb.policies.registry import register
+from torchglb.policies.settings import PolicySettings, SolverName
 from torchglb.radii import Radius
 from torchglb.sets import Interval
 from torchglb.ucb import AnchoredProgram, RefitProgram
@@ -40,17 +41,11 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
         family: Gaussian, Bernoulli, binomial or Poisson.
         domain: the ball that contains theta*.
         delta: the failure level.
-        horizon: not needed.
-        batch_shape: ``*B``.
         radius: of the joint set.
         joint_share: the part of delta that the joint set gets.
         solver: ``"native"`` or ``"conic"``, of the joint bounds.
         aggregate: merge repeated arms.
-        seed: as in :class:`torchglb.policies.Policy`, and so are the rest.
-        replicates: names of the replicates.
-        validate: look at the values of what is passed in.
-        dtype: float64 or float32; the sums of the contrasts are float64.
-        device: where the state lives.
+        settings: those of :class:`torchglb.policies.Policy`; the contrasts' sums are float64.
     """
 
     name = "ofuglb-contrast"
@@ -61,18 +56,12 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
         family: GLMFamily,
         domain: Ball,
         delta: float = 0.05,
-        horizon: int | None = None,
-        batch_shape: tuple[int, ...] = (),
         *,
         radius: str | Radius = "pac-bayes",
         joint_share: float = 0.1,
-        solver: str = "native",
+        solver: SolverName = "native",
         aggregate: bool = True,
-        seed: int = 0,
-        replicates: Tensor | None = None,
-        validate: bool = True,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
+        **settings: Unpack[PolicySettings],
     ) -> None:
         delta = check_probability("delta", delta)
         self.joint_share = check_probability("joint_share", joint_share)
@@ -80,16 +69,11 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
             family,
             domain,
             delta * self.joint_share,
-            horizon,
-            batch_shape,
             radius=radius,
+            forgetting=None,  # contrasts need every row
             solver=solver,
             aggregate=aggregate,
-            seed=seed,
-            replicates=replicates,
-            validate=validate,
-            dtype=dtype,
-            device=device,
+            **settings,
         )
         self.delta = delta
         self._declared = DeclaredArms(self)

@@ -18,14 +18,15 @@ roughly, and ``select`` asks for no more digits than decide, while ``scores`` ha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import idle
 from torchglb.checks import refuse
-from torchglb.families import Gaussian
+from torchglb.domain import Ball
+from torchglb.families import Gaussian, GLMFamily
 from torchglb.history import History
 from torchglb.inference.estimation import CarriedEstimate, estimate_of
 from torchglb.inference.estimators import BallEstimator, ball_estimator
@@ -38,6 +39,7 @@ from torchglb.policies.exact import PAPER, named_radius
 from torchglb.policies.parts import certain_leader, farthest_point, learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.settings import EllipsoidKind, PolicySettings
 from torchglb.radii import Problem, Radius, theorem32
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import EllipsoidSet
@@ -75,13 +77,16 @@ class OFUGLBE(Policy):
 
     def __init__(
         self,
-        *args: Any,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        *,
         radius: str | Radius = PAPER,
-        ellipsoid: str = "theorem",
+        ellipsoid: EllipsoidKind = "theorem",
         aggregate: bool = False,
-        **settings: Any,
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(family, domain, delta, **settings)
         batch = tuple(self.batch_shape)
         rows = History(
             self.domain.dim,

@@ -15,10 +15,13 @@ several times as much from d = 10 on (``python experiments/bench.py radii``).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
+from torchglb.domain import Ball
+from torchglb.families import GLMFamily
 from torchglb.policies.exact import LikelihoodRatioPolicy
 from torchglb.policies.registry import register
+from torchglb.policies.settings import LikelihoodRatioSettings
 from torchglb.radii import Radius
 
 
@@ -33,5 +36,13 @@ class OFUGLBPB(LikelihoodRatioPolicy):
 
     name = "ofuglb-pb"
 
-    def __init__(self, *args: Any, radius: str | Radius = "pac-bayes", **settings: Any) -> None:
-        super().__init__(*args, radius=radius, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        *,
+        radius: str | Radius = "pac-bayes",
+        **settings: Unpack[LikelihoodRatioSettings],
+    ) -> None:
+        super().__init__(family, domain, delta, radius=radius, **settings)

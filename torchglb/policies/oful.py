@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torchglb.policies.base import Policy, Requirements, towards
 from torchglb.policies.parts import farthest_point, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.settings import PolicySettings
 from torchglb.sets import EllipsoidSet, Event
 
 
@@ -37,8 +38,7 @@ class OFUL(Policy):
         family: Gaussian; sigma is that of the family.
         domain: the ball that contains theta*.
         regularization: lambda.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy`, by name.
+        settings: those of :class:`Policy`.
     """
 
     name = "oful"
@@ -48,11 +48,12 @@ class OFUL(Policy):
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
+        delta: float = 0.05,
+        *,
         regularization: float = 1.0,
-        **settings: Any,
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(family, domain, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self.regularization = check_positive("regularization", regularization)
         self._event = Event(self.delta)
         shape = tuple(self.batch_shape)

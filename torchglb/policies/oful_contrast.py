@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ from torchglb.policies.fixed_arms import DeclaredArms, unit_rows
 from torchglb.policies.parts import taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.settings import PolicySettings
 from torchglb.sets import EllipsoidSet, Event, Interval
 
 
@@ -62,15 +63,9 @@ class OFULContrast(Policy):
         family: Gaussian; sigma is that of the family.
         domain: the ball that contains theta*.
         delta: the failure level.
-        horizon: not needed.
-        batch_shape: ``*B``.
         regularization: lambda.
         joint_share: the part of delta that the ellipsoid gets.
-        seed: as in :class:`Policy`, and so are the rest.
-        replicates: names of the replicates.
-        validate: look at the values of what is passed in.
-        dtype: float64 or float32; the sums of the contrasts are float64.
-        device: where the state lives.
+        settings: those of :class:`Policy`; the sums of the contrasts are float64.
     """
 
     name = "oful-contrast"
@@ -81,29 +76,12 @@ class OFULContrast(Policy):
         family: GLMFamily,
         domain: Ball,
         delta: float = 0.05,
-        horizon: int | None = None,
-        batch_shape: tuple[int, ...] = (),
         *,
         regularization: float = 1.0,
         joint_share: float = 0.1,
-        seed: int = 0,
-        replicates: Tensor | None = None,
-        validate: bool = True,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(
-            family,
-            domain,
-            delta,
-            horizon,
-            batch_shape,
-            seed=seed,
-            replicates=replicates,
-            validate=validate,
-            dtype=dtype,
-            device=device,
-        )
+        super().__init__(family, domain, delta, **settings)
         self.regularization = check_positive("regularization", regularization)
         self.joint_share = check_probability("joint_share", joint_share)
         self._event = Event(self.delta)

@@ -28,20 +28,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from torchglb.checks import check_choice
-from torchglb.families import Bernoulli
+from torchglb.domain import Ball
+from torchglb.families import Bernoulli, GLMFamily
 from torchglb.inference.estimator_base import HESSIAN_ERROR
 from torchglb.inference.estimators import FreeEstimator, free_estimator
 from torchglb.policies.base import Requirements
 from torchglb.policies.bernstein import noise_bound, ridge_of
 from torchglb.policies.exact import ExactPolicy, Height
 from torchglb.policies.parts import (
-    CONSTANTS,
     check_constants,
     learn_or_forget,
     log_chi_square_ratio,
@@ -49,6 +49,7 @@ from torchglb.policies.parts import (
 )
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.settings import CONSTANTS, Constants, ExactSettings
 from torchglb.rounding import round_up
 
 #: pays for the rounding of ``log det V > 0``, carried over at most 512 steps
@@ -67,8 +68,16 @@ class OFULogR(ExactPolicy):
     name = "ofulog-r"
     requires = Requirements(families=(Bernoulli,))
 
-    def __init__(self, *args: Any, constants: str = "proven", **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        *,
+        constants: Constants = "proven",
+        **settings: Unpack[ExactSettings],
+    ) -> None:
+        super().__init__(family, domain, delta, **settings)
         self.constants = check_choice("constants", constants, CONSTANTS)
         self._free = free_estimator(
             self.family, self.domain, self._program.history, need_hessian=constants == "public"
@@ -120,7 +129,7 @@ class OFULogR(ExactPolicy):
         self._free, self._V, self._level_now = learn_or_forget([self._program.history], learn)
 
     def _state(self) -> dict[str, Any]:
-        mine = {"constants": self.constants, "V": self._V.state_dict()}
+        mine: dict[str, Any] = {"constants": self.constants, "V": self._V.state_dict()}
         mine |= {"free": self._free.state_dict(), "level": self._level_now.clone()}
         return super()._state() | mine
 

@@ -19,7 +19,7 @@ No history is kept: O(d^2) memory and time per round (O(d^3) in rounds with a pr
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from torchglb.policies.base import Requirements
 from torchglb.policies.online import OnlinePolicy
 from torchglb.policies.parts import project_in_norm
 from torchglb.policies.registry import register
+from torchglb.policies.settings import PolicySettings
 
 
 @register
@@ -39,8 +40,7 @@ class OL2M(OnlinePolicy):
     Args:
         family: Bernoulli.
         domain: the ball that contains theta*.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy`, by name.
+        settings: those of :class:`Policy`.
     """
 
     name = "ol2m"
@@ -48,8 +48,14 @@ class OL2M(OnlinePolicy):
     constants = "public"
     requires = Requirements(families=(Bernoulli,))
 
-    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
-        super().__init__(family, domain, *args, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        **settings: Unpack[PolicySettings],
+    ) -> None:
+        super().__init__(family, domain, delta, **settings)
         self._b = 0.5 * torch.sigmoid(-self._S)  # 1/(2(1 + e^S))
         self._V = self._begin(float(domain.dim))  # Z
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy, towards
 from torchglb.policies.parts import check_constants, farthest_point, taken
 from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.settings import PolicySettings
 from torchglb.sets import EllipsoidSet, Event
 
 
@@ -29,8 +30,7 @@ class OnlinePolicy(Policy):
     Args:
         family: the GLM family.
         domain: the ball that contains theta*.
-        args: further settings of :class:`Policy`, by position.
-        settings: the same, by name.
+        settings: those of :class:`Policy`.
     """
 
     #: what is carried besides theta and V, as the names of attributes without their underscore
@@ -42,8 +42,14 @@ class OnlinePolicy(Policy):
     #: whose constants: "proven" or "public" code's
     constants: str = "proven"
 
-    def __init__(self, family: GLMFamily, domain: Ball, *args: Any, **settings: Any) -> None:
-        super().__init__(family, domain, *args, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        **settings: Unpack[PolicySettings],
+    ) -> None:
+        super().__init__(family, domain, delta, **settings)
         shape = tuple(self.batch_shape)
         self._theta = torch.zeros((*shape, domain.dim), dtype=self.dtype, device=self.device)
         self._S = domain.radius_like(self._theta).expand(shape)

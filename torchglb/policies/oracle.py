@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy, towards
 from torchglb.policies.registry import register
+from torchglb.policies.settings import PolicySettings
 
 
 @register
@@ -23,8 +24,7 @@ class Oracle(Policy):
         family: any GLM.
         domain: the ball that contains theta*.
         theta_star: ``(d)`` or ``(*B, d)``; required.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy`, by name.
+        settings: those of :class:`Policy`.
     """
 
     name = "oracle"
@@ -33,11 +33,12 @@ class Oracle(Policy):
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
+        delta: float = 0.05,
+        *,
         theta_star: Any = None,
-        **settings: Any,
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(family, domain, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
         if theta_star is None:
             raise refuse("theta_star", "the true parameter, which oracle needs", None)
         theta = as_tensor("theta_star", theta_star, dtype=self.dtype, device=self.device)

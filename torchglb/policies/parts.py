@@ -28,10 +28,6 @@ def taken(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
     return value.to(like.device).clone()
 
 
-#: whose constants a policy has: proven ones, or public code's
-CONSTANTS = ("proven", "public")
-
-
 def check_constants(state: Mapping[str, Any], constants: str) -> None:
     """Refuses a saved state of a policy with other constants."""
     if state["constants"] != constants:

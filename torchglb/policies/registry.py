@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
-from torchglb.checks import check_choice, refuse
+from torchglb.checks import check_choice, check_options, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy, Requirements
@@ -79,9 +79,22 @@ def options_of(name: str) -> list[str]:
                 named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
                 if named and key != "self" and key not in options:
                     options.append(key)
-            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values()):
-                break  # it passes nothing on that it does not name
+            further = [p for p in found.values() if p.kind is p.VAR_KEYWORD]
+            passed_on = _named_settings(cls) if further else []
+            if passed_on is not None:  # nothing is passed on that it does not name
+                options += [key for key in passed_on if key not in options]
+                break
     return [*options, "conservative"]
+
+
+def _named_settings(policy: type[Policy]) -> list[str] | None:
+    """The names of ``**settings: Unpack[...]``; None where they are not said."""
+    try:
+        hints = get_type_hints(policy.__init__)
+    except NameError:  # names that only a type checker sees
+        return None
+    packed = [hint for hint in hints.values() if get_origin(hint) is Unpack]
+    return [key for hint in packed for key in get_args(hint)[0].__annotations__] or None
 
 
 def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Policy:
@@ -100,10 +113,7 @@ def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Polic
         >>> import torchglb as glb
         >>> policy = make("ofuglb", family=glb.Bernoulli(), domain=glb.Ball(2, 4.0))
     """
-    known = options_of(name)
-    for option in options:
-        if option not in known:
-            raise refuse(f"option of {name}", "one of " + ", ".join(sorted(known)), repr(option))
+    check_options(f"option of {name}", options, options_of(name))
     leash = options.pop("conservative", None)
     policy = _POLICIES[name](family, domain, **options)
     return policy if leash is None else leashed(policy, leash)

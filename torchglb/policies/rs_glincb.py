@@ -29,7 +29,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ from torchglb.policies.base import Policy, Requirements
 from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.settings import PolicySettings
 
 
 @register
@@ -58,11 +59,9 @@ class RSGLinCB(Policy):
         family: a GLM of bounded rewards with m'' > 0 on the ball.
         domain: the ball that contains theta*.
         delta: the failure level.
-        horizon: T; required.
         scale: a factor of gamma and of 150; 1 is the theory.
-        args: further settings of :class:`Policy`, by position.
         aggregate: merge repeated arms.
-        settings: further settings of :class:`Policy`, by name.
+        settings: those of :class:`Policy`, with the horizon T.
     """
 
     name = "rs-glincb"
@@ -73,13 +72,13 @@ class RSGLinCB(Policy):
         family: GLMFamily,
         domain: Ball,
         delta: float = 0.05,
-        horizon: int | None = None,
-        *args: Any,
+        *,
         scale: float = 1.0,
         aggregate: bool = False,
-        **settings: Any,
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(family, domain, delta, horizon, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
+        horizon = self.horizon
         assert horizon is not None  # by ``requires``
         d, shape = domain.dim, tuple(self.batch_shape)
         self.scale = check_positive("scale", scale)

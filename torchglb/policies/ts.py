@@ -16,7 +16,7 @@ plays well; nothing is guaranteed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from torchglb.policies.base import towards
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.parts import certain_leader, cholesky_change, taken
 from torchglb.policies.registry import register
+from torchglb.policies.settings import FittedSettings
 
 
 @register
@@ -44,8 +45,7 @@ class ThompsonSampling(FittedPolicy):
         domain: the ball that contains theta*.
         scale: a.
         regularization: lambda.
-        args: further settings of :class:`Policy`, by position.
-        settings: those of :class:`Policy` and ``aggregate``, by name.
+        settings: those of :class:`Policy` and ``aggregate``.
     """
 
     name = "ts"
@@ -55,12 +55,13 @@ class ThompsonSampling(FittedPolicy):
         self,
         family: GLMFamily,
         domain: Ball,
-        *args: Any,
+        delta: float = 0.05,
+        *,
         scale: float = 1.0,
         regularization: float = 1.0,
-        **settings: Any,
+        **settings: Unpack[FittedSettings],
     ) -> None:
-        super().__init__(family, domain, *args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self.scale = check_positive("scale", scale)
         self.regularization = check_positive("regularization", regularization)
         self._lam = self._constant(lambda radius: self.regularization)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torchglb.environments.base import register as register_environment
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.policies.base import Policy, Requirements
 from torchglb.policies.registry import register
+from torchglb.policies.settings import PolicySettings
 from torchglb.preferences.duels import DuelWorld
 from torchglb.preferences.pair_policies import (
     DuelOFU,
@@ -107,15 +108,9 @@ class PairArms(Policy):
         family: Bernoulli.
         domain: the ball of 2 S.
         delta: the failure level.
-        horizon: not needed.
-        batch_shape: at most one axis.
         radius: of the confidence sets.
         aggregate: merge repeated pairs.
-        seed: of the policy's own randomness.
-        replicates: names of the replicates.
-        validate: look at the values of what is passed in.
-        dtype: float64.
-        device: a CPU.
+        settings: those of :class:`Policy`: at most one batch axis, float64, on a CPU.
     """
 
     requires = Requirements(families=(Bernoulli,), pairs=True)
@@ -126,41 +121,24 @@ class PairArms(Policy):
         family: GLMFamily,
         domain: Ball,
         delta: float = 0.05,
-        horizon: int | None = None,
-        batch_shape: tuple[int, ...] = (),
         *,
         radius: str | Radius = "pac-bayes",
         aggregate: bool = True,
-        seed: int = 0,
-        replicates: Tensor | None = None,
-        validate: bool = True,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(
-            family,
-            domain,
-            delta,
-            horizon,
-            batch_shape,
-            seed=seed,
-            replicates=replicates,
-            validate=validate,
-            dtype=dtype,
-            device=device,
-        )
-        if dtype != torch.float64 or self.device.type != "cpu":
-            raise refuse("dtype, device", "float64 on a CPU", f"{dtype} on {self.device}")
+        super().__init__(family, domain, delta, **settings)
+        if self.dtype != torch.float64 or self.device.type != "cpu":
+            raise refuse("dtype, device", "float64 on a CPU", f"{self.dtype} on {self.device}")
         self.pairs = self.chooses(
             domain.dim,
             0.5 * domain.radius,
             delta,
-            tuple(batch_shape),
+            tuple(self.batch_shape),
             radius=radius,
             aggregate=aggregate,
-            seed=seed,
-            replicates=replicates,
-            validate=validate,
+            seed=settings.get("seed", 0),
+            replicates=settings.get("replicates"),
+            validate=self.validate,
         )
 
     def select(self, arms: Any) -> Tensor:

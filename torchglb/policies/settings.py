@@ -1,0 +1,47 @@
+"""The settings of policies, as types: what ``**settings`` of a class takes, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict, get_args
+
+import torch
+from torch import Tensor
+
+#: how the program of an exact policy is solved
+SolverName = Literal["native", "conic"]
+SOLVERS: tuple[SolverName, ...] = get_args(SolverName)
+#: whose constants a policy has: proven ones, or public code's
+Constants = Literal["proven", "public"]
+CONSTANTS: tuple[Constants, ...] = get_args(Constants)
+#: which constant stands in an ellipsoid's radius: the sharper one, or Theorem 3.2 as printed
+EllipsoidKind = Literal["fixed_point", "theorem"]
+
+
+class PolicySettings(TypedDict, total=False):
+    """Those of every policy; :class:`torchglb.policies.Policy` says what they mean."""
+
+    horizon: int | None
+    batch_shape: tuple[int, ...]
+    seed: int
+    replicates: Tensor | None
+    validate: bool
+    dtype: torch.dtype
+    device: torch.device | str | None
+
+
+class FittedSettings(PolicySettings, total=False):
+    """Those of policies that fit their history."""
+
+    aggregate: bool
+
+
+class ExactSettings(FittedSettings, total=False):
+    """Those of :class:`torchglb.policies.exact.ExactPolicy`."""
+
+    solver: SolverName
+
+
+class LikelihoodRatioSettings(ExactSettings, total=False):
+    """Those of :class:`torchglb.policies.exact.LikelihoodRatioPolicy`."""
+
+    forgetting: Any
