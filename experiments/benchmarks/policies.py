@@ -1,9 +1,10 @@
 """Time per round of every policy of every preset, and how it grows with the length of the history.
 
 The rows of a good player (the best arm in four rounds of five, any arm in the fifth) are given to
-the policy up to some t; then it plays for itself: some rounds settle it, and the next ones are
-timed, select and update. Passes over the history come now and then, so rounds are timed in windows:
-the median of the windows' means. The exponent is the slope of log time against log t.
+the policy up to some t, all at once; then it plays for itself: some hundred rounds settle it, since
+in play what it carries comes along with the rows, and the next ones are timed, select and update.
+Passes over the history come now and then, so rounds are timed in windows: the median of the
+windows' means. The exponent is the slope of log time against log t.
 """
 
 import statistics
@@ -20,7 +21,7 @@ from torchglb.simulate.presets import find_preset, presets
 
 BATCH, SIZES = 20, (1000, 3162, 10_000)
 #: rounds that settle a policy, windows that are timed, and rounds in each
-SETTLE, WINDOWS, WINDOW = 40, 8, 8
+SETTLE, SETTLE_QUICK, WINDOWS, WINDOW = 300, 40, 8, 8
 #: the exponent of t stays below this
 BAR = 0.2
 
@@ -53,6 +54,7 @@ def time_rounds(
     label: str,
     rows: tuple[Tensor, Tensor],
     sizes: Sequence[int],
+    settle: int,
 ) -> list[float]:
     """Microseconds per round and replicate at each t."""
     policy = config.make_policy(label, world)
@@ -61,7 +63,7 @@ def time_rounds(
         more = slice(policy.rounds, size)
         policy.update(*(part[:, more] for part in rows))
         windows: list[float] = []
-        for k in range(SETTLE + WINDOWS * WINDOW):
+        for k in range(settle + WINDOWS * WINDOW):
             arms = world.arms(size + k)
             began = time.process_time()
             index = policy.select(arms)
@@ -71,9 +73,9 @@ def time_rounds(
             again = time.process_time()
             policy.update(x, reward)
             took = middle - began + time.process_time() - again
-            if k >= SETTLE and (k - SETTLE) % WINDOW == 0:
+            if k >= settle and (k - settle) % WINDOW == 0:
                 windows.append(0.0)
-            if k >= SETTLE:
+            if k >= settle:
                 windows[-1] += took / WINDOW
         found.append(1e6 * statistics.median(windows) / len(every))
     return found
@@ -81,6 +83,7 @@ def time_rounds(
 
 def run(quick: bool) -> None:
     sizes, batch = ((30, 300), 4) if quick else (SIZES, BATCH)
+    settle = SETTLE_QUICK if quick else SETTLE
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     heads = "".join(f"{f't = {t}':>11}" for t in sizes)
@@ -92,9 +95,9 @@ def run(quick: bool) -> None:
         worlds = [config.make_environment(range(config.elements)) for config in (together, alone)]
         many, one = (rows_of(world, sizes[-1]) for world in worlds)
         for label in together.policy:
-            took = time_rounds(together, worlds[0], label, many, sizes)
+            took = time_rounds(together, worlds[0], label, many, sizes, settle)
             exponent = float(np.polyfit(np.log(sizes), np.log(took), 1)[0])
-            single = time_rounds(alone, worlds[1], label, one, sizes[-1:])[0]
+            single = time_rounds(alone, worlds[1], label, one, sizes[-1:], settle)[0]
             cells = "".join(f"{value:11.1f}" for value in took)
             missed = "  MISSED" if exponent >= BAR and not quick else ""
             title = f"{name} {label}"
