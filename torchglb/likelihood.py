@@ -12,11 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchglb.arrays import Array, array, identity, tensor
+from torchglb.arrays import array
 from torchglb.checks import ValueChecks, check_float, check_same, check_shape, check_tensors, refuse
 from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
@@ -60,11 +59,11 @@ class RowSums:
     def __init__(
         self,
         family: GLMFamily,
-        X: Array,
-        r: Array,
-        w: Array | None,
-        regularization: float | Array,
-        tilt: Array | None,
+        X: Tensor,
+        r: Tensor,
+        w: Tensor | None,
+        regularization: float | Tensor,
+        tilt: Tensor | None,
         shards: Shards,
     ) -> None:
         self.family, self.X, self.r, self.w = family, X, r, w
@@ -87,13 +86,13 @@ class RowSums:
 
     # ---- evaluation: theta is (*B, d), or (*B, P, d) for P points of each problem -----------
 
-    def value(self, theta: Array) -> Array:
+    def value(self, theta: Tensor) -> Tensor:
         """L(theta)."""
         loss = self._weighted(self.family.nll(self._features(theta), self._rewards(theta)))
         (loss,) = self.shards.sum(loss.sum(-1))
         return self._add_loss(loss, theta)
 
-    def value_and_gradient(self, theta: Array) -> tuple[Array, Array]:
+    def value_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """L(theta) and its gradient: O(n d) per point."""
         terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
         loss = self._weighted(terms.loss).sum(-1)
@@ -101,13 +100,13 @@ class RowSums:
         loss, gradient = self.shards.sum(loss, gradient)
         return self._add_loss(loss, theta), self._add_gradient(gradient, theta)
 
-    def hessian(self, theta: Array) -> Array:
+    def hessian(self, theta: Tensor) -> Tensor:
         """The Hessian alone: O(n d^2) per point."""
         curvature = self._weighted(self.family.curvature(self._features(theta)))
         (hessian,) = self.shards.sum(self._gram(curvature))
         return self._add_hessian(hessian, theta)
 
-    def expand(self, theta: Array) -> Expansion:
+    def expand(self, theta: Tensor) -> Expansion:
         """L(theta), its gradient and its Hessian: one pass, O(n d^2) per point."""
         terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
         loss = self._weighted(terms.loss).sum(-1)
@@ -183,10 +182,10 @@ class RowSums:
 
     # a vector v of one entry per row is (*B, n), or (*B, P, n) for P points
 
-    def _single(self, v: Array) -> bool:
+    def _single(self, v: Tensor) -> bool:
         return v.ndim == self.X.ndim - 1
 
-    def _features(self, theta: Array) -> Array:
+    def _features(self, theta: Tensor) -> Tensor:
         """``<x_s, theta>`` of every row."""
         if not self._single(theta):
             return theta @ self.X.mT
@@ -194,13 +193,13 @@ class RowSums:
             return _product(self.X, theta)
         return _product(theta[..., None, :], self.X.mT)[..., 0, :]
 
-    def _combined(self, v: Array) -> Array:
+    def _combined(self, v: Tensor) -> Tensor:
         """``sum_s v_s x_s``."""
         if v.ndim == 1 or not self._single(v):
             return _product(v, self.X)
         return _product(v[..., None, :], self.X)[..., 0, :]
 
-    def _gram(self, v: Array) -> Array:
+    def _gram(self, v: Tensor) -> Tensor:
         """``sum_s v_s x_s x_s'``; many rows in parts, whose weighted copies stay in the cache."""
         d, X = self.dim, self.X
         n = X.shape[-2]
@@ -213,7 +212,7 @@ class RowSums:
             first = first + self._gram_of(X[..., part, :], v[..., part])
         return first
 
-    def _gram_of(self, X: Array, v: Array) -> Array:
+    def _gram_of(self, X: Tensor, v: Tensor) -> Tensor:
         d = self.dim
         if self._single(v):
             return _product(X.mT * v[..., None, :], X)
@@ -223,15 +222,15 @@ class RowSums:
             return (v @ products).unflatten(-1, (d, d))
         return (X.mT[..., None, :, :] * v[..., None, :]) @ X[..., None, :, :]
 
-    def _rewards(self, theta: Array) -> Array:
+    def _rewards(self, theta: Tensor) -> Tensor:
         return self.r if self._single(theta) else self.r[..., None, :]
 
-    def _weighted(self, v: Array) -> Array:
+    def _weighted(self, v: Tensor) -> Tensor:
         if self.w is None:
             return v
         return v * (self.w if self._single(v) else self.w[..., None, :])
 
-    def _ridge(self, theta: Array, axes: int) -> float | Array:
+    def _ridge(self, theta: Tensor, axes: int) -> float | Tensor:
         """lambda, as it multiplies a quantity of each point with so many axes."""
         ridge = self.regularization
         if isinstance(ridge, NUMBER):
@@ -239,7 +238,7 @@ class RowSums:
         axes = axes if self._single(theta) else axes + 1
         return ridge.reshape(ridge.shape + (1,) * axes)
 
-    def _add_loss(self, loss: Array, theta: Array) -> Array:
+    def _add_loss(self, loss: Tensor, theta: Tensor) -> Tensor:
         if self.is_ridged:
             loss = loss + 0.5 * self._ridge(theta, 0) * (theta * theta).sum(-1)
         if self.tilt is not None:
@@ -247,16 +246,17 @@ class RowSums:
             loss = loss - (theta * tilt).sum(-1)
         return loss
 
-    def _add_gradient(self, gradient: Array, theta: Array) -> Array:
+    def _add_gradient(self, gradient: Tensor, theta: Tensor) -> Tensor:
         if self.is_ridged:
             gradient = gradient + self._ridge(theta, 1) * theta
         if self.tilt is not None:
             gradient = gradient - (self.tilt if self._single(theta) else self.tilt[..., None, :])
         return gradient
 
-    def _add_hessian(self, hessian: Array, theta: Array) -> Array:
+    def _add_hessian(self, hessian: Tensor, theta: Tensor) -> Tensor:
         if self.is_ridged:
-            hessian = hessian + self._ridge(theta, 2) * identity(self.dim, theta)
+            eye = torch.eye(self.dim, dtype=theta.dtype, device=theta.device)
+            hessian = hessian + self._ridge(theta, 2) * eye
         return hessian
 
 
@@ -442,11 +442,8 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         return self.value(theta)
 
 
-def _product(a: Array, b: Array) -> Array:
+def _product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``; by NumPy where it is faster: batches, few columns, and nothing recorded."""
-    if isinstance(a, np.ndarray):
-        # for matrices both are the same, but for the overhead
-        return a.dot(b) if a.ndim < 3 and b.ndim < 3 else a @ b
     if torch.is_inference_mode_enabled() and a.device.type == "cpu" and a.numel() >= NUMPY_FROM:
-        return tensor(array(a) @ array(b))
+        return torch.from_numpy(array(a) @ array(b))
     return a @ b

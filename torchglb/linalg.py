@@ -7,11 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array, at_least, dot, idle, length, library, limits
+from torchglb.arrays import dot, idle, length, limits
 from torchglb.rounding import two_product, two_sum
 
 
-def minimize_on_ball(eigenvalues: Array, coefficients: Array, radius: Array) -> tuple[Array, Array]:
+def minimize_on_ball(
+    eigenvalues: Tensor, coefficients: Tensor, radius: Tensor
+) -> tuple[Tensor, Tensor]:
     """The minimiser of ``u' diag(e) u / 2 - b'u`` over ``|u| <= S``, by its secular equation.
 
     With a multiplier ``nu >= 0``, ``u = b / (e + nu)``; either nu = 0 and u is inside, or
@@ -26,13 +28,12 @@ def minimize_on_ball(eigenvalues: Array, coefficients: Array, radius: Array) -> 
     Returns:
         u ``(*B, d)`` and nu ``(*B)``. Directions with e = b = 0 get u = 0.
     """
-    xp = library(eigenvalues)
     _, tiny = limits(eigenvalues)
     if radius.shape != eigenvalues.shape[:-1]:
-        radius = xp.broadcast_to(radius, eigenvalues.shape[:-1])
+        radius = torch.broadcast_to(radius, eigenvalues.shape[:-1])
 
-    def solve(nu: Array) -> tuple[Array, Array, Array]:
-        shifted = at_least(eigenvalues + nu[..., None], tiny)
+    def solve(nu: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shifted = (eigenvalues + nu[..., None]).clamp_min(tiny)
         u = coefficients / shifted
         return u, length(u), shifted
 
@@ -42,53 +43,52 @@ def minimize_on_ball(eigenvalues: Array, coefficients: Array, radius: Array) -> 
     if idle(outside):
         return u, nu
     # one term alone already reaches the sphere here, so the root lies to the right
-    nearest = xp.amax(abs(coefficients) / radius[..., None] - eigenvalues, -1)
-    nu = xp.where(outside, at_least(nearest, 0.0), nu)
+    nearest = torch.amax(abs(coefficients) / radius[..., None] - eigenvalues, -1)
+    nu = torch.where(outside, nearest.clamp_min(0.0), nu)
     moving = outside
     for _ in range(30):
         u, norm, shifted = solve(nu)
-        slope = at_least(dot(u, u / shifted), tiny)
+        slope = dot(u, u / shifted).clamp_min(tiny)
         step = (norm * norm / slope) * (norm / radius - 1.0)
-        nu = xp.where(moving, nu + at_least(step, 0.0), nu)
+        nu = torch.where(moving, nu + step.clamp_min(0.0), nu)
         moving = moving & (step > 1e-15 * nu)
         if idle(moving):
             break
     u, norm, _ = solve(nu)
     # land on the sphere exactly, up to rounding
-    shrink = xp.where(norm > radius, radius / at_least(norm, tiny), 1.0)
+    shrink = torch.where(norm > radius, radius / norm.clamp_min(tiny), 1.0)
     return u * shrink[..., None], nu
 
 
 class Cut(NamedTuple):
     """A half-space that cuts the ball, seen from x; all entries broadcast."""
 
-    radius: Array  # S
-    steep: Array  # |normal|
-    reach: Array  # how far the half-space reaches along its normal
-    near: Array  # the same, but no farther than the ball
-    chord: Array  # the radius of the disc that the plane cuts out
-    along: Array  # x in the direction of the normal
-    across: Array  # and across it
-    whole: Array  # |x|
-    idle: Array  # whether the maximiser over the ball obeys the cut anyway
+    radius: Tensor  # S
+    steep: Tensor  # |normal|
+    reach: Tensor  # how far the half-space reaches along its normal
+    near: Tensor  # the same, but no farther than the ball
+    chord: Tensor  # the radius of the disc that the plane cuts out
+    along: Tensor  # x in the direction of the normal
+    across: Tensor  # and across it
+    whole: Tensor  # |x|
+    idle: Tensor  # whether the maximiser over the ball obeys the cut anyway
 
     @property
-    def value(self) -> Array:
+    def value(self) -> Tensor:
         """``max <x, theta>`` over ball and half-space; -inf where they do not meet."""
-        where = library(self.along).where
         cut = self.near * self.along + self.chord * self.across
-        value = where(self.idle, self.radius * self.whole, cut)
-        return where(self.reach < -self.radius, -float("inf"), value)
+        value = torch.where(self.idle, self.radius * self.whole, cut)
+        return torch.where(self.reach < -self.radius, -float("inf"), value)
 
     @property
-    def multiplier(self) -> Array:
+    def multiplier(self) -> Tensor:
         """The derivative of the value in the offset."""
-        chord = at_least(self.chord, limits(self.along)[1])
+        chord = self.chord.clamp_min(limits(self.along)[1])
         alpha = (self.along - self.near * self.across / chord) / self.steep
-        return library(alpha).where(self.idle, 0.0, at_least(alpha, 0.0))
+        return torch.where(self.idle, 0.0, alpha.clamp_min(0.0))
 
 
-def cut_ball(x: Array, normal: Array, offset: Array, radius: Array) -> Cut:
+def cut_ball(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Cut:
     """The part of the ball ``|theta| <= S`` with ``<normal, theta> <= offset``, in closed form.
 
     By duality ``max <x, theta>`` over it is ``min over alpha >= 0 of alpha offset + S |x - alpha
@@ -97,14 +97,13 @@ def cut_ball(x: Array, normal: Array, offset: Array, radius: Array) -> Cut:
     ``normal`` is d. A half-space without a normal holds everything or, if its offset is negative,
     nothing.
     """
-    xp = library(x)
-    steep = at_least(length(normal), limits(x)[1])
+    steep = length(normal).clamp_min(limits(x)[1])
     unit, reach = normal / steep[..., None], offset / steep
     along, whole = dot(x, unit), length(x)
     across = length(x - along[..., None] * unit)
     idle = (reach >= radius) | (radius * along <= reach * whole)
-    near = xp.minimum(xp.maximum(reach, -radius), radius)
-    chord = xp.sqrt((radius - near) * (radius + near))
+    near = torch.minimum(torch.maximum(reach, -radius), radius)
+    chord = torch.sqrt((radius - near) * (radius + near))
     return Cut(radius, steep, reach, near, chord, along, across, whole, idle)
 
 

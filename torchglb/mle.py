@@ -407,7 +407,7 @@ def _estimates(
     if len(parts) > 1:
         parts = [Estimates(*map(np.concatenate, zip(*parts, strict=True)))]
     batch = tuple(loss.X.shape[:-2])
-    return Estimates(*[part.reshape(batch + part.shape[1:]) for part in parts[0]])
+    return Estimates._make(part.reshape(batch + part.shape[1:]) for part in parts[0])
 
 
 def _in_single(

@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable
 
 import mpmath
-import numpy as np
 import pytest
 import torch
 from mpmath import mp
 from problems import custom_family, draw_signs, pseudo_huber
 
 import torchglb as glb
-from torchglb.arrays import quiet
-from torchglb.testing.families import DTYPES, GRID, FamilyContract, assert_exact, grid
+from torchglb.testing.families import FamilyContract, assert_exact
 
 
 @pytest.fixture(autouse=True)
@@ -66,33 +64,6 @@ class TestBernoulli(FamilyContract):
         torch.testing.assert_close(family.loss_terms(z, success).slope, -torch.exp(-z))
         torch.testing.assert_close(family.loss_terms(-z, failure).slope, torch.exp(-z))
         torch.testing.assert_close(family.loss_terms(z, success).curvature, torch.exp(-z))
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("count", [35, 2801])
-    def test_arrays_are_served_as_tensors_are(self, family, count, dtype):
-        z = grid(dtype) if count == len(GRID) else torch.linspace(-700, 700, count, dtype=dtype)
-        r = torch.linspace(*family.reward_range, count, dtype=dtype)
-
-        def everything(z, r):
-            parts = [family.derivative(z, order) for order in range(9)]
-            parts += [family.slope(z, r), family.curvature(z), family.loss(z, r)]
-            parts += family.slope_and_curvature(z, r)
-            return parts + family.loss_derivatives(z, r, 6)
-
-        info = torch.finfo(dtype)
-        found = everything(z.numpy(), r.numpy())
-        for got, expected in zip(found, everything(z, r), strict=True):
-            assert isinstance(got, np.ndarray)
-            torch.testing.assert_close(
-                torch.from_numpy(got), expected, rtol=16 * info.eps, atol=info.tiny
-            )
-
-    def test_what_is_not_a_number_stays_alone_in_an_array(self, family):
-        z = np.array([0.3, math.nan, -700.0])
-        with quiet():
-            terms = family.loss_terms(z, np.ones(3))
-        for got in terms:
-            assert np.isfinite(got).tolist() == [True, False, True]
 
     def test_self_concordance_is_exact(self, family):
         assert family.self_concordance(3.0) == math.tanh(1.5)

@@ -8,12 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchglb.arrays import Array, library, sigmoid, softplus
 from torchglb.backend import kernel
 from torchglb.backend.elementary import exp, log1p
 from torchglb.checks import check_count
 from torchglb.families.base import GLMFamily, LossTerms
 from torchglb.families.compiled import LOGISTIC, CompiledFamily
+
+
+def _softplus(z: Tensor) -> Tensor:
+    """``log(1 + e^z)``; torch's own switches to z above its threshold, and 40 loses nothing."""
+    return F.softplus(z, threshold=40.0)
 
 
 class Binomial(GLMFamily):
@@ -43,45 +47,45 @@ class Binomial(GLMFamily):
         self.reward_range = (0.0, float(trials))
         self.integer_rewards = bool(whole) and self.trials > 1
 
-    def log_partition(self, z: Array) -> Array:  # noqa: D102
-        return self._times(softplus(z))
+    def log_partition(self, z: Tensor) -> Tensor:  # noqa: D102
+        return self._times(_softplus(z))
 
-    def mean(self, z: Array) -> Array:  # noqa: D102
-        return self._times(sigmoid(z))
+    def mean(self, z: Tensor) -> Tensor:  # noqa: D102
+        return self._times(torch.sigmoid(z))
 
-    def variance(self, z: Array) -> Array:  # noqa: D102
-        return self._times(sigmoid(z) * sigmoid(-z))
+    def variance(self, z: Tensor) -> Tensor:  # noqa: D102
+        return self._times(torch.sigmoid(z) * torch.sigmoid(-z))
 
-    def third_derivative(self, z: Array) -> Array:  # noqa: D102
-        return -self.variance(z) * library(z).tanh(0.5 * z)
+    def third_derivative(self, z: Tensor) -> Tensor:  # noqa: D102
+        return -self.variance(z) * torch.tanh(0.5 * z)
 
-    def derivative(self, z: Array, order: int) -> Array:
+    def derivative(self, z: Tensor, order: int) -> Tensor:
         """``m^(k)``, a polynomial in the mean p: differentiation maps q(p) to q'(p) p (1 - p)."""
         if order <= 3:
             return super().derivative(z, order)
         # evaluated at min(p, 1-p) with the parity of the derivative, so that tails keep precision
-        tail = sigmoid(-abs(z))
+        tail = torch.sigmoid(-abs(z))
         value = 0.0 * tail
         for coefficient in reversed(_logistic_polynomial(order)):
             value = value * tail + coefficient
         value = self._times(value)
         # m' - 1/2 is odd, so m^(k) is even for even k and odd for odd k
-        return value if order % 2 == 0 else library(z).where(z > 0, -value, value)
+        return value if order % 2 == 0 else torch.where(z > 0, -value, value)
 
     def nll(self, z: Tensor, r: Tensor) -> Tensor:
         """``N log(1 + e^z) - r z`` without cancellation: a success at z = 700 costs e^-700."""
         return -(r * F.logsigmoid(z) + (self.trials - r) * F.logsigmoid(-z))
 
-    def slope_and_curvature(self, z: Array, r: Array) -> tuple[Array, Array]:  # noqa: D102
-        up, down = sigmoid(z), sigmoid(-z)
+    def slope_and_curvature(self, z: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        up, down = torch.sigmoid(z), torch.sigmoid(-z)
         return self._times(up) - r, self._times(up * down)
 
-    def loss_terms(self, z: Array, r: Array) -> LossTerms:  # noqa: D102
+    def loss_terms(self, z: Tensor, r: Tensor) -> LossTerms:  # noqa: D102
         return LossTerms(*self.loss_derivatives(z, r, 2))
 
-    def loss_derivatives(self, z: Array, r: Array, order: int) -> list[Array]:  # noqa: D102
+    def loss_derivatives(self, z: Tensor, r: Tensor, order: int) -> list[Tensor]:  # noqa: D102
         flipped = -z
-        up, down = sigmoid(z), sigmoid(flipped)
+        up, down = torch.sigmoid(z), torch.sigmoid(flipped)
         failures = self.trials - r
         v = up * down
         # mu - r = (N - r) sigma(z) - r sigma(-z), also far out
@@ -98,14 +102,14 @@ class Binomial(GLMFamily):
             found.append(self._times(v * (1.0 - v * (30.0 - 120.0 * v))))
         return found + [self.derivative(z, k) for k in range(7, order + 1)]
 
-    def loss(self, z: Array, r: Array) -> Array:  # noqa: D102
+    def loss(self, z: Tensor, r: Tensor) -> Tensor:  # noqa: D102
         return self._loss(z, -z, self.trials - r)
 
-    def _loss(self, z: Array, flipped: Array, failures: Array) -> Array:
+    def _loss(self, z: Tensor, flipped: Tensor, failures: Tensor) -> Tensor:
         """``N log(1 + e^-z) + (N - r) z``."""
-        return self._times(softplus(flipped)) + failures * z
+        return self._times(_softplus(flipped)) + failures * z
 
-    def _times(self, unit: Array) -> Array:
+    def _times(self, unit: Tensor) -> Tensor:
         """N times what one trial has."""
         return unit if self.trials == 1 else self.trials * unit
 

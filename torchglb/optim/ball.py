@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array, idle, length, library, limits, matvec
+from torchglb.arrays import idle, length, limits, matvec
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.loop import Progress, iterate, select
 from torchglb.optim.numbers import Numbers, column, dot, norm, numbers, pick, surely, tensor
@@ -35,7 +35,7 @@ def frank_wolfe_gap(theta: Tensor, gradient: Tensor, radius: Tensor) -> Tensor:
     return tensor(careful_gap(theta, gradient, numbers(radius)), theta)
 
 
-def careful_gap(theta: Array, gradient: Array, radius: Numbers) -> Numbers:
+def careful_gap(theta: Tensor, gradient: Tensor, radius: Numbers) -> Numbers:
     """:func:`frank_wolfe_gap` for bookkeeping."""
     steepness = norm(gradient)
     # the small number is lost in rounding unless the gradient is zero
@@ -76,12 +76,12 @@ def regular_factor(hessian: Tensor) -> tuple[Tensor, Numbers]:
     return factor, (numbers(info) == 0) & is_regular(numbers(low), numbers(high), factor)
 
 
-def is_regular(low: Numbers, high: Numbers, factor: Array) -> Numbers:
+def is_regular(low: Numbers, high: Numbers, factor: Tensor) -> Numbers:
     """Whether the least pivot of a Cholesky factor, next to the largest, is more than rounding."""
     return low > 16 * limits(factor)[0] ** 0.5 * high
 
 
-def look_back(gradient: Array, hessian: Array, s: Array) -> Numbers:
+def look_back(gradient: Tensor, hessian: Tensor, s: Tensor) -> Numbers:
     """``t^2`` for the share t of the last step s that Newton's step goes on by, else 0.
 
     ``t = <g, s>/<s, Hs>`` is the projection of ``H^-1 g`` onto s in the metric of the Hessian; see
@@ -205,10 +205,10 @@ def _descend(
 
 
 def minimize_model(
-    eigenvalues: Array, basis: Array, theta: Array, gradient: Array, radius: Array
-) -> Array:
+    eigenvalues: Tensor, basis: Tensor, theta: Tensor, gradient: Tensor, radius: Tensor
+) -> Tensor:
     """The minimiser over the ball of the model with Hessian ``Q diag(e) Q'``, e ascending."""
-    xp, turned = library(theta), basis.mT
+    turned = basis.mT
     force = matvec(turned, gradient)
     # where the curvature is pure rounding and so is the force, stay as short as possible
     rounding = 8 * theta.shape[-1] * limits(theta)[0]
@@ -221,6 +221,6 @@ def minimize_model(
     b = eigenvalues * matvec(turned, theta) - force
     if not idle(flat):
         scale = length(gradient)[..., None] + largest * radius[..., None]
-        b = xp.where(flat & (abs(b) <= rounding * scale), 0.0, b)
+        b = torch.where(flat & (abs(b) <= rounding * scale), 0.0, b)
     u, _ = minimize_on_ball(eigenvalues, b, radius)
     return matvec(basis, u)

@@ -15,13 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array
-
 #: values of shape ``*B``: a Python number, a NumPy array, or a tensor on an accelerator
 Numbers = Any
 
 
-def numbers(values: Array | Numbers) -> Numbers:
+def numbers(values: Tensor | Numbers) -> Numbers:
     """The values for bookkeeping."""
     if isinstance(values, Tensor):
         if not values.is_cpu:
@@ -30,17 +28,13 @@ def numbers(values: Array | Numbers) -> Numbers:
     return values.item() if isinstance(values, np.generic) else values
 
 
-def norm(v: Array) -> Numbers:
+def norm(v: Tensor) -> Numbers:
     """``|v|`` over the last axis."""
-    if isinstance(v, np.ndarray):
-        return dot(v, v) ** 0.5
     return numbers(torch.linalg.vector_norm(v, dim=-1))
 
 
-def dot(u: Array, v: Array) -> Numbers:
+def dot(u: Tensor, v: Tensor) -> Numbers:
     """``<u, v>`` over the last axis."""
-    if isinstance(u, np.ndarray):
-        return float(u.dot(v)) if u.ndim == 1 else (u[..., None, :] @ v[..., None])[..., 0, 0]
     return numbers(torch.linalg.vecdot(u, v))
 
 
@@ -49,11 +43,11 @@ def tensor(values: Numbers, like: Tensor) -> Tensor:
     return torch.as_tensor(values, dtype=like.dtype, device=like.device)
 
 
-def column(values: Numbers, like: Array) -> Array:
+def column(values: Numbers, like: Tensor) -> float | Tensor:
     """The values as factors of vectors ``(*B, d)``."""
     if isinstance(values, float):
         return values
-    return (tensor(values, like) if isinstance(like, Tensor) else values)[..., None]
+    return tensor(values, like)[..., None]
 
 
 def anywhere(mask: Numbers) -> bool:

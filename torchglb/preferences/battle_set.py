@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from scipy import linalg
 
-from torchglb.arrays import quiet
 from torchglb.backend import Floats
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli
@@ -307,8 +306,8 @@ class BattleSet:
         paid += (16.0 + 2.0 * self.loss.dim) * EPS * size * float(np.linalg.norm(at.gradient))
         paid += 8.0 * EPS * (abs(self.convex.level) + abs(at.loss) + abs(along))
         offset = np.array(self.convex.level - at.loss + along + paid)
-        with quiet():  # without a gradient the half-space is everything: its offset overflows
-            cut = cut_ball(contrast, at.gradient, offset, self.S)
+        given = (contrast, at.gradient, offset, np.array(self.S))
+        cut = cut_ball(*(torch.from_numpy(part) for part in given))
         return float(cut.value) + (8 + self.loss.dim) * EPS * self.S * float(cut.whole)
 
 

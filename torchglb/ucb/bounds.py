@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import Array, at_least, at_most, dot, length, library, limits
+from torchglb.arrays import dot, length, limits
 from torchglb.families import GLMFamily
 from torchglb.likelihood import Errors, Expansion
 from torchglb.linalg import Cut, cut_ball
@@ -19,7 +19,7 @@ def largest_reward(family: GLMFamily) -> float:
     return max((abs(end) for end in family.reward_range if math.isfinite(end)), default=0.0)
 
 
-def pull_of_rows(family: GLMFamily, lengths: Array, r: Array, w: Array | None) -> Array:
+def pull_of_rows(family: GLMFamily, lengths: Tensor, r: Tensor, w: Tensor | None) -> Tensor:
     """``sum_s w_s |x_s| c_s / g``, with ``c_s`` the larger of ``|r_s|`` and the rewards' range.
 
     S times this bounds the terms ``r z`` of the loss and, for bounded rewards, those of the slope:
@@ -31,7 +31,7 @@ def pull_of_rows(family: GLMFamily, lengths: Array, r: Array, w: Array | None) -
         r: rewards ``(*B, n)``.
         w: weights ``(*B, n)`` or None.
     """
-    size = lengths * at_least(abs(r), largest_reward(family))
+    size = lengths * abs(r).clamp_min(largest_reward(family))
     size = size if w is None else size * w
     return size.sum(-1) / family.dispersion
 
@@ -42,12 +42,12 @@ class Tangent(NamedTuple):
     As computed, the offset may be too small by some times ``rounding``.
     """
 
-    offset: Array
-    rounding: Array
+    offset: Tensor
+    rounding: Tensor
 
 
 def tangent(
-    along: Array, loss: Array, curvature: Array, level: Array, radius: Array, pull: Array
+    along: Tensor, loss: Tensor, curvature: Tensor, level: Tensor, radius: Tensor, pull: Tensor
 ) -> Tangent:
     """The cut of an evaluated point, and what one rounding of the sums behind it may do to it.
 
@@ -111,7 +111,7 @@ def value_at_least(x: Tensor, point: Tensor, radius: Tensor) -> Tensor:
     return (x * point).sum(-1) - paid * radius * length(x)
 
 
-def trace(matrix: Array) -> Array:
+def trace(matrix: Tensor) -> Tensor:
     """The sum of the diagonal of ``(*, d, d)``."""
     d = matrix.shape[-1]
     return matrix.reshape(*matrix.shape[:-2], d * d)[..., :: d + 1].sum(-1)
@@ -122,17 +122,17 @@ def roundings_of(count: int) -> float:
     return 4.0 + math.sqrt(count)
 
 
-def cut_value(x: Array, normal: Array, offset: Array, radius: Array) -> Array:
+def cut_value(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:
     """``max <x, theta>`` over the ball and the half-space, rounded up."""
     return value_of(cut_ball(x, normal, offset, radius), x)
 
 
-def value_of(cut: Cut, x: Array) -> Array:
+def value_of(cut: Cut, x: Tensor) -> Tensor:
     """The value of a cut, rounded up: its lengths and products are sums of d terms."""
     return cut.value + ((8 + x.shape[-1]) * limits(x)[0]) * cut.radius * cut.whole
 
 
-def draw_back(point: Array, loss: Array, hub: Array, hub_loss: Array, level: Array) -> Array:
+def draw_back(point: Tensor, loss: Tensor, hub: Tensor, hub_loss: Tensor, level: Tensor) -> Tensor:
     """The point itself if it is feasible, else where its chord to a feasible hub crosses the level.
 
     On the segment the loss is at most linear, so the crossing is feasible too.
@@ -140,18 +140,17 @@ def draw_back(point: Array, loss: Array, hub: Array, hub_loss: Array, level: Arr
     return hub + feasible_share(loss, hub_loss, level)[..., None] * (point - hub)
 
 
-def feasible_share(loss: Array, hub_loss: Array, level: Array) -> Array:
+def feasible_share(loss: Tensor, hub_loss: Tensor, level: Tensor) -> Tensor:
     """Up to which share of it a segment from a feasible hub stays feasible, by convexity.
 
     Feasible means some roundings below the level, so that the loss is not above it in another order
     of summation.
     """
-    xp = library(loss)
     # an infinite level or loss has no rounding to stay clear of
     margin = 8 * limits(loss)[0] * (2.0 * abs(level) + abs(hub_loss))
-    safe = xp.where(abs(level) < float("inf"), level - margin, level)
-    share = xp.where(loss <= safe, 1.0, (safe - hub_loss) / (loss - hub_loss))
-    return at_least(at_most(share, 1.0), 0.0)
+    safe = torch.where(abs(level) < float("inf"), level - margin, level)
+    share = torch.where(loss <= safe, 1.0, (safe - hub_loss) / (loss - hub_loss))
+    return share.clamp_max(1.0).clamp_min(0.0)
 
 
 class TwoSidedBounds(NamedTuple):
@@ -232,7 +231,7 @@ class Below(NamedTuple):
         point = draw_back(end.point, end.at_most, start.point, start.at_most, level)
         ideal = draw_back(end.point, end.loss, start.point, start.loss, level)
         value = value_at_least(x, point, S)
-        return cls(value, point, at_least((x * ideal).sum(-1) - value, 0.0))
+        return cls(value, point, ((x * ideal).sum(-1) - value).clamp_min(0.0))
 
 
 class Feasibility(NamedTuple):

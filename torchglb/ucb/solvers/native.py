@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import array, finite, length, library, quiet, tensor, which
+from torchglb.arrays import finite, length, which
 from torchglb.checks import ValueChecks, check_count, check_same, check_shape, check_tolerance
 from torchglb.compiled_rows import compiled_family
 from torchglb.families.compiled import CompiledFamily
@@ -274,12 +274,8 @@ def search_support(
         return points if program.region is None else program.region.pull_in(points)
 
     def sqp_point(theta: Tensor, at: Expansion, most: Tensor, guess: Tensor) -> Tensor:
-        # some hundred operations on small arrays
-        given = (arms, theta, at.gradient, at.hessian, aim - most, radius, guess)
-        x, point, gradient, hessian, room, S, omega = (array(t) for t in given)
-        with quiet():
-            eigenvalues, basis = library(x).linalg.eigh(finite(hessian))
-            return tensor(propose(x, point, gradient, eigenvalues, basis, room, S, omega))
+        eigenvalues, basis = torch.linalg.eigh(finite(at.hessian))
+        return propose(arms, theta, at.gradient, eigenvalues, basis, aim - most, radius, guess)
 
     def report(search: Search) -> Progress:
         gap = search.upper - search.lower

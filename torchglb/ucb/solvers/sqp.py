@@ -8,21 +8,24 @@ maximiser is closed-form in the eigenbasis of H; the right omega puts it on the 
 
 from __future__ import annotations
 
-from torchglb.arrays import Array, at_least, dot, idle, length, library, limits, matvec
+import torch
+from torch import Tensor
+
+from torchglb.arrays import dot, idle, length, limits, matvec
 from torchglb.likelihood import Expansion
 
 
 def propose(
-    x: Array,
-    theta: Array,
-    gradient: Array,
-    eigenvalues: Array,
-    basis: Array,
-    room: Array,
-    radius: Array,
-    guess: Array,
+    x: Tensor,
+    theta: Tensor,
+    gradient: Tensor,
+    eigenvalues: Tensor,
+    basis: Tensor,
+    room: Tensor,
+    radius: Tensor,
+    guess: Tensor,
     iterations: int = 40,
-) -> Array:
+) -> Tensor:
     """The maximiser of ``<x, u>`` over ball and model; leading axes are shared by all arguments.
 
     Args:
@@ -36,31 +39,30 @@ def propose(
         guess: a first omega, ``(*)``; 0 where nothing is known.
         iterations: limit of the root search for omega; an inexact one still gives a usable point.
     """
-    xp = library(x)
     eps, tiny = limits(x)
     tiny = tiny**0.5
     close = eps**0.75
     turned = basis.mT
     x, theta, gradient = matvec(turned, x), matvec(turned, theta), matvec(turned, gradient)
     # flat directions keep a curvature that still reaches the sphere but drowns in no rounding noise
-    curvature = at_least(eigenvalues, 0.0)
-    eigenvalues = xp.maximum(curvature, eps**1.5 * curvature[..., -1:] + tiny)
-    inside = at_least(radius * radius - dot(theta, theta), 0.0)
+    curvature = eigenvalues.clamp_min(0.0)
+    eigenvalues = torch.maximum(curvature, eps**1.5 * curvature[..., -1:] + tiny)
+    inside = (radius * radius - dot(theta, theta)).clamp_min(0.0)
     squared = x * x
 
-    def maximiser(omega: Array) -> tuple[Array, Array, Array, Array, Array]:
+    def maximiser(omega: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """u, and what its derivative in omega needs."""
         weight = omega[..., None]
         spring = 1.0 / (eigenvalues + weight)
         pull = gradient + weight * theta
         size = dot(pull, pull * spring) + 2.0 * room + omega * inside
-        spread = at_least(dot(squared, spring), tiny)
-        reach = xp.sqrt(at_least(size, 0.0) / spread)
+        spread = dot(squared, spring).clamp_min(tiny)
+        reach = torch.sqrt(size.clamp_min(0.0) / spread)
         centre = theta - pull * spring
         return centre + reach[..., None] * (x * spring), centre, reach, spread, spring
 
     # the ball alone, where its maximiser satisfies the model
-    pole = x * (radius / at_least(length(x), tiny))[..., None]
+    pole = x * (radius / length(x).clamp_min(tiny))[..., None]
     move = pole - theta
     alone = dot(gradient + 0.5 * curvature * move, move) <= room
 
@@ -73,41 +75,41 @@ def propose(
         # a guess far from the curvature is none, and would cost more steps than it saves
         stiff = eigenvalues[..., -1]
         sensible = (guess > 1e-6 * stiff) & (guess < 1e6 * stiff)
-        omega = xp.where(sensible, guess, stiff)
-        omega = xp.where(search, omega, 0.0)
+        omega = torch.where(sensible, guess, stiff)
+        omega = torch.where(search, omega, 0.0)
         for _ in range(iterations):
             u, centre, reach, spread, spring = maximiser(omega)
             norm = length(u)
             out = norm > radius
-            low, high = xp.where(out, omega, low), xp.where(out, high, omega)
+            low, high = torch.where(out, omega, low), torch.where(out, high, omega)
             # Newton on 1/|u| = 1/S; d reach / d omega from size' = S^2 - |centre|^2
             ray = u - centre
             growth = radius * radius + dot(ray, ray) - dot(centre, centre)
-            bend = dot(u, ray) * growth / at_least(2.0 * reach * reach * spread, tiny)
+            bend = dot(u, ray) * growth / (2.0 * reach * reach * spread).clamp_min(tiny)
             slope = bend - dot(u, u * spring)
             newton = omega + norm * norm * (1.0 - norm / radius) / slope
             update, lost = newton, ~((newton > low) & (newton < high))
             if not idle(lost):
-                middle = xp.where(low > 0, xp.sqrt(low * high), 0.01 * high)
-                middle = xp.where(high < float("inf"), middle, 10.0 * omega)
-                update = xp.where(lost, middle, newton)
+                middle = torch.where(low > 0, torch.sqrt(low * high), 0.01 * high)
+                middle = torch.where(high < float("inf"), middle, 10.0 * omega)
+                update = torch.where(lost, middle, newton)
             done = (abs(norm / radius - 1.0) < close) | (abs(update - omega) <= eps * omega)
             search = search & ~done
             if idle(search):
                 break
-            omega = xp.where(search, update, omega)
+            omega = torch.where(search, update, omega)
         else:
             u = maximiser(omega)[0]
-    u = xp.where(alone[..., None], pole, u)
+    u = torch.where(alone[..., None], pole, u)
     u = matvec(basis, u)
     # land a few roundings inside the sphere: from outside, from the sphere itself, and from just
     # inside where the search was for it
     norm, edge = length(u), (1 - 4 * eps) * radius
     onto = (norm > edge) | ((omega > 0) & (norm > (1 - 1e-6) * radius))
-    return u * xp.where(onto, edge / norm, 1.0)[..., None]
+    return u * torch.where(onto, edge / norm, 1.0)[..., None]
 
 
-def multipliers(x: Array, gradient: Array, theta: Array) -> tuple[Array, Array]:
+def multipliers(x: Tensor, gradient: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     """Of the level and of the ball, as a point near the solution has them.
 
     At the solution ``x = lambda grad L(theta) + nu theta``: here both are fitted by least squares.
@@ -119,30 +121,32 @@ def multipliers(x: Array, gradient: Array, theta: Array) -> tuple[Array, Array]:
     # what is left of a difference of equal numbers says nothing
     noise = 1e3 * limits(x)[0]
     both = (along > noise * abs(xg) * tt) & (out > noise * abs(xt) * gg)
-    where, shared = library(x).where, gg * tt - gt * gt
-    return where(both, along / shared, abs(xg) / gg), where(both, out / shared, 0.0)
+    shared = gg * tt - gt * gt
+    level = torch.where(both, along / shared, abs(xg) / gg)
+    return level, torch.where(both, out / shared, 0.0)
 
 
-def stop_at_cut(start: Array, end: Array, normal: Array, offset: Array) -> Array:
+def stop_at_cut(start: Tensor, end: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
     """``end``, or where the segment from ``start`` meets a cut that all of the set obeys."""
     here, there = dot(normal, start), dot(normal, end)
     crosses = (there > offset) & (here < offset)
-    share = library(start).where(crosses, (offset - here) / (there - here), 1.0)
+    share = torch.where(crosses, (offset - here) / (there - here), 1.0)
     return start + share[..., None] * (end - start)
 
 
-def come_back(point: Array, at: Expansion, inner: Array, inner_loss: Array, level: Array) -> Array:
+def come_back(
+    point: Tensor, at: Expansion, inner: Tensor, inner_loss: Tensor, level: Tensor
+) -> Tensor:
     """From far outside the set, a point near its boundary on the segment to an inner point.
 
     It lies between the root of the power law through loss and slope at ``point`` (right for steep
     growth) and the root of the tangent there (right for linear growth).
     """
-    xp = library(point)
     rise, budget = at.loss - inner_loss, level - inner_loss
     away = point - inner
     steep = dot(at.gradient, away)
     power = (budget / rise) ** (rise / steep)
-    tangent = at_least(1.0 - (at.loss - level) / steep, 0.0)
+    tangent = (1.0 - (at.loss - level) / steep).clamp_min(0.0)
     share = 0.5 * (power + tangent)
-    share = xp.where(xp.isnan(share), 0.5, xp.clip(share, 0.0, 1.0))
+    share = torch.where(torch.isnan(share), 0.5, torch.clip(share, 0.0, 1.0))
     return inner + share[..., None] * away
