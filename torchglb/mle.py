@@ -31,7 +31,7 @@ from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
 from torchglb.history import History, Rows
 from torchglb.likelihood import NegativeLogLikelihood, RowSums
-from torchglb.mle_fit import Estimates, fit_all, new_estimates
+from torchglb.mle_fit import Estimates, fit_bound, new_estimates
 from torchglb.mle_gradients import differentiable
 from torchglb.optim import (
     Derivatives,
@@ -400,7 +400,7 @@ def _estimates(
     parts = []
     for block in blocks(loss, family, radius, start, validate=validate):
         found = new_estimates(len(block.rows), loss.X.shape[-1])
-        fit_all(family, block.rows, block.settings, tol, max_steps, found)
+        fit_bound(family, block.rows, block.settings, float(tol), int(max_steps), found)
         if loss.X.dtype == torch.float32:
             found = _in_single(family, found, block, tol)
         parts.append(found)
@@ -419,7 +419,7 @@ def _in_single(
     theta[outside] *= np.float32(1.0 - 4e-7)
     block.settings[:, -theta.shape[-1] :] = theta
     there = new_estimates(*theta.shape)
-    fit_all(family, block.rows, block.settings, tol, 0, there)
+    fit_bound(family, block.rows, block.settings, float(tol), 0, there)
     lost = (found.status == Status.CONVERGED) & ~(there.gap <= tol * (1.0 + abs(there.loss)))
     gap, up = there.gap.astype(np.float32), np.float32(np.inf)
     narrow = {

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, entry, kernel
+from torchglb.backend import Floats, Ints, bound_once, entry, kernel
 from torchglb.backend.dense import copy_vector
 from torchglb.carried.kernels import Workspace
 from torchglb.carried.monomials import Monomials
@@ -124,3 +124,7 @@ def fit_all(
             copy_vector(here.hessian[i], found.hessian[b, i])
         found.loss[b], found.gap[b] = end.loss, end.gap
         found.status[b], found.num_steps[b] = end.status, end.num_steps
+
+
+#: the same, called unseen
+fit_bound = bound_once(fit_all)

@@ -349,3 +349,11 @@ def test_a_subclass_is_not_taken_for_its_parent():
         child = type("Child", (parent,), {})
         assert child(*settings).compiled() is None
     assert custom_family().compiled() is None
+
+
+def test_compiled_code_gets_numbers_of_one_type_whatever_a_family_declares():
+    """Entries are bound to types once: an integer in the place of a float would be misread."""
+
+    kinds = [int, float, float, float, float, bool, float]
+    for family in (glb.Bernoulli(), glb.Binomial(3), glb.Gaussian(1), glb.Poisson()):
+        assert [type(value) for value in family.compiled()] == kinds

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -84,6 +84,21 @@ def bound(function: F, *arguments: Any) -> F:
     dispatcher: Any = function
     dispatcher.compile(types_)
     return dispatcher.overloads[types_].entry_point
+
+
+def bound_once(function: F) -> F:
+    """An entry that binds itself to the types of its first call: those of all later ones.
+
+    Numbers must always come as the same type; arrays of one dtype, in C order.
+    """
+    found: list[Any] = []
+
+    def call(*arguments: Any) -> Any:
+        if not found:
+            found.append(bound(function, *arguments))
+        return found[0](*arguments)
+
+    return cast(F, call)
 
 
 def _part(function: F, fastmath: set[str], **more: Any) -> F:

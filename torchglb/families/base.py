@@ -133,11 +133,11 @@ class GLMFamily(nn.Module):
 
     def _compiled_as(self, code: int, trials: float = 1.0) -> CompiledFamily:
         """With the constants that this family declares."""
-        low, high = self.reward_range
+        low, high = map(float, self.reward_range)
         largest = max((abs(end) for end in (low, high) if math.isfinite(end)), default=0.0)
-        return CompiledFamily(
-            code, trials, 1.0 / self.dispersion, low, high, self.integer_rewards, largest
-        )
+        scale, whole = float(1.0 / self.dispersion), bool(self.integer_rewards)
+        # of these types and no others: compiled code is called with them unseen
+        return CompiledFamily(int(code), float(trials), scale, low, high, whole, largest)
 
     # ---- rewards -------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, Ints, entry, kernel, vectorised
+from torchglb.backend import Floats, Ints, bound_once, entry, kernel, vectorised
 from torchglb.backend.dense import EPS, copy_vector, dot, frank_wolfe_gap, length
 from torchglb.compiled_rows import array, blocks, per_problem
 from torchglb.families.compiled import CompiledFamily
@@ -93,7 +93,7 @@ def compiled_support(
         block.settings[:, 1] = radius if isinstance(radius, float) else radius[here]
         part = Support._make(field[here] for field in found)
         given = (family, block.rows, block.settings, region[here], center is not None)
-        support_all(*given, level[here], xs[here], tol, max_steps, part)
+        support_bound(*given, level[here], xs[here], float(tol), int(max_steps), part)
     upper, lower, theta, multiplier, status = [
         torch.from_numpy(field.reshape(shape[:-2] + field.shape[1:])) for field in found
     ]
@@ -198,6 +198,10 @@ def support_all(
         for k in range(K):
             found.status[b, k] = status_of(bounds, k, problem, least)
             write(bounds, k, problem, found.status[b, k], found, b)
+
+
+#: the same, called unseen
+support_bound = bound_once(support_all)
 
 
 @kernel
