@@ -174,22 +174,22 @@ R = torch.zeros(2, 3)
     ("name", "arguments", "keywords"),
     [
         ("X", (torch.zeros(3), torch.zeros(3)), {}),
-        ("X", (X.int(), R), {}),
-        ("X", ([[0.0]], R), {}),
-        ("r", (X, R.double()), {}),
+        ("X", (X.cfloat(), R), {}),
+        ("X", ([["one"]], R), {}),
+        ("r", (X, R.double() + 0.1), {}),
         ("r", (X, R[:1]), {}),
         ("r", (X, R.to("meta")), {}),
-        ("r", (X, [[0.0] * 3] * 2), {}),
+        ("r", (X, [[None] * 3] * 2), {}),
         ("w", (X, R, R[..., :1]), {}),
-        ("w", (X, R, R.double()), {}),
+        ("w", (X, R, R.double() + 0.1), {}),
         ("regularization", (X, R), dict(regularization=-1.0)),
         ("regularization", (X, R), dict(regularization=math.nan)),
         ("regularization", (X, R), dict(regularization=math.inf)),
         ("regularization", (X, R), dict(regularization="much")),
         ("regularization", (X, R), dict(regularization=torch.zeros(3))),
-        ("regularization", (X, R), dict(regularization=torch.zeros(2).double())),
+        ("regularization", (X, R), dict(regularization=torch.zeros(2).double() + 0.1)),
         ("tilt", (X, R), dict(tilt=torch.zeros(4))),
-        ("tilt", (X, R), dict(tilt=torch.zeros(2, 4).double())),
+        ("tilt", (X, R), dict(tilt=torch.zeros(2, 4).double() + 0.1)),
     ],
 )
 def test_bad_input_is_named(name, arguments, keywords):
@@ -203,7 +203,7 @@ def test_theta_of_another_shape_is_refused():
         torch.zeros(4),
         torch.zeros(2, 3),
         torch.zeros(3, 5, 4),
-        torch.zeros(2, 4).double(),
+        torch.zeros(2, 4).double() + 0.1,
     ):
         with pytest.raises(glb.InputError, match="^theta: expected .+, got .+"):
             likelihood(theta)

@@ -787,7 +787,7 @@ BAD = {
         lambda: call(regularization=torch.tensor(-1.0, dtype=D)),
     ),
     "shape of ridge": ("regularization", lambda: call(regularization=torch.ones(3, dtype=D))),
-    "dtype of ridge": ("regularization", lambda: call(regularization=torch.tensor(1.0))),
+    "dtype of ridge": ("regularization", lambda: call(regularization=torch.tensor(1.0 + 0.0j))),
     "tol": ("tol", lambda: call(tol=-1.0)),
     "nan tol": ("tol", lambda: call(tol=NAN)),
     "max_steps": ("max_steps", lambda: call(max_steps=-1)),

@@ -23,7 +23,7 @@ def test_kappa_star():
     slope = math.exp(3) / (1 + math.exp(3)) ** 2
     expected = torch.tensor([4.0, 1 / slope], dtype=torch.float64)
     torch.testing.assert_close(kappa_star(Bernoulli(), z), expected)
-    for bad in (torch.zeros(()), torch.zeros(3, 0), torch.zeros(3, dtype=torch.int64)):
+    for bad in (torch.zeros(()), torch.zeros(3, 0), torch.zeros(3, dtype=torch.complex64)):
         with pytest.raises(InputError):
             kappa_star(Bernoulli(), bad)
 

@@ -72,6 +72,37 @@ def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device
     return torch.from_numpy(copied).to(device=device, dtype=dtype)
 
 
+def as_floats(name: str, value: Any) -> Tensor:
+    """A float32 or float64 tensor as it is; other numbers widened to float64, where they are."""
+    if isinstance(value, Tensor) and value.dtype in FLOATS and value.layout is torch.strided:
+        return value
+    where = value.device if isinstance(value, Tensor) else torch.device("cpu")
+    return as_tensor(name, value, dtype=torch.float64, device=where)
+
+
+def as_like(name: str, value: Any, like: Located) -> Tensor:
+    """:func:`as_tensor` in the dtype and on the device of another argument."""
+    return as_tensor(name, value, dtype=like.dtype, device=like.device)
+
+
+def as_indices(name: str, value: Any, device: torch.device) -> Tensor:
+    """Whole numbers as a tensor of int64; floats are refused, even whole ones."""
+    if not isinstance(value, Tensor):
+        try:
+            entries = np.asarray(value)
+        except (TypeError, ValueError) as error:
+            got = f"{type(value).__name__} ({error})"
+            raise refuse(name, "whole numbers", got) from None
+        if entries.dtype.kind not in "iu":
+            raise refuse(name, "whole numbers", f"dtype {entries.dtype}")
+        return torch.from_numpy(entries.astype(np.int64)).to(device)
+    if value.device != device:
+        raise refuse(name, f"a tensor on device {device}", f"device {value.device}")
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise refuse(name, "whole numbers", f"dtype {value.dtype}")
+    return value.to(torch.int64)
+
+
 def _converted(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor in another dtype, if nothing is lost."""
     if value.is_complex() or value.layout is not torch.strided or value.is_quantized:

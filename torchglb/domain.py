@@ -13,9 +13,9 @@ from torch import Tensor
 
 from torchglb.checks import (
     FLOATS,
+    as_floats,
     as_tensor,
     check_count,
-    check_float,
     check_positive,
     check_shape,
     refuse,
@@ -93,9 +93,9 @@ class Ball:
             return float(self.radius.max())
         return self.radius
 
-    def project(self, theta: Tensor) -> Tensor:
+    def project(self, theta: Any) -> Tensor:
         """The nearest point of the ball; ``theta`` is ``(*B, d)``."""
-        self._check("theta", theta)
+        theta = self._vectors("theta", theta)
         radius = self.radius_like(theta)
         norm = torch.linalg.vector_norm(theta, dim=-1)
         # norm is 0 only where no scaling is needed, so the division is never by zero there
@@ -106,17 +106,17 @@ class Ball:
         )
         return theta * scale[..., None]
 
-    def contains(self, theta: Tensor, tolerance: float | None = None) -> Tensor:
+    def contains(self, theta: Any, tolerance: float | None = None) -> Tensor:
         """Whether ``|theta| <= S``, up to a relative tolerance (default: a few roundings)."""
-        self._check("theta", theta)
+        theta = self._vectors("theta", theta)
         if tolerance is None:
             tolerance = 8 * torch.finfo(theta.dtype).eps
         norm = torch.linalg.vector_norm(theta, dim=-1)
         return norm <= self.radius_like(theta) * (1 + tolerance)
 
-    def support(self, x: Tensor) -> Tensor:
+    def support(self, x: Any) -> Tensor:
         """``max <x, theta>`` over the ball, which is ``S |x|``; ``x`` is ``(*B, d)``."""
-        self._check("x", x)
+        x = self._vectors("x", x)
         scale = power_of_two(x)  # squares of short vectors would underflow
         return self.radius_like(x) * scale[..., 0] * torch.linalg.vector_norm(x / scale, dim=-1)
 
@@ -128,7 +128,9 @@ class Ball:
             return unit + self.dim * torch.log(self.radius)
         return unit + self.dim * math.log(self.radius)
 
-    def _check(self, name: str, value: Tensor) -> None:
-        check_float(name, value)
+    def _vectors(self, name: str, given: Any) -> Tensor:
+        """Vectors ``(*B, d)`` as a tensor."""
+        value = as_floats(name, given)
         if value.ndim == 0 or value.shape[-1] != self.dim:
             check_shape(name, value, (*value.shape[:-1], self.dim))
+        return value

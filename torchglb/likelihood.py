@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchglb.arrays import array
-from torchglb.checks import ValueChecks, check_float, check_same, check_shape, check_tensors, refuse
+from torchglb.checks import ValueChecks, as_floats, as_like, check_shape, check_tensors, refuse
 from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
@@ -267,6 +267,9 @@ ROW_TENSORS = ("X", "r", "w", "regularization", "tilt")
 class NegativeLogLikelihood(RowSums, nn.Module):
     """The weighted GLM loss of fixed rows, evaluated at parameters ``theta``.
 
+    Numbers may be tensors or NumPy arrays of any real dtype, or lists: X as float32 or float64 is
+    taken as it is, everything else is widened without loss, to the dtype of X.
+
     Args:
         family: the GLM family.
         X: features ``(*B, n, d)``.
@@ -294,33 +297,34 @@ class NegativeLogLikelihood(RowSums, nn.Module):
     def __init__(
         self,
         family: GLMFamily,
-        X: Tensor,
-        r: Tensor,
-        w: Tensor | None = None,
+        X: Any,
+        r: Any,
+        w: Any = None,
         *,
-        regularization: float | Tensor = 0.0,
-        tilt: Tensor | None = None,
+        regularization: Any = 0.0,
+        tilt: Any = None,
         shards: Shards = WHOLE,
     ) -> None:
         nn.Module.__init__(self)
         if not isinstance(family, GLMFamily):
             raise refuse("family", "a GLMFamily", type(family).__name__)
-        check_float("X", X)
+        X = as_floats("X", X)
         if X.ndim < 2:
             check_shape("X", X, ("*B", "n", "d"))
-        check_same("r", r, "X", X)
+        r = as_like("r", r, X)
         check_shape("r", r, X.shape[:-1])
         if w is not None:
-            check_same("w", w, "X", X)
+            w = as_like("w", w, X)
             check_shape("w", w, X.shape[:-1])
-        if isinstance(regularization, Tensor):
-            check_same("regularization", regularization, "X", X)
+        if isinstance(regularization, NUMBER):
+            if not 0.0 <= regularization < math.inf:
+                raise refuse("regularization", "a non-negative number", repr(regularization))
+        else:
+            regularization = as_like("regularization", regularization, X)
             if regularization.ndim:
                 check_shape("regularization", regularization, X.shape[:-2])
-        elif not isinstance(regularization, NUMBER) or not 0.0 <= regularization < math.inf:
-            raise refuse("regularization", "a non-negative number", repr(regularization))
         if tilt is not None:
-            check_same("tilt", tilt, "X", X)
+            tilt = as_like("tilt", tilt, X)
             check_shape("tilt", tilt, (*X.shape[:-2], X.shape[-1]))
         self.family = family
         given = {"X": X, "r": r, "w": w, "regularization": regularization, "tilt": tilt}
@@ -359,8 +363,8 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         family: GLMFamily,
         history: History | Rows,
         *,
-        regularization: float | Tensor = 0.0,
-        tilt: Tensor | None = None,
+        regularization: Any = 0.0,
+        tilt: Any = None,
     ) -> NegativeLogLikelihood:
         """The loss of a history as it stands now."""
         if isinstance(history, History):
@@ -434,9 +438,9 @@ class NegativeLogLikelihood(RowSums, nn.Module):
                 expected = "numbers that are no lower than minus the proven curvature"
             checks.require("regularization", ridge >= least_ridge, expected, ridge)
 
-    def forward(self, theta: Tensor) -> Tensor:
+    def forward(self, theta: Any) -> Tensor:
         """L(theta), of shape ``theta.shape[:-1]``."""
-        check_same("theta", theta, "X", self.X)
+        theta = as_like("theta", theta, self.X)
         points = () if self._single(theta) else ("P",)
         check_shape("theta", theta, (*self.batch_shape, *points, self.dim))
         return self.value(theta)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchglb.checks import (
     FLOATS,
     ValueChecks,
-    as_tensor,
+    as_like,
     check_choice,
     check_count,
     check_positive,
@@ -162,11 +162,6 @@ def constrained_mle(
             return found
     if not isinstance(history, History | Rows):
         raise refuse("history", "a History or Rows", type(history).__name__)
-    if isinstance(history, Rows):
-        history = _as_tensors(history)
-    X = history.view().X if isinstance(history, History) else history.X
-    if start is not None:
-        start = as_tensor("start", start, dtype=X.dtype, device=X.device)
     likelihood = NegativeLogLikelihood.of(family, history, regularization=regularization)
     if validate and isinstance(domain, Ball) and not isinstance(domain.radius, Tensor):
         family.require_convex(domain.radius)
@@ -177,7 +172,8 @@ def constrained_mle(
     validate = validate and not is_transformed(*likelihood.tensors())
     if validate:
         likelihood.check_values(rows=False)
-        if isinstance(start, Tensor):
+        if start is not None:
+            start = as_like("start", start, likelihood.X)
             checks = ValueChecks()
             checks.finite("start", start)
             checks.settle()
@@ -238,17 +234,6 @@ def _usual_tol(X: Tensor) -> float:
     return 1e-9 if X.dtype == torch.float64 else 1e-4
 
 
-def _as_tensors(rows: Rows) -> Rows:
-    """Rows of one dtype: that of X if it is float32 or float64, else float64."""
-    X, r, w = rows
-    where = X.device if isinstance(X, Tensor) else torch.device("cpu")
-    if not isinstance(X, Tensor) or X.dtype not in FLOATS:
-        X = as_tensor("X", X, dtype=torch.float64, device=where)
-    r = as_tensor("r", r, dtype=X.dtype, device=where)
-    w = None if w is None else as_tensor("w", w, dtype=X.dtype, device=where)
-    return Rows(X, r, w)
-
-
 def _was_checked(history: History | Rows, family: GLMFamily) -> bool:
     """Whether the history has looked at its rows on arrival with this family in mind."""
     return isinstance(history, History) and history.validate and history.family is family
@@ -287,7 +272,7 @@ def minimize_likelihood(
         max_steps = MAX_STEPS if solver == "newton" else 5000
     check_count("max_steps", max_steps)
     if start is not None:
-        check_same("start", start, "X", X)
+        start = as_like("start", start, X)
         check_shape("start", start, (*likelihood.batch_shape, likelihood.dim))
         start = domain.project(start.detach())
 

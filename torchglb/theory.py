@@ -8,7 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_float, check_positive, check_same, check_shape, refuse
+from torchglb.checks import (
+    as_floats,
+    as_like,
+    check_positive,
+    check_shape,
+    refuse,
+)
 from torchglb.families import GLMFamily
 from torchglb.radii import self_concordance_of
 
@@ -40,7 +46,7 @@ def kappa_star(family: GLMFamily, z: Tensor) -> Tensor:
         >>> kappa_star(Bernoulli(), torch.zeros(10))
         tensor(4.)
     """
-    check_float("z", z)
+    z = as_floats("z", z)
     if z.ndim == 0 or z.shape[-1] == 0:
         raise refuse("z", "shape (*B, T) with T of at least 1", f"shape {tuple(z.shape)}")
     return 1.0 / family.variance(z).mean(-1)
@@ -107,8 +113,8 @@ def regret_bound(
         False
     """
     check_positive("S", S)
-    check_float("radius", radius)
-    check_same("kappa_star", kappa_star, "radius", radius)
+    radius = as_floats("radius", radius)
+    kappa_star = as_like("kappa_star", kappa_star, radius)
     if horizon < 1 or dim < 1:
         raise refuse("horizon, dim", "at least 1", (horizon, dim))
     lam = 1.0 / (4.0 * S * S) if regularization is None else regularization
@@ -161,8 +167,8 @@ def realised_certificate(
         >>> realised_certificate(torch.tensor([1.0, 0.75]), torch.tensor([0.0, 0.25]))
         tensor([1.0000, 1.5000])
     """
-    check_float("upper", upper)
-    check_same("lower", lower, "upper", upper)
+    upper = as_floats("upper", upper)
+    lower = as_like("lower", lower, upper)
     check_shape("lower", lower, upper.shape)
     width = upper - lower
     if largest_gap is not None:

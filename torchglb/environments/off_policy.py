@@ -13,11 +13,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchglb.checks import ValueChecks, check_probability, check_same, check_shape, refuse
+from torchglb.checks import (
+    ValueChecks,
+    as_floats,
+    as_indices,
+    as_like,
+    check_probability,
+    check_shape,
+    refuse,
+)
 from torchglb.environments.replay import Log
 
 #: the largest bet; larger ones would be ruined by one bad event
@@ -101,8 +110,8 @@ def off_policy_value(
     label = f"rewards in [{low:g}, {high:g}]"
     checks.require("rewards", (log.rewards >= low) & (log.rewards <= high), label, log.rewards)
     if predictions is not None:
+        predictions = as_like("predictions", predictions, log.rewards)
         check_shape("predictions", predictions, log.arms.shape[:-1])
-        check_same("predictions", predictions, "rewards", log.rewards)
         inside = (predictions >= low) & (predictions <= high)
         checks.require("predictions", inside, f"means in [{low:g}, {high:g}]", predictions)
     checks.settle()
@@ -128,11 +137,13 @@ def off_policy_value(
     )  # fmt: skip
 
 
-def _probabilities(log: Log, target: Tensor) -> Tensor:
+def _probabilities(log: Log, given: Any) -> Tensor:
     """The policy as probabilities ``(*B, n, K)``."""
     K = log.arms.shape[-2]
     checks = ValueChecks()
-    if target.dtype == torch.int64:
+    target = as_floats("target", given)
+    if target.ndim == log.index.ndim:
+        target = as_indices("target", given, log.index.device)
         check_shape("target", target, log.index.shape)
         checks.within("target", target, 0, K - 1, lambda: f"arms from 0 to {K - 1}")
         checks.settle()

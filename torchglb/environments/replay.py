@@ -18,7 +18,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchglb.checks import ValueChecks, check_count, check_same, check_shape, refuse
+from torchglb.checks import (
+    ValueChecks,
+    as_floats,
+    as_indices,
+    as_like,
+    check_count,
+    check_shape,
+    refuse,
+)
 from torchglb.environments.base import Environment
 from torchglb.policies import Policy
 from torchglb.random_streams import RandomStreams, derived_seed
@@ -49,14 +57,18 @@ class Log:
     floor: float | None = None
 
     def __post_init__(self) -> None:
-        if self.arms.ndim < 3:
-            raise refuse("arms", "shape (*B, n, K, d)", f"shape {tuple(self.arms.shape)}")
-        check_same("rewards", self.rewards, "arms", self.arms)
+        arms = as_floats("arms", self.arms)
+        if arms.ndim < 3:
+            raise refuse("arms", "shape (*B, n, K, d)", f"shape {tuple(arms.shape)}")
+        given = {"arms": arms, "rewards": as_like("rewards", self.rewards, arms)}
+        given["index"] = as_indices("index", self.index, arms.device)
+        if self.propensity is not None:
+            given["propensity"] = as_floats("propensity", self.propensity)
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
         events = self.arms.shape[:-2]
         check_shape("index", self.index, events)
         check_shape("rewards", self.rewards, events)
-        if self.index.dtype != torch.int64:
-            raise refuse("index", "dtype torch.int64", self.index.dtype)
         checks = ValueChecks()
         number = self.arms.shape[-2]
         checks.within("index", self.index, 0, number - 1, lambda: f"arms from 0 to {number - 1}")

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.checks import as_tensor, check_probability, check_same, check_shape, refuse
+from torchglb.checks import (
+    as_indices,
+    as_tensor,
+    check_probability,
+    check_same,
+    check_shape,
+    refuse,
+)
 from torchglb.policies.base import BoundTracker, Policy
 from torchglb.sets import ConfidenceSet, Interval
 
@@ -87,8 +94,8 @@ class Conservative(Policy):
 
     def _index(self, baseline: int | Tensor) -> Tensor:
         policy = self.policy
-        index = torch.as_tensor(baseline, device=policy.device)
-        if index.dtype != torch.int64 or bool((index < 0).any()):
+        index = as_indices("baseline", baseline, policy.device)
+        if bool((index < 0).any()):
             raise refuse("baseline", "indices of arms, whole numbers from 0 on", baseline)
         try:
             return index.expand(policy.batch_shape)

@@ -9,13 +9,13 @@ linear.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import settled
-from torchglb.checks import check_float, check_positive, check_shape, refuse
+from torchglb.checks import as_floats, check_positive, check_shape, refuse
 from torchglb.errors import SolverError
 
 
@@ -33,7 +33,7 @@ class OptimalDesign(NamedTuple):
     rank: Tensor
 
 
-def g_optimal(arms: Tensor, eps: float = 0.01, max_steps: int = 10_000) -> OptimalDesign:
+def g_optimal(arms: Any, eps: float = 0.01, max_steps: int = 10_000) -> OptimalDesign:
     """The G-optimal design of ``arms (*B, K, d)``, to ``worst <= rank (1 + eps)``.
 
     Arms that do not span the space are taken in their span; zero arms get no weight unless all
@@ -46,7 +46,7 @@ def g_optimal(arms: Tensor, eps: float = 0.01, max_steps: int = 10_000) -> Optim
         >>> g_optimal(torch.eye(2, dtype=torch.float64)).weights
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    check_float("arms", arms)
+    arms = as_floats("arms", arms)
     if arms.ndim < 2 or arms.shape[-2] == 0:
         check_shape("arms", arms, ("*B", "K >= 1", "d"))
     check_positive("eps", eps)

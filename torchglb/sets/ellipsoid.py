@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.checks import ValueChecks, check_float, check_same, check_shape
+from torchglb.checks import (
+    ValueChecks,
+    as_floats,
+    as_like,
+    check_shape,
+)
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
@@ -48,9 +53,9 @@ class EllipsoidSet(ConfidenceSet):
     event: Event | None = None
 
     def __post_init__(self) -> None:
-        check_float("theta_hat", self.theta_hat)
-        check_same("shape", self.shape, "theta_hat", self.theta_hat)
-        check_same("gamma", self.gamma, "theta_hat", self.theta_hat)
+        object.__setattr__(self, "theta_hat", as_floats("theta_hat", self.theta_hat))
+        for name in ("shape", "gamma"):
+            object.__setattr__(self, name, as_like(name, getattr(self, name), self.theta_hat))
         batch, d = self.theta_hat.shape[:-1], self.domain.dim
         check_shape("theta_hat", self.theta_hat, (*batch, d))
         check_shape("shape", self.shape, (*batch, d, d))

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import settled
-from torchglb.checks import as_tensor, check_probability, check_same, check_shape, refuse
+from torchglb.checks import (
+    as_like,
+    as_tensor,
+    check_probability,
+    check_shape,
+    refuse,
+)
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.tests import TestResult, likelihood_ratio_test
@@ -63,9 +69,10 @@ class LikelihoodRatioSet(ConfidenceSet):
 
     def __post_init__(self) -> None:
         shape = self.likelihood.batch_shape
-        check_same("level", self.level, "likelihood.X", self.likelihood.X)
+        object.__setattr__(self, "level", as_like("level", self.level, self.likelihood.X))
         check_shape("level", self.level, shape)
-        check_same("theta_hat", self.theta_hat, "likelihood.X", self.likelihood.X)
+        theta = as_like("theta_hat", self.theta_hat, self.likelihood.X)
+        object.__setattr__(self, "theta_hat", theta)
         check_shape("theta_hat", self.theta_hat, (*shape, self.domain.dim))
 
     @property

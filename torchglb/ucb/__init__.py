@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from torchglb.ucb.ball_arms import BallChoice, argmax_ball
 from torchglb.ucb.incremental import AnchoredProgram, Choice, Minimum
 from torchglb.ucb.program import SublevelProgram, SupportResult
@@ -38,13 +36,13 @@ __all__ = [
 
 
 def support(
-    program: SublevelProgram, arms: Tensor, solver: str | Solver = "native", **options: Any
+    program: SublevelProgram, arms: Any, solver: str | Solver = "native", **options: Any
 ) -> SupportResult:
     """``h(x) = max <x, theta>`` over the program's set, for every arm ``(*B, K, d)``.
 
     Args:
         program: the batch of programs.
-        arms: ``(*B, K, d)``.
+        arms: ``(*B, K, d)``, a tensor or NumPy array of any real dtype, or lists.
         solver: a solver with its settings, ``Native(tol=...)`` (certified, the default),
             ``Conic(...)`` (cvxpy, the oracle) or ``Layer(...)`` (cvxpylayers, differentiable, for
             small histories); or one of the names ``"native"``, ``"conic"``, ``"layer"``.
@@ -52,11 +50,11 @@ def support(
             tol=1e-6)`` is ``support(program, arms, Native(tol=1e-6))``.
 
     Example:
-        >>> import torch, torchglb as glb
-        >>> X, r = torch.eye(2, dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
-        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), X, r)
-        >>> program = glb.SublevelProgram(loss, glb.Ball(2, 3.0), torch.tensor(2.0).double())
-        >>> glb.support(program, X).upper
+        >>> import torchglb as glb
+        >>> rows = glb.Rows([[1, 0], [0, 1]], [1, 0])
+        >>> loss = glb.NegativeLogLikelihood.of(glb.Bernoulli(), rows)
+        >>> program = glb.SublevelProgram(loss, glb.Ball(2, 3.0), level=2.0)
+        >>> glb.support(program, [[1, 0], [0, 1]]).upper
         tensor([3.0000, 1.7565], dtype=torch.float64)
     """
     return solver_of(solver, options).support(program, arms)

@@ -9,10 +9,11 @@ A negative ridge (the centred radius) needs a region in which the loss is convex
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from torchglb.checks import ValueChecks, check_same, check_shape, refuse
+from torchglb.checks import ValueChecks, as_like, check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.ucb.region import ConvexRegion
@@ -46,7 +47,7 @@ class SublevelProgram:
     Args:
         likelihood: the loss L, over rows of batch shape ``*B``.
         domain: the ball of radius S.
-        level: B, of shape ``*B``.
+        level: B, of shape ``*B``; a tensor or NumPy array of any real dtype, or numbers.
         region: for a loss with a negative ridge, where it is convex; then the set is the part of
             the sublevel set in that region, and bounds are bounds over that part.
     """
@@ -57,9 +58,13 @@ class SublevelProgram:
     region: ConvexRegion | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.likelihood, NegativeLogLikelihood):
+            raise refuse("likelihood", "a NegativeLogLikelihood", type(self.likelihood).__name__)
+        if not isinstance(self.domain, Ball):
+            raise refuse("domain", "a Ball, such as Ball(dim, S)", repr(self.domain))
         if self.domain.dim != self.likelihood.dim:
             raise refuse("domain", f"dim {self.likelihood.dim}", f"dim {self.domain.dim}")
-        check_same("level", self.level, "likelihood.X", self.likelihood.X)
+        object.__setattr__(self, "level", as_like("level", self.level, self.likelihood.X))
         check_shape("level", self.level, self.likelihood.batch_shape)
         if self.region is not None:
             check_same("region", self.region.center, "likelihood.X", self.likelihood.X)
@@ -82,9 +87,9 @@ class SublevelProgram:
         loss = self.likelihood.rebuild(data)
         return SublevelProgram(loss, self.domain.resized(radius), level, region)
 
-    def check_arms(self, arms: Tensor, *, values: bool = True) -> None:
-        """Refuses arms that are not finite and of shape ``(*B, K, d)``, and a loss that is none."""
-        check_same("arms", arms, "likelihood.X", self.likelihood.X)
+    def checked_arms(self, arms: Any, *, values: bool = True) -> Tensor:
+        """Arms ``(*B, K, d)`` as a tensor; refused if not finite, and so is a loss that is none."""
+        arms = as_like("arms", arms, self.likelihood.X)
         check_shape("arms", arms, (*self.likelihood.batch_shape, "K", self.likelihood.dim))
         if values:
             checks = ValueChecks()
@@ -92,6 +97,7 @@ class SublevelProgram:
             least = 0.0 if self.region is None else -self.region.curvature
             self.likelihood.require_convex(checks, least_ridge=least)
             checks.settle()
+        return arms
 
     def refuse_region(self, solver: str) -> None:
         """Refuses a program that is convex in a region only, for solvers that know no regions."""

@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchglb.checks import (
     ValueChecks,
+    as_like,
     check_positive,
-    check_same,
     check_shape,
     check_tensors,
     check_tolerance,
@@ -131,13 +132,13 @@ class RefitProgram:
 
     def _numbers(self, name: str, given: Any) -> float | Tensor:
         """A number, or a tensor that broadcasts to ``*B``; a level aside, never NaN or negative."""
-        if not isinstance(given, Tensor):
+        if not isinstance(given, Tensor | np.ndarray | list):
             if isinstance(given, bool) or not isinstance(given, Real):
                 raise refuse(name, "a number or a tensor", repr(given))
             if name != "level" and not float(given) >= 0.0:
                 raise refuse(name, "numbers of at least 0", given)
             return float(given)
-        check_same(name, given, "the history", self._start)
+        given = as_like(name, given, self._start)
         try:
             numbers = given.expand(self.batch_shape)
         except RuntimeError:
@@ -182,7 +183,7 @@ class RefitProgram:
         max_steps: int = 100,
     ) -> Choice:
         """The arm with the largest ``h(x)``; see :meth:`torchglb.ucb.AnchoredProgram.argmax`."""
-        check_same("arms", arms, "the history", self._start)
+        arms = as_like("arms", arms, self._start)
         check_shape("arms", arms, (*self.batch_shape, "K", self.domain.dim))
         if not arms.shape[-2]:
             raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")

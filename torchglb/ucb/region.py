@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_same, check_shape
+from torchglb.checks import as_floats, as_like, check_shape
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,13 @@ class ConvexRegion:
     curvature: Tensor
 
     def __post_init__(self) -> None:
-        batch, d = tuple(self.center.shape[:-1]), self.center.shape[-1]
-        for name, value, shape in (
-            ("shape", self.shape, (*batch, d, d)),
-            ("size", self.size, batch),
-            ("curvature", self.curvature, batch),
-        ):
-            check_same(name, value, "center", self.center)
+        center = as_floats("center", self.center)
+        batch, d = tuple(center.shape[:-1]), center.shape[-1]
+        object.__setattr__(self, "center", center)
+        for name, shape in (("shape", (*batch, d, d)), ("size", batch), ("curvature", batch)):
+            value = as_like(name, getattr(self, name), center)
             check_shape(name, value, shape)
+            object.__setattr__(self, name, value)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The four of them; ``ConvexRegion(*tensors)`` is the same region."""

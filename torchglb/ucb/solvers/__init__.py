@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from torchglb.checks import check_choice, refuse
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.solvers.native import native_support
@@ -17,7 +15,7 @@ from torchglb.ucb.solvers.native import native_support
 class Solver(Protocol):
     """Solves programs for all arms."""
 
-    def support(self, program: SublevelProgram, arms: Tensor) -> SupportResult:
+    def support(self, program: SublevelProgram, arms: Any) -> SupportResult:
         """``h(x)`` of every arm."""
         ...
 
@@ -26,13 +24,13 @@ class Solver(Protocol):
 class Native:
     """Our own solver: compiled on a CPU, batched torch elsewhere; see :func:`native_support`."""
 
-    center: Tensor | None = None
+    center: Any = None
     tol: float | None = None
     max_steps: int = 100
     throw: bool = True
     validate: bool = True
 
-    def support(self, program: SublevelProgram, arms: Tensor) -> SupportResult:
+    def support(self, program: SublevelProgram, arms: Any) -> SupportResult:
         """``h(x)`` of every arm."""
         return native_support(
             program,
@@ -55,7 +53,7 @@ class Conic:
     max_steps: int | None = None
     throw: bool = True
 
-    def support(self, program: SublevelProgram, arms: Tensor) -> SupportResult:
+    def support(self, program: SublevelProgram, arms: Any) -> SupportResult:
         """``h(x)`` of every arm."""
         from torchglb.ucb.solvers.conic.oracle import conic_support
 
@@ -73,7 +71,7 @@ class Layer:
     max_steps: int | None = None
     throw: bool = True
 
-    def support(self, program: SublevelProgram, arms: Tensor) -> SupportResult:
+    def support(self, program: SublevelProgram, arms: Any) -> SupportResult:
         """``h(x)`` of every arm."""
         from torchglb.ucb.solvers.conic.layer import layer_support
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import finite, length, which
-from torchglb.checks import ValueChecks, check_count, check_same, check_shape, check_tolerance
+from torchglb.checks import ValueChecks, as_like, check_count, check_shape, check_tolerance
 from torchglb.compiled_rows import compiled_family
 from torchglb.families.compiled import CompiledFamily
 from torchglb.likelihood import Errors, Expansion
@@ -52,9 +52,9 @@ SHARED = ("upper", "lower", "best", "normal", "offset", "upper_paid", "lower_pai
 @without_autocast
 def native_support(
     program: SublevelProgram,
-    arms: Tensor,
+    arms: Any,
     *,
-    center: Tensor | None = None,
+    center: Any = None,
     tol: float | None = None,
     max_steps: int = 100,
     throw: bool = True,
@@ -81,7 +81,7 @@ def native_support(
         throw: raise :class:`SolverError` if an arm does not converge, or return statuses.
         validate: look at the values of arms, weights, regularisation and centre.
     """
-    check_same("arms", arms, "likelihood.X", program.likelihood.X)
+    arms = as_like("arms", arms, program.likelihood.X)
     if tol is None:
         tol = 3e-8 if arms.dtype == torch.float64 else 1e-6 if arms.is_cpu else 1e-3
     check_tolerance("tol", tol)
@@ -93,11 +93,11 @@ def native_support(
             raise_unless_converged(found[-1], "support")
         return SupportResult(*found)
     transformed = is_transformed(*program.tensors(), arms)
-    program.check_arms(arms, values=validate and not transformed)
+    program.checked_arms(arms, values=validate and not transformed)
     if validate and not isinstance(program.domain.radius, Tensor):
         program.likelihood.family.require_convex(program.domain.radius)
     if center is not None:
-        check_same("center", center, "arms", arms)
+        center = as_like("center", center, arms)
         check_shape("center", center, (*program.likelihood.batch_shape, program.likelihood.dim))
         if validate and not is_transformed(*program.tensors(), center):
             checks = ValueChecks()

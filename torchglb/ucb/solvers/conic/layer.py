@@ -128,12 +128,10 @@ class UCBLayer(nn.Module):
         loss = NegativeLogLikelihood(self.family, X, r, w, regularization=self.regularization)
         return self.support(SublevelProgram(loss, self.domain, level), arms, throw=throw)
 
-    def support(
-        self, program: SublevelProgram, arms: Tensor, *, throw: bool = True
-    ) -> SupportResult:
+    def support(self, program: SublevelProgram, arms: Any, *, throw: bool = True) -> SupportResult:
         """:meth:`forward` for a program that is already built (possibly tilted)."""
         program.refuse_region("layer")
-        program.check_arms(arms, values=throw)
+        arms = program.checked_arms(arms, values=throw)
         batch, n = program.likelihood.batch_shape, program.likelihood.X.shape[-2]
         K, d = arms.shape[-2:]
         if n > self.capacity:

@@ -93,7 +93,7 @@ def conic_support(
     solvers = installed(solver, fallbacks)
     check_tolerance("tol", tol)
     program.refuse_region("conic")
-    program.check_arms(arms, values=throw)
+    arms = program.checked_arms(arms, values=throw)
     warn_of_move(arms)
     batch, K, d = program.likelihood.batch_shape, arms.shape[-2], arms.shape[-1]
     xs = on_host(arms).detach().reshape(batch.numel(), K, d)
