@@ -116,7 +116,7 @@ def _converted(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
         same = (found.to(value.dtype) == value) | value.isnan()
     else:
         limit = 2 ** (24 if dtype == torch.float32 else 53)
-        same = (value <= limit) & (value >= -limit)
+        same = (value.long() <= limit) & (value.long() >= -limit)
     if not bool(same.all()):
         raise refuse(name, _fitting(dtype), f"dtype {value.dtype}")
     return found

@@ -274,7 +274,7 @@ def test_bad_input_changes_nothing():
         (x, r[:1], r"r: expected shape \(2,\)"),
         (x[:, :4], r, "x: expected shape"),
         (x[:1], r, "x: expected shape"),
-        (x.float(), r, "x: expected the dtype of earlier contexts"),
+        (x.cfloat(), r, "x: expected a dense tensor of real numbers"),
         (x.to("meta"), r, "x: expected a tensor on device cpu"),
         (x * torch.nan, r, "encoder Sequential: expected finite values"),
     ]:

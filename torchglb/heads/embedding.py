@@ -5,14 +5,15 @@ A context has ``context_dims`` axes of its own, ``*E`` (one for a vector, three 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchglb.checks import ValueChecks, check_count, check_shape, refuse
+from torchglb.checks import ValueChecks, as_like, check_count, check_shape, refuse
 from torchglb.heads.unit_ball import UnitBall
 from torchglb.recording import is_transformed
 
@@ -62,6 +63,12 @@ class Door:
             checks.finite(name, features)
             checks.settle()
         return features
+
+
+def in_dtype_of(contexts: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+    """Contexts as a network takes them: floats in the dtype of its parameters."""
+    takes = next((p.dtype for p in parameters if p.is_floating_point()), None)
+    return contexts.to(takes) if takes is not None and contexts.is_floating_point() else contexts
 
 
 class Observations(nn.Module):
@@ -114,11 +121,31 @@ class Observations(nn.Module):
             self.rewards.narrow(axis, self._first, count),
         )
 
-    def check(self, contexts: Any, what: str = "contexts") -> bool:
+    def as_contexts(self, given: Any, what: str = "contexts") -> Tensor:
+        """A tensor of whatever holds numbers, of the dtype of earlier contexts."""
+        kept = self.contexts
+        if isinstance(given, Tensor):
+            contexts = given
+        else:
+            try:
+                if isinstance(given, list | tuple) and any(isinstance(g, Tensor) for g in given):
+                    contexts = torch.stack(list(map(torch.as_tensor, given)))
+                else:
+                    entries = np.array(given)  # a copy, which may be written to
+                    contexts = torch.from_numpy(entries.astype(entries.dtype.newbyteorder("=")))
+                contexts = contexts.to(kept.device)
+            except (TypeError, ValueError, RuntimeError) as error:
+                got = f"{type(given).__name__} ({error})"
+                raise refuse(what, "a tensor or numbers", got) from None
+        if self.known and contexts.dtype != kept.dtype and contexts.device == kept.device:
+            if not kept.is_floating_point():  # indices, say, which no float stands for
+                raise refuse(what, f"the dtype of earlier contexts ({kept.dtype})", contexts.dtype)
+            contexts = as_like(what, contexts, kept)
+        return contexts
+
+    def check(self, contexts: Tensor, what: str = "contexts") -> bool:
         """Refuses contexts that do not fit; returns whether they are one per problem, not K."""
         batch, dims = tuple(self.batch_shape), self.context_dims
-        if not isinstance(contexts, Tensor):
-            raise refuse(what, "a tensor", type(contexts).__name__)
         if contexts.device != self.rewards.device:
             place = f"a tensor on device {self.rewards.device}"
             raise refuse(what, place, f"device {contexts.device}")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchglb.checks import refuse
+from torchglb.heads.embedding import in_dtype_of
 from torchglb.policies.parts import taken
 from torchglb.random_streams import RandomStreams
 
@@ -82,6 +83,7 @@ class EncoderStack:
                 raise refuse(f"encoder {self.name}", "a tensor of features", type(found).__name__)
             return found
 
+        contexts = in_dtype_of(contexts, self.parameters.values())
         found: Tensor = torch.vmap(run)(self.parameters, self.buffers, contexts)
         return found
 

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +19,7 @@ from torchglb.checks import (
 )
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.heads.embedding import Door, Observations
+from torchglb.heads.embedding import Door, Observations, in_dtype_of
 from torchglb.heads.frozen import Embedding, FrozenHead
 from torchglb.heads.unit_ball import UnitBall, unit_ball
 from torchglb.history import Rows
@@ -126,7 +125,7 @@ class GLMHead(nn.Module):
 
     def features(self, contexts: Any) -> Tensor:
         """The features ``(..., d)`` of contexts ``(..., *E)``, in the unit ball."""
-        contexts = self._contexts(contexts)
+        contexts = self.observations.as_contexts(contexts)
         dims = self.observations.context_dims
         if contexts.ndim < dims:
             got = f"shape {tuple(contexts.shape)}"
@@ -134,34 +133,9 @@ class GLMHead(nn.Module):
         split = contexts.ndim - dims
         lead, own = contexts.shape[:split], contexts.shape[split:]
         flat = contexts.reshape(lead.numel(), *own)
-        takes = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), None)
-        if takes is not None and flat.is_floating_point():
-            flat = flat.to(takes)
-        raw = self.module(flat)
+        raw = self.module(in_dtype_of(flat, self.module.parameters()))
         features = self._door.admit(raw, (lead.numel(),), self.observations.rewards)
         return features.reshape(*lead, self.domain.dim)
-
-    def _contexts(self, contexts: Any) -> Tensor:
-        """A tensor on the head's device, of the dtype of earlier contexts."""
-        kept, known = self.observations.contexts, self.observations.known
-        if not isinstance(contexts, Tensor):
-            try:
-                if any(isinstance(part, Tensor) for part in contexts):
-                    contexts = torch.stack(list(map(torch.as_tensor, contexts)))
-                else:
-                    entries = np.array(contexts)  # a copy, which may be written to
-                    native = entries.astype(entries.dtype.newbyteorder("="))
-                    contexts = torch.from_numpy(native)
-                contexts = contexts.to(kept.device)
-            except (TypeError, ValueError, RuntimeError) as error:
-                got = f"{type(contexts).__name__} ({error})"
-                raise refuse("contexts", "a tensor or numbers", got) from None
-        if known and contexts.dtype != kept.dtype and contexts.device == kept.device:
-            if not kept.is_floating_point():
-                wanted = f"the dtype of earlier contexts ({kept.dtype})"
-                raise refuse("contexts", wanted, contexts.dtype)
-            contexts = as_tensor("contexts", contexts, dtype=kept.dtype, device=kept.device)
-        return contexts
 
     def _learn_axes(self, contexts: Tensor, leading: int) -> None:
         """Notes how many axes a context has, where nobody has said so."""
@@ -186,7 +160,7 @@ class GLMHead(nn.Module):
         """
         like = self.observations.rewards
         rewards = as_tensor("rewards", rewards, dtype=like.dtype, device=like.device)
-        axis, contexts = len(self.batch_shape), self._contexts(contexts)
+        axis, contexts = len(self.batch_shape), self.observations.as_contexts(contexts)
         self._learn_axes(contexts, rewards.ndim - axis)
         if self.observations.check(contexts):
             contexts = contexts.unsqueeze(axis)
@@ -270,7 +244,7 @@ class GLMHead(nn.Module):
 
     def logits(self, contexts: Any) -> Tensor:
         """``<phi(c), theta_hat>``, of the shape of :meth:`forward` and differentiable alike."""
-        contexts = self._contexts(contexts)
+        contexts = self.observations.as_contexts(contexts)
         single = self.observations.check(contexts)
         theta = self.theta()
         features = self.features(contexts)
@@ -338,7 +312,7 @@ class GLMHead(nn.Module):
                 the history, the MLE and the bound. For ellipsoids the observations must then span
                 the features, unless all parameters are frozen.
         """
-        contexts = self._contexts(contexts)
+        contexts = self.observations.as_contexts(contexts)
         self.observations.check(contexts)
         with torch.set_grad_enabled(differentiable):
             current = self.sequence(differentiable).current()
@@ -347,7 +321,7 @@ class GLMHead(nn.Module):
     @torch.no_grad()
     def select(self, contexts: Any) -> Tensor:
         """The index ``(*B)`` of the context with the largest upper bound, of ``(*B, K, *E)``."""
-        contexts = self._contexts(contexts)
+        contexts = self.observations.as_contexts(contexts)
         self._learn_axes(contexts, 1)
         if self.observations.check(contexts):
             raise refuse("contexts", "shape (*B, K, *E)", f"shape {tuple(contexts.shape)}")

@@ -160,13 +160,14 @@ class NeuralPolicy(Policy):
     # ---- choosing ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def features(self, contexts: Tensor) -> Tensor:
+    def features(self, contexts: Any) -> Tensor:
         """The features ``(*B, d)`` or ``(*B, K, d)`` of contexts ``(*B, *E)``, ``(*B, K, *E)``."""
+        contexts = self.observations.as_contexts(contexts)
         if self.observations.check(contexts):
             return self._embed(contexts.unsqueeze(len(self.batch_shape)))[..., 0, :]
         return self._embed(contexts)
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: Any) -> Tensor:
         """The index ``(*B)`` of the arm to play, of raw contexts ``arms (*B, K, *E)``."""
         arms = self._check_arms(arms)
         return self.inner.select(self.features(arms))
@@ -174,7 +175,8 @@ class NeuralPolicy(Policy):
     def _scores(self, arms: Tensor) -> Tensor:
         return self.inner.scores(self.features(arms))
 
-    def _check_arms(self, arms: Tensor) -> Tensor:
+    def _check_arms(self, arms: Any) -> Tensor:
+        arms = self.observations.as_contexts(arms, "arms")
         if self.observations.check(arms, "arms"):
             raise refuse("arms", "shape (*B, K, *E)", f"shape {tuple(arms.shape)}")
         return arms
@@ -195,7 +197,7 @@ class NeuralPolicy(Policy):
 
     # ---- learning ------------------------------------------------------------------------
 
-    def update(self, x: Tensor, r: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
         """Adds an observation: the raw context ``x (*B, *E)`` that was played and its reward.
 
         Or k of them, ``(*B, k, *E)`` and ``(*B, k)``. They may come late and out of order, as long
@@ -211,7 +213,7 @@ class NeuralPolicy(Policy):
         if weight is not None or mask is not None:
             raise refuse("weight, mask", "none: every replicate trains on every row", "one")
         r = as_tensor("r", r, dtype=self.dtype, device=self.device)
-        axis = len(self.batch_shape)
+        axis, x = len(self.batch_shape), self.observations.as_contexts(x, "x")
         if self.observations.check(x, "x"):
             x = x.unsqueeze(axis)
             check_shape("r", r, self.batch_shape)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchglb.checks import check_choice, check_count, refuse
 from torchglb.families import Bernoulli
 from torchglb.heads import GLMHead, UnitBall
+from torchglb.heads.embedding import in_dtype_of
 from torchglb.heads.unit_ball import unit_ball
 from torchglb.preferences.pairs import PreferenceSet, pair_ball
 from torchglb.preferences.widest import WidestPair
@@ -94,16 +95,21 @@ class PairHead(nn.Module):
         """The number of comparisons so far."""
         return len(self.head)
 
-    def _pairs(self, left: Tensor, right: Tensor) -> Tensor:
+    def _pairs(self, left: Any, right: Any) -> Tensor:
+        rows = self.head.observations
+        left, right = rows.as_contexts(left, "left"), rows.as_contexts(right, "right")
         for name, items in (("left", left), ("right", right)):
-            if not isinstance(items, Tensor) or items.ndim not in (self._axes, self._axes + 1):
-                expected = f"a tensor of {self._axes} axes, or one more for several items"
-                raise refuse(name, expected, getattr(items, "shape", type(items).__name__))
+            if items.ndim not in (self._axes, self._axes + 1):
+                expected = f"{self._axes} axes, or one more for several items"
+                raise refuse(name, expected, f"shape {tuple(items.shape)}")
         if left.shape != right.shape:
             raise refuse("right", f"the shape of left {tuple(left.shape)}", tuple(right.shape))
+        if left.dtype != right.dtype:
+            dtype = torch.promote_types(left.dtype, right.dtype)
+            left, right = left.to(dtype), right.to(dtype)
         return torch.stack([left, right], dim=left.ndim - self._axes)
 
-    def update(self, left: Tensor, right: Tensor, winner: Any) -> None:
+    def update(self, left: Any, right: Any, winner: Any) -> None:
         """Adds comparisons of items ``(*E)`` or ``(k, *E)``; winner 1 for the left, ties 1/2.
 
         Results may come late and out of order, as long as the delay does not depend on who won,
@@ -111,12 +117,12 @@ class PairHead(nn.Module):
         """
         self.head.update(self._pairs(left, right), winner)
 
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+    def forward(self, left: Any, right: Any) -> Tensor:
         """The chance that the left items win, by the fit; differentiable in training mode."""
         return self.head(self._pairs(left, right))
 
     def probability(
-        self, left: Tensor, right: Tensor, scale: str = "mean", *, differentiable: bool = False
+        self, left: Any, right: Any, scale: str = "mean", *, differentiable: bool = False
     ) -> Interval:
         """Where the chance that the left items win can be.
 
@@ -131,8 +137,10 @@ class PairHead(nn.Module):
         return self.head.confidence(pairs, scale, differentiable=differentiable)
 
     @torch.no_grad()
-    def embed(self, items: Tensor) -> Tensor:
+    def embed(self, items: Any) -> Tensor:
         """The embeddings ``(K, d)`` of items ``(K, *E)``, in the unit ball."""
+        items = self.head.observations.as_contexts(items, "items")
+        items = in_dtype_of(items, self._encoder.parameters())
         return self._encoder.embed(items).to(self.head.observations.rewards.dtype)
 
     def confidence_set(self) -> LikelihoodRatioSet:
@@ -141,6 +149,6 @@ class PairHead(nn.Module):
         assert isinstance(found, LikelihoodRatioSet)
         return found
 
-    def widest(self, items: Tensor) -> WidestPair:
+    def widest(self, items: Any) -> WidestPair:
         """The pair of items ``(K, *E)`` to ask about next: whose difference is known least."""
         return PreferenceSet(self.confidence_set()).widest(self.embed(items))[0]
