@@ -340,8 +340,6 @@ def test_weights_where_the_theory_allows_them():
     with pytest.raises(glb.InputError, match="mask: expected booleans"):
         policy.update(X, R, mask=[0.5, 1.0, 1.0])
     assert_same(policy.state_dict(), before)
-    with pytest.raises(glb.InputError, match="mask: expected none, since oful is stated"):
-        policies.make("oful", family=glb.Gaussian(), domain=ball()).update(X, R, mask=[1, 0, 1])
 
 
 # ---- states say what they belong to --------------------------------------------------------------

@@ -100,18 +100,19 @@ class ContrastSequence:
         """The number of observations so far."""
         return len(self.joint)
 
-    def update(self, x: Any, r: Any, weight: Any = None) -> None:
+    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
         """Adds one observation, ``x (*B, d)``, or many in their order, ``x (*B, k, d)``.
 
         Args:
             x: features of norm at most 1.
             r: rewards.
             weight: in [0, 1], fixed before the reward was seen; 1 if left out.
+            mask: False where there is no reward; as in :class:`torchglb.ConfidenceSequence`.
 
         Raises:
             InputError: on any argument that does not fit; nothing is then changed.
         """
-        self.joint.update(x, r, weight)
+        self.joint.update(x, r, weight, mask)
 
     def _region(self) -> LikelihoodRatioSet:
         region = self.joint.current()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchglb.checks import ValueChecks, as_like, check_count, check_shape, refuse
+from torchglb.checks import ValueChecks, as_like, as_weights, check_count, check_shape, refuse
 from torchglb.heads.unit_ball import UnitBall
 from torchglb.recording import is_transformed
 
@@ -72,7 +72,7 @@ def in_dtype_of(contexts: Tensor, parameters: Iterable[Tensor]) -> Tensor:
 
 
 class Observations(nn.Module):
-    """Raw contexts ``(*B, n, *E)`` and rewards ``(*B, n)``, in growing buffers.
+    """Raw contexts ``(*B, n, *E)``, rewards and weights ``(*B, n)``, in growing buffers.
 
     A module, so that it moves with the module it is part of.
 
@@ -86,6 +86,7 @@ class Observations(nn.Module):
 
     contexts: Tensor
     rewards: Tensor
+    weights: Tensor
 
     def __init__(
         self,
@@ -101,7 +102,9 @@ class Observations(nn.Module):
         self.newest = newest if newest is None else check_count("replay", newest, least=1)
         rewards = torch.zeros((*self.batch_shape, 0), dtype=dtype, device=device)
         self.register_buffer("rewards", rewards, persistent=False)
+        self.register_buffer("weights", rewards.clone(), persistent=False)
         self.register_buffer("contexts", rewards.clone(), persistent=False)
+        self.unit_weights = True  # every weight so far is 1
         self._first, self._end = 0, 0
 
     def __len__(self) -> int:
@@ -115,11 +118,14 @@ class Observations(nn.Module):
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Contexts ``(*B, n, *E)`` and rewards ``(*B, n)``, oldest first."""
-        axis, count = len(self.batch_shape), len(self)
-        return (
-            self.contexts.narrow(axis, self._first, count),
-            self.rewards.narrow(axis, self._first, count),
-        )
+        return self._kept(self.contexts), self._kept(self.rewards)
+
+    def row_weights(self) -> Tensor | None:
+        """The weights ``(*B, n)`` of :meth:`rows`; None where all are 1."""
+        return None if self.unit_weights else self._kept(self.weights)
+
+    def _kept(self, buffer: Tensor) -> Tensor:
+        return buffer.narrow(len(self.batch_shape), self._first, len(self))
 
     def as_contexts(self, given: Any, what: str = "contexts") -> Tensor:
         """A tensor of whatever holds numbers, of the dtype of earlier contexts."""
@@ -159,14 +165,29 @@ class Observations(nn.Module):
         check_shape(what, contexts, (*batch, *own) if single else (*batch, "K", *own))
         return single
 
-    def append(self, contexts: Tensor, rewards: Tensor) -> None:
-        """Keeps ``contexts (*B, k, *E)`` and ``rewards (*B, k)`` that have passed the checks."""
+    def weighted(
+        self, contexts: Tensor, rewards: Tensor, weight: Any, mask: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Contexts ``(*B, k, *E)``, 0 where there is no reward, and weights ``(*B, k)``, if any."""
+        if weight is None and mask is None:
+            return contexts, None
+        w = as_weights(rewards, weight, mask, tuple(self.batch_shape))
+        seen = (w > 0).reshape(w.shape + (1,) * self.context_dims)
+        return torch.where(seen, contexts, torch.zeros_like(contexts)), w
+
+    def append(self, contexts: Tensor, rewards: Tensor, weights: Tensor | None = None) -> None:
+        """Keeps ``contexts (*B, k, *E)``, ``rewards`` and ``weights (*B, k)`` that are checked."""
         axis, count = len(self.batch_shape), rewards.shape[-1]
         if not self.known:
             self.contexts = contexts.new_zeros((*self.batch_shape, 0, *contexts.shape[axis + 1 :]))
         if self._end + count > self.rewards.shape[-1]:
             self._make_room(count)
-        for buffer, rows in ((self.contexts, contexts), (self.rewards, rewards)):
+        if weights is not None:
+            rewards = torch.where(weights > 0, rewards, 0.0)
+            self.unit_weights = self.unit_weights and bool((weights == 1).all())
+        ones = torch.ones_like(rewards) if weights is None else weights
+        pairs = ((self.contexts, contexts), (self.rewards, rewards), (self.weights, ones))
+        for buffer, rows in pairs:
             buffer.narrow(axis, self._end, count).copy_(rows.detach())
         self._end += count
         if self.newest is not None:
@@ -174,7 +195,7 @@ class Observations(nn.Module):
 
     def _make_room(self, count: int) -> None:
         """Moves what is kept to the front of buffers with room for as many rows again."""
-        axis, kept = len(self.batch_shape), self.rows()
+        axis, kept = len(self.batch_shape), (*self.rows(), self._kept(self.weights))
         capacity = max(64, 2 * (len(self) + count))
 
         def moved(old: Tensor) -> Tensor:
@@ -182,15 +203,15 @@ class Observations(nn.Module):
             shape[axis] = capacity - len(self)
             return torch.cat([old, old.new_zeros(shape)], dim=axis)
 
-        self.contexts, self.rewards = moved(kept[0]), moved(kept[1])
+        self.contexts, self.rewards, self.weights = map(moved, kept)
         self._first, self._end = 0, len(self)
 
     def saved(self) -> dict[str, Tensor] | None:
         """What is kept, as plain tensors; None if nothing is."""
         if not self.known:
             return None
-        contexts, rewards = self.rows()
-        return {"contexts": contexts.clone(), "rewards": rewards.clone()}
+        names = ("contexts", "rewards", "weights")
+        return {name: self._kept(getattr(self, name)).clone() for name in names}
 
     def restored(self, state: Mapping[str, Tensor] | None) -> Observations:
         """New observations with these settings and a saved content, which is checked."""
@@ -200,13 +221,14 @@ class Observations(nn.Module):
         )
         if state is None:
             return fresh
-        contexts, rewards = state["contexts"], state["rewards"]
+        contexts = state["contexts"]
         axis = len(self.batch_shape)
         if fresh.check(contexts.to(like.device), "state['contexts']"):
             shape = tuple(contexts.shape)
             raise refuse("state['contexts']", "shape (*B, n, *E)", f"shape {shape}")
-        check_shape("state['rewards']", rewards, (*self.batch_shape, contexts.shape[axis]))
-        if rewards.dtype != like.dtype:
-            raise refuse("state['rewards']", f"dtype {like.dtype}", rewards.dtype)
-        fresh.append(contexts.to(like.device), rewards.to(like.device))
+        for name in ("rewards", "weights"):
+            check_shape(f"state[{name!r}]", state[name], (*self.batch_shape, contexts.shape[axis]))
+            if state[name].dtype != like.dtype:
+                raise refuse(f"state[{name!r}]", f"dtype {like.dtype}", state[name].dtype)
+        fresh.append(*(state[name].to(like.device) for name in ("contexts", "rewards", "weights")))
         return fresh

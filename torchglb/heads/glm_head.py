@@ -149,11 +149,18 @@ class GLMHead(nn.Module):
     # ---- learning ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def update(self, contexts: Any, rewards: Any) -> None:
+    def update(self, contexts: Any, rewards: Any, weight: Any = None, mask: Any = None) -> None:
         """Adds an observation, contexts ``(*B, *E)``, rewards ``(*B)``, or k, ``(*B, k, *E)``.
 
         They may come late and out of order, as long as the delay does not depend on the reward,
         given the context and the past (:class:`torchglb.ConfidenceSequence`).
+
+        Args:
+            contexts: what was seen.
+            rewards: what came of it.
+            weight: in [0, 1], fixed before the reward was seen; 1 if left out.
+            mask: booleans shaped like the rewards: False where there is none, whatever stands
+                there. Whether a reward is there must not depend on it.
 
         Raises:
             InputError: on contexts, features or rewards that do not fit; nothing is then changed.
@@ -167,9 +174,11 @@ class GLMHead(nn.Module):
             check_shape("rewards", rewards, self.batch_shape)
             rewards = rewards[..., None]
         check_shape("rewards", rewards, contexts.shape[: axis + 1])
+        contexts, w = self.observations.weighted(contexts, rewards, weight, mask)
+        present = None if w is None else w > 0
         sequence = self.sequence()
-        sequence.update(self.features(contexts), rewards)
-        self.observations.append(contexts, rewards)
+        sequence.update(self.features(contexts), rewards, w, present)
+        self.observations.append(contexts, rewards, w)
         self._theta, self._infer = None, False
 
     def refresh(self) -> None:
@@ -197,7 +206,9 @@ class GLMHead(nn.Module):
         sequence = self._empty_sequence()
         if len(self):
             contexts, rewards = self.observations.rows()
-            sequence.update(self.features(contexts), rewards)
+            w = self.observations.row_weights()
+            present = None if w is None else w > 0
+            sequence.update(self.features(contexts), rewards, w, present)
         return sequence
 
     def _empty_sequence(self) -> ConfidenceSequence:
@@ -291,7 +302,7 @@ class GLMHead(nn.Module):
         contexts, rewards = self.observations.rows()
         theta = constrained_mle(
             self.family,
-            Rows(self.features(contexts), rewards),
+            Rows(self.features(contexts), rewards, self.observations.row_weights()),
             self.domain,
             start=self._start,
             regularization=self.regularization,
@@ -356,11 +367,13 @@ class GLMHead(nn.Module):
         self._start = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GLMHead:
-        rewards, contexts = self.observations.rewards, self.observations.contexts
+        kept = self.observations
+        rewards, weights, contexts = kept.rewards, kept.weights, kept.contexts
         super()._apply(fn, recurse)
         moved = self.observations.rewards
         if moved.dtype not in FLOATS:  # the network may be in half precision, the GLM is not
             self.observations.rewards = rewards.to(moved.device)
+            self.observations.weights = weights.to(moved.device)
             self.observations.contexts = contexts.to(moved.device)
         self.refresh()
         self._start = None

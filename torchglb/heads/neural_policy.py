@@ -204,14 +204,18 @@ class NeuralPolicy(Policy):
         as the delay does not depend on the reward, given the context and the past. Trains when it
         is time to.
 
+        Args:
+            x: the raw contexts.
+            r: their rewards.
+            weight: in [0, 1], where the inner policy takes weights; else refused.
+            mask: as :meth:`torchglb.policies.Policy.update` says.
+
         Raises:
             InputError: on contexts, features or rewards that do not fit; nothing is then changed.
             SolverError: a training ended in features that are not finite. The observations are
                 kept, encoder and policy are those from before, and the next training comes at its
                 usual time.
         """
-        if weight is not None or mask is not None:
-            raise refuse("weight, mask", "none: every replicate trains on every row", "one")
         r = as_tensor("r", r, dtype=self.dtype, device=self.device)
         axis, x = len(self.batch_shape), self.observations.as_contexts(x, "x")
         if self.observations.check(x, "x"):
@@ -219,11 +223,17 @@ class NeuralPolicy(Policy):
             check_shape("r", r, self.batch_shape)
             r = r[..., None]
         check_shape("r", r, x.shape[: axis + 1])
-        self._update(x, r)
+        x, w = self.observations.weighted(x, r, weight, mask)
+        self._learn(x, r, w, weighs=weight is not None)
 
     def _update(self, x: Tensor, r: Tensor) -> None:
-        self.inner.update(self.features(x), r)
-        self.observations.append(x, r)
+        self._learn(x, r, None)
+
+    def _learn(self, x: Tensor, r: Tensor, w: Tensor | None, weighs: bool = False) -> None:
+        """Learns rows with weights ``(*B, k)``, which are those of a mask unless ``weighs``."""
+        mask = None if w is None else w > 0
+        self.inner.update(self.features(x), r, w if weighs else None, mask)
+        self.observations.append(x, r, w)
         self.rounds += r.shape[-1]
         if self.train_every is not None and self.rounds >= self._due:
             self._due = max(self.rounds + self.train_every, math.ceil(self.growth * self.rounds))
@@ -246,7 +256,7 @@ class NeuralPolicy(Policy):
         inner = self._new_inner(self.trainings + 1)
         try:
             with torch.no_grad():
-                inner.update(self._embed(contexts, encoders), rewards)
+                inner.update(self._embed(contexts, encoders), rewards, *self._weights_for(inner))
             if self.validate:
                 checks = ValueChecks()
                 checks.finite("theta of the training", theta)
@@ -260,6 +270,13 @@ class NeuralPolicy(Policy):
         self.random, self.inner = random, inner
         self.trainings += 1
 
+    def _weights_for(self, inner: Policy) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and mask of the rows that are kept, as a policy takes them."""
+        w = self.observations.row_weights()
+        if w is None:
+            return None, None
+        return w if inner.takes_weights else None, w > 0
+
     def _descend(
         self,
         encoders: EncoderStack,
@@ -269,20 +286,23 @@ class NeuralPolicy(Policy):
     ) -> None:
         """The gradient steps of one training."""
         contexts, rewards = (self._flat(rows) for rows in self.observations.rows())
+        weights = self.observations.row_weights()
+        w = torch.ones_like(rewards) if weights is None else self._flat(weights)
         problems, count = rewards.shape
         radius = self.domain.radius_like(theta).expand(self.batch_shape).reshape(problems, 1)
         everyone = torch.arange(problems, device=self.device)[:, None]
         door = replace(self._door, validate=False)  # the outcome is looked at, not every step
         for _ in range(self.steps):
-            some, r = contexts, rewards
+            some, r, share = contexts, rewards, w
             if count > self.minibatch:
                 uniform = self._flat(random.uniform(self.minibatch, dtype=torch.float64))
                 place = (uniform * count).long().clamp_max(count - 1)
                 some, r = contexts[everyone, place], rewards[everyone, place]
+                share = w[everyone, place]
             features = door.admit(encoders(some), tuple(r.shape), theta)
             z = (features @ theta[..., None])[..., 0]
             # summed over replicates, so that each gets the gradient that it gets alone
-            loss = self.family.nll(z, r).mean(-1).sum()
+            loss = (share * self.family.nll(z, r)).mean(-1).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

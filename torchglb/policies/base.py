@@ -125,7 +125,7 @@ class Policy(ABC):
     #: the name in the registry
     name: ClassVar[str]
     requires: ClassVar[Requirements] = Requirements()
-    #: whether rows may have weights in [0, 1], and rewards may be missing
+    #: whether rows may have weights in [0, 1]; rewards may be missing everywhere
     takes_weights: ClassVar[bool] = False
 
     def __init__(
@@ -284,8 +284,10 @@ class Policy(ABC):
                 reward was seen; 1 if left out. Only where the policy's theory allows it
                 (``takes_weights``), else refused.
             mask: booleans shaped like ``r``: False where there is no reward (a replicate that did
-                not play, a label that is not in). Such a row gets weight 0, whatever ``x`` and
-                ``r`` are there. Whether a reward is there must not depend on it.
+                not play, a label that is not in), whatever ``x`` and ``r`` are there. Whether a
+                reward is there must not depend on it. For that replicate the round is one on the
+                arm 0, whose reward tells nothing: no estimate moves, and what holds for all arms of
+                the unit ball still holds. It counts as a round where a radius counts them.
 
         Raises:
             InputError: on any argument that does not fit; the state is then unchanged.
@@ -308,7 +310,7 @@ class Policy(ABC):
             self._require_rows(checks, "x", x)
             self.family.require_rewards(checks, r)
             checks.settle()
-        if w is None:
+        if w is None or not self.takes_weights:
             self._update(x, r)
         else:
             self._update_weighted(x, r, w)
@@ -316,10 +318,10 @@ class Policy(ABC):
 
     def _weights(self, r: Tensor, weight: Any, mask: Any) -> Tensor:
         """Weights ``(*B, k)`` like the rewards, 0 where the mask says so."""
-        if not self.takes_weights:
-            name = "weight" if mask is None else "mask"
+        if weight is not None and not self.takes_weights:
             expected = f"none, since {self.name} is stated for rows of weight 1"
-            raise refuse(name, expected, "one (a policy with takes_weights, such as ofuglb, does)")
+            got = "one (a policy with takes_weights, such as ofuglb, does)"
+            raise refuse("weight", expected, got)
         return as_weights(r, weight, mask, tuple(self.batch_shape))
 
     @property

@@ -109,13 +109,16 @@ class PairHead(nn.Module):
             left, right = left.to(dtype), right.to(dtype)
         return torch.stack([left, right], dim=left.ndim - self._axes)
 
-    def update(self, left: Any, right: Any, winner: Any) -> None:
+    def update(
+        self, left: Any, right: Any, winner: Any, weight: Any = None, mask: Any = None
+    ) -> None:
         """Adds comparisons of items ``(*E)`` or ``(k, *E)``; winner 1 for the left, ties 1/2.
 
         Results may come late and out of order, as long as the delay does not depend on who won,
-        given the pair and the past.
+        given the pair and the past. ``weight`` and ``mask`` are those of
+        :meth:`torchglb.GLMHead.update`.
         """
-        self.head.update(self._pairs(left, right), winner)
+        self.head.update(self._pairs(left, right), winner, weight, mask)
 
     def forward(self, left: Any, right: Any) -> Tensor:
         """The chance that the left items win, by the fit; differentiable in training mode."""

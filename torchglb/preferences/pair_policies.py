@@ -93,7 +93,9 @@ class PairPolicy(ABC):
     def _select(self, items: Tensor) -> Pair:
         """The pair of items that have passed the checks."""
 
-    def update(self, left: Any, right: Any, winner: Any) -> None:
+    def update(
+        self, left: Any, right: Any, winner: Any, weight: Any = None, mask: Any = None
+    ) -> None:
         """Learns from a comparison, or from k: features ``(*B, d)`` or ``(*B, k, d)``.
 
         Results may come late and out of order, as long as the delay does not depend on who won,
@@ -103,12 +105,14 @@ class PairPolicy(ABC):
             left: of the first item.
             right: of the second one.
             winner: 1 if the first one won, 0 if the second one did, 1/2 for a tie.
+            weight: in [0, 1], fixed before the result was seen; 1 if left out.
+            mask: False where there is no result, whatever ``winner`` is there.
 
         Raises:
             InputError: on any argument that does not fit; the state is then unchanged.
         """
         like = torch.zeros((), dtype=self._rows.dtype, device=self._rows.device)
-        self._rows.update(pair_rows(left, right, like), winner)
+        self._rows.update(pair_rows(left, right, like), winner, weight, mask)
 
     def confidence_set(self) -> LikelihoodRatioSet:
         """The set of ``2 theta``, for rows ``(x_a - x_b)/2``."""

@@ -172,7 +172,9 @@ class PreferenceSequence:
         """The number of comparisons so far."""
         return len(self.sequence)
 
-    def update(self, left: Any, right: Any, winner: Any, weight: Any = None) -> None:
+    def update(
+        self, left: Any, right: Any, winner: Any, weight: Any = None, mask: Any = None
+    ) -> None:
         """Adds comparisons: features ``(*B, d)`` or ``(*B, k, d)``.
 
         Results may come late and out of order, as long as the delay does not depend on who won,
@@ -183,11 +185,13 @@ class PreferenceSequence:
             right: of the second ones.
             winner: 1 if the first one won, 0 if the second one did, 1/2 for a tie.
             weight: in [0, 1], fixed before the result was seen; 1 if left out.
+            mask: False where there is no result, whatever ``winner`` is there.
 
         Raises:
             InputError: on any argument that does not fit; nothing is then changed.
         """
-        self.sequence.update(pair_rows(left, right, self.sequence.history), winner, weight)
+        rows = pair_rows(left, right, self.sequence.history)
+        self.sequence.update(rows, winner, weight, mask)
 
     def current(self) -> PreferenceSet:
         """The set now."""
