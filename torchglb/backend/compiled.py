@@ -205,7 +205,7 @@ class _Announcement(event.Listener):
         if not self.said and str(getattr(function, "__module__", "")).startswith("torchglb."):
             self.said = True
             sys.stderr.write(
-                "torchglb: compiling its kernels for this machine (once, a minute or two)\n"
+                "torchglb: compiling its kernels for this machine (once, about a minute)\n"
             )
 
     def on_end(self, event: Any) -> None:
