@@ -424,52 +424,6 @@ def test_a_frozen_head_can_be_exported():
     assert torch.equal(frozen(contexts).mean, served.mean)  # it stays as it was
 
 
-# ---- a ball that is too small --------------------------------------------------------------------
-
-
-def sequence_of(length, S, seed=0, n=600):
-    generator = torch.Generator().manual_seed(seed)
-    rows = 0.99 * torch.nn.functional.normalize(torch.randn(n, 2, generator=generator), dim=-1)
-    made = glb.ConfidenceSequence(family(), glb.Ball(2, S), 0.05)
-    made.update(rows, family().sample(rows @ torch.tensor([length, 0.0]), generator))
-    return made
-
-
-def test_a_ball_that_is_too_small_is_said_once():
-    made = sequence_of(6.0, 2.0)
-    with pytest.warns(glb.BoundaryWarning, match=r"refute \|theta\*\| <= S = 2.0"):
-        assert bool(made.current().on_boundary)
-    made.update([1.0, 0.0], 1.0)
-    assert bool(made.current().on_boundary)  # no second warning: it would be an error here
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_ball_that_is_large_enough_is_left_alone(seed):
-    assert not bool(sequence_of(2.0, 2.0, seed, n=200).current().on_boundary)
-
-
-def test_the_level_against_which_S_is_held():
-    """500 rewards of 6 at x = 1, S = 2: all of it by hand."""
-    from torchglb.radii import radius_refuted
-
-    def refuted(n, mean):
-        loss = glb.NegativeLogLikelihood(
-            glb.Gaussian(), torch.ones(n, 1).double(), torch.full((n,), mean).double()
-        )
-        return bool(radius_refuted(loss, glb.Ball(1, 2.0), torch.tensor([2.0]).double(), 0.05))
-
-    def by_hand(n, mean):
-        fall = n * ((4.0**2 / 2 - mean * 4.0) - (2.0**2 / 2 - mean * 2.0))  # L(4) - L(2), mean > 4
-        steepness = n * (mean + 4.0)
-        c = np.linspace(1e-6, 1.0, 2_000_001)
-        price = (np.log(1 / c) + 8.0 * c * steepness).min()
-        return -fall > price + np.log(20.0)
-
-    answers = [(n, mean) for n in (1, 2, 3, 4, 6, 9) for mean in (4.1, 5.0, 6.0)]
-    assert [refuted(*a) for a in answers] == [by_hand(*a) for a in answers]
-    assert len({refuted(*a) for a in answers}) == 2
-
-
 # ---- what is there on purpose --------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from torchglb.checks import (
 )
 from torchglb.contrasts import DeclaredContrasts
 from torchglb.domain import Ball
-from torchglb.errors import BoundaryWarning, SolverError
+from torchglb.errors import SolverError
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.forgetting import ForgettingHistory, as_forgetting
@@ -37,6 +36,8 @@ from torchglb.radii import (
     Radius,
     automatic,
     by_name,
+    radius_refuted,
+    warn_of_boundary,
 )
 from torchglb.recording import is_transformed, without_autocast
 from torchglb.sets import (
@@ -280,6 +281,18 @@ class ConfidenceSequence(GrowingLevel):
         except SolverError:
             running.snapshots.skip(len(self))
 
+    def on_boundary(self) -> Tensor | None:
+        """Whether the rows refute ``|theta*| <= S`` at level delta, ``(*B)``.
+
+        Then S is too small, and the sets are wrong (:func:`torchglb.radii.radius_refuted`). None
+        where S is no part of the set, or rows are forgotten.
+        """
+        if not self.radius.confined or self._forgets:
+            return None
+        likelihood = self._likelihood()
+        theta = self.fitted.copy().estimate(likelihood, loss_only=True).theta
+        return radius_refuted(likelihood, self.domain, theta, self.delta)
+
     def evaluation(self) -> Evaluation:
         """The level and radius now, with the shares of delta that were spent."""
         return self._current()[1]
@@ -318,13 +331,7 @@ class ConfidenceSequence(GrowingLevel):
         if self._warned or outer.on_boundary is None or not bool(outer.on_boundary.any()):
             return
         self._warned = True
-        warnings.warn(
-            f"the observations refute |theta*| <= S = {describe(self.domain.radius)} at level "
-            f"{self.delta:g}: intervals within this ball are wrong. Take a larger S, or "
-            'radius="gaussian-prior", which needs none.',
-            BoundaryWarning,
-            stacklevel=4,
-        )
+        warn_of_boundary(self.domain, self.delta, stacklevel=4)
 
     def _inside(self, likelihood: NegativeLogLikelihood, fit: Estimate, level: Tensor) -> Tensor:
         """The estimate; where the set has left the ball, the minimiser over a larger one."""

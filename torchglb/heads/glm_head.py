@@ -329,6 +329,13 @@ class GLMHead(nn.Module):
             current = self.sequence(differentiable).current()
             return current.interval(self.features(contexts), scale=scale)
 
+    def on_boundary(self) -> Tensor | None:
+        """Whether the observations refute ``|theta*| <= S``, ``(*B)``: then intervals are wrong.
+
+        :meth:`confidence` and :meth:`select` warn of it (:class:`torchglb.BoundaryWarning`).
+        """
+        return self.sequence().on_boundary()
+
     @torch.no_grad()
     def select(self, contexts: Any) -> Tensor:
         """The index ``(*B)`` of the context with the largest upper bound, of ``(*B, K, *E)``."""

@@ -316,6 +316,10 @@ class NeuralPolicy(Policy):
         """The inner policy's set, for the features as they are now; see above what it is worth."""
         return self.inner.confidence_set()
 
+    def on_boundary(self) -> Tensor | None:
+        """That of the inner policy, for the features as they are now."""
+        return self.inner.on_boundary()
+
     def estimate(self) -> Tensor | None:
         """The inner policy's estimate of theta, for the features as they are now."""
         return self.inner.estimate()

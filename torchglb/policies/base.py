@@ -33,7 +33,11 @@ from torchglb.checks import (
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
+from torchglb.history import History
 from torchglb.identity import check_belongs, describe
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.mle import minimize_likelihood
+from torchglb.radii import radius_refuted, warn_of_boundary
 from torchglb.random_streams import RandomStreams
 from torchglb.recording import is_transformed
 from torchglb.sets import ConfidenceSet, Interval
@@ -160,6 +164,7 @@ class Policy(ABC):
         self.device = torch.zeros(0, device=device).device
         self.random = RandomStreams(seed, self.batch_shape, replicates, self.device)
         self.rounds = 0  # observations so far
+        self._warned, self._next_look = False, 1  # of a ball that is too small
         self._compiled = family.compiled()
         self._longest = 1.0 + 64 * torch.finfo(dtype).eps  # of a row: 1, but for roundings
 
@@ -366,6 +371,39 @@ class Policy(ABC):
         x = self._check_point(x)
         region = self.confidence_set()
         return None if region is None else region.interval(x)
+
+    def _observed(self) -> History | None:
+        """The rows, where the policy keeps them and S is part of its theory."""
+        return None
+
+    @torch.no_grad()
+    def on_boundary(self) -> Tensor | None:
+        """Whether the observations refute ``|theta*| <= S`` at level delta, ``(*B)``.
+
+        Then S is too small, and nothing that the policy promises holds
+        (:func:`torchglb.radii.radius_refuted`). Warns of it, once. A question that costs a fit and
+        that no round asks; runs of experiments ask it at their end. None where the rows are not
+        kept.
+        """
+        rows = self._observed()
+        if rows is None:
+            return None
+        likelihood = NegativeLogLikelihood.of(self.family, rows)
+        fit = minimize_likelihood(likelihood, self.domain, throw=False, loss_only=True)
+        found = radius_refuted(likelihood, self.domain, fit.theta, self.delta)
+        if not self._warned and bool(found.any()):
+            self._warned = True
+            warn_of_boundary(self.domain, self.delta, stacklevel=3)
+        return found
+
+    def _look_at_boundary(self) -> None:
+        """Asks :meth:`on_boundary` once in every doubling of the rows, which costs next to nothing.
+
+        For those who are asked for their set.
+        """
+        if self.rounds >= self._next_look and self.device.type == "cpu":
+            self._next_look = 2 * max(self.rounds, 1)
+            self.on_boundary()
 
     def tracker(self) -> BoundTracker:
         """Whoever asks for bounds in every round asks this instead, which may be faster."""

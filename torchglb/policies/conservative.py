@@ -178,6 +178,10 @@ class Conservative(Policy):
         """Those of the policy."""
         return self.policy.bounds(x, refine)
 
+    def on_boundary(self) -> Tensor | None:
+        """That of the policy."""
+        return self.policy.on_boundary()
+
     def tracker(self) -> BoundTracker:
         """That of the policy."""
         return self.policy.tracker()

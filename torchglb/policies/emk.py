@@ -145,6 +145,9 @@ class EMK(ExactPolicy):
         middle = self.family.mean(torch.zeros_like(x[..., 0]))
         return Rows(x, middle, torch.full_like(middle, 2.0))
 
+    def _observed(self) -> History:
+        return self._rows  # those of the program are weighted
+
     def _state(self) -> dict[str, Any]:
         mine = {"gram": self._gram.state_dict(), "paid": self._paid.clone()}
         mine |= {"rows": self._rows.state_dict(), "estimator": self._estimator.state_dict()}

@@ -17,20 +17,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import settled
 from torchglb.checks import check_choice, refuse
+from torchglb.domain import Ball
 from torchglb.estimate import Estimate
+from torchglb.families import GLMFamily
 from torchglb.forgetting import as_forgetting
+from torchglb.history import History
 from torchglb.inference.estimation import RunningEstimate
 from torchglb.inference.level import Height
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.policies.base import BoundTracker, Policy, towards
+from torchglb.policies.settings import SOLVERS, ExactSettings, PolicySettings, SolverName
 from torchglb.radii import Lipschitz, Radius, by_name
 from torchglb.rounding import round_up
 from torchglb.sequence import ConfidenceSequence
@@ -46,7 +50,6 @@ from torchglb.ucb import (
     support,
 )
 
-SOLVERS = ("native", "conic")
 #: the paper's radius: Theorem 3.1 as printed, with Table 1
 PAPER = Lipschitz(constant="table1", inf="closed_form")
 #: the minimum of the loss is certified to this: the level is so much above its value at most
@@ -98,9 +101,16 @@ class ExactPolicy(Policy):
     plays_largest_bound: ClassVar[bool] = True
 
     def __init__(
-        self, *args: Any, solver: str = "native", aggregate: bool = False, **settings: Any
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        *,
+        solver: SolverName = "native",
+        aggregate: bool = False,
+        **settings: Unpack[PolicySettings],
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self.solver = check_choice("solver", solver, SOLVERS)
         program = AnchoredProgram if self.device.type == "cpu" else RefitProgram
         self._program = self._new_program(program, aggregate)
@@ -138,9 +148,13 @@ class ExactPolicy(Policy):
 
     def confidence_set(self) -> LikelihoodRatioSet:
         """The set over which the policy is optimistic: an immutable snapshot."""
+        self._look_at_boundary()
         minimum = self._program.minimum(self._ridge())
         level = self._level(minimum)
         return LikelihoodRatioSet(self._likelihood(), self.domain, level, minimum.theta)
+
+    def _observed(self) -> History | None:
+        return self._program.history
 
     @property
     def passes(self) -> Tensor:  # noqa: D102
@@ -287,10 +301,17 @@ class LikelihoodRatioPolicy(ExactPolicy):
     takes_weights = True
 
     def __init__(
-        self, *args: Any, radius: str | Radius, forgetting: Any = None, **settings: Any
+        self,
+        family: GLMFamily,
+        domain: Ball,
+        delta: float = 0.05,
+        *,
+        radius: str | Radius,
+        forgetting: Any = None,
+        **settings: Unpack[ExactSettings],
     ) -> None:
         self.forgetting = as_forgetting(forgetting)
-        super().__init__(*args, **settings)
+        super().__init__(family, domain, delta, **settings)
         self._sequence = ConfidenceSequence(
             self.family,
             self.domain,
@@ -320,6 +341,10 @@ class LikelihoodRatioPolicy(ExactPolicy):
             dtype=self.dtype,
             device=self.device,
         )
+
+    def _observed(self) -> History | None:
+        confined = self.radius.confined and self.forgetting is None
+        return super()._observed() if confined else None
 
     def _height(self) -> Height:
         return self._sequence.height(advance=True)

@@ -106,6 +106,9 @@ class FittedPolicy(Policy):
             return Fit.exact(zero, torch.zeros_like(ridge), zero, ridge[..., None, None] * eye)
         return self._fit
 
+    def _observed(self) -> History:
+        return self.history
+
     def estimate(self) -> Tensor:  # noqa: D102
         return self.fit().theta
 

@@ -129,8 +129,12 @@ class OFUGLBE(Policy):
 
     # ---- the ellipsoid of this round -----------------------------------------------------
 
+    def _observed(self) -> History:
+        return self._history
+
     def confidence_set(self) -> EllipsoidSet:
         """The ellipsoid over which the policy is optimistic: an immutable snapshot."""
+        self._look_at_boundary()
         theta, gamma, curvature = self._fine()
         eye = torch.eye(self.domain.dim, dtype=self.dtype, device=self.device)
         shape = self._hessian(curvature) + self._lam[..., None, None] * eye

@@ -16,7 +16,7 @@ from torchglb.radii.base import (
     State,
     require_weights,
 )
-from torchglb.radii.boundary import radius_refuted
+from torchglb.radii.boundary import radius_refuted, warn_of_boundary
 from torchglb.radii.posterior.centred import Centred, centred_level
 from torchglb.radii.posterior.gaussian import GaussianPrior, gaussian_prior_level, holds_on_line
 from torchglb.radii.posterior.mixture import Mixture, mixture_level
@@ -123,4 +123,5 @@ __all__ = [
     "theorem32_fixed_point",
     "theorem32_outside",
     "update_statistics",
+    "warn_of_boundary",
 ]

@@ -18,11 +18,14 @@ score at an estimate on the sphere is longer than ``log(1/delta)/(3 S)``, nothin
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
 
 from torchglb.domain import Ball
+from torchglb.errors import BoundaryWarning
+from torchglb.identity import describe
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import frank_wolfe_gap
@@ -70,6 +73,17 @@ def radius_refuted(
     least = (loss - frank_wolfe_gap(theta, gradient, S)).double()
     lost = 64.0 * torch.finfo(loss.dtype).eps * (loss.abs() + outer.loss.abs()).double()
     return pulled & finite & (least > level + lost)
+
+
+def warn_of_boundary(domain: Ball, delta: float, stacklevel: int) -> None:
+    """Says that S is too small."""
+    warnings.warn(
+        f"the observations refute |theta*| <= S = {describe(domain.radius)} at level "
+        f"{delta:g}: intervals within this ball are wrong. Take a larger S, or "
+        'radius="gaussian-prior", which needs none.',
+        BoundaryWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def _steepness(likelihood: NegativeLogLikelihood, radius: Tensor) -> Tensor:

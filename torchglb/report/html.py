@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from torchglb.report.statistics import holm
-from torchglb.report.summary import Bound, Cell, RunSummary, Share, summarise
+from torchglb.report.summary import Bound, Cell, RunSummary, Share, boundary_warnings, summarise
 from torchglb.report.tables import number, p_value, title_of
 from torchglb.simulate import Record
 from torchglb.simulate.files import write_bytes
@@ -88,6 +88,7 @@ def write_report(record: Record, path: Path | str, reference: str | None = None)
         name=config["name"],
         title=title_of(record),
         setting=_setting(record, summary),
+        warnings=boundary_warnings(summary),
         pictures=_pictures(record),
         sections=[
             _regret(summary),
@@ -111,6 +112,7 @@ def rendered(
     name: str,
     title: str,
     setting: str,
+    warnings: Sequence[str] = (),
     pictures: Sequence[Picture],
     sections: Sequence[Section],
     listings: Sequence[tuple[str, str]],
@@ -124,6 +126,7 @@ def rendered(
         name=name,
         title=title,
         setting=setting,
+        warnings=warnings,
         pictures=pictures,
         sections=sections,
         listings=listings,

@@ -49,6 +49,7 @@ class Cell:
         area: of the final confidence set (d = 2).
         missed: replicates in which theta* was outside its set at any recorded round.
         certificate: what the run certified about its own regret.
+        refuted: replicates whose observations refute ``|theta*| <= S`` at the end.
         passes: over the history, per round.
     """
 
@@ -58,6 +59,7 @@ class Cell:
     missed: Share | None = None
     certificate: MeanError | None = None
     passes: float | None = None
+    refuted: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,16 @@ class RunSummary:
     bound: dict[float, Bound]
     model: bool
     shared_arms: bool
+
+
+def boundary_warnings(summary: RunSummary) -> list[str]:
+    """A sentence for each policy and S whose observations say that S is too small."""
+    return [
+        f"{label}, S = {S:g}: the observations of {cell.refuted} of {summary.replicates}"
+        " replicates refute |theta*| <= S; their sets and certificates are wrong: take a larger S"
+        for (label, S), cell in summary.cells.items()
+        if cell.refuted
+    ]
 
 
 def summarise(record: Record, reference: str | None = None) -> RunSummary:
@@ -167,6 +179,7 @@ def _cell(arrays: Mapping[str, np.ndarray], row: int, other: np.ndarray | None) 
         missed,
         final("certificate"),
         _passes(arrays, row),
+        int(arrays["on_boundary"][row].sum()) if "on_boundary" in arrays else 0,
     )
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from torchglb.checks import refuse
 from torchglb.report.statistics import MeanError, estimate, holm, paired, welch
-from torchglb.report.summary import RunSummary, settings, shares_arms, summarise
+from torchglb.report.summary import RunSummary, boundary_warnings, settings, shares_arms, summarise
 from torchglb.simulate import Record
 
 #: what must agree for two runs to have seen the same arms and the same random numbers
@@ -46,6 +46,7 @@ def table(record: Record) -> str:
         "",
         f"ms/round: one round of the whole batch of {runs} runs",
     ]
+    lines += [f"warning: {text}" for text in boundary_warnings(summary)]
     if counted:
         lines.append(
             "missed: runs in which theta* was outside the confidence set at any recorded round"

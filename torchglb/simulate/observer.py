@@ -121,6 +121,8 @@ class Observer:
             found["theta_hat"] = estimate
         if policy.confidence_set() is not None and world.theta_star is not None:
             found["missed"] = self.missed
+        if (refuted := policy.on_boundary()) is not None:
+            found["on_boundary"] = refuted
         region = policy.confidence_set()
         if region is not None and world.dim == 2:
             found["boundary"], found["area"] = _outlines(region, len(world.S), outlined)

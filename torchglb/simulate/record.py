@@ -80,6 +80,8 @@ class Record:
         - ``certificate (nS, R, T')``: what the run certifies about its own regret, on the event of
           the confidence sets; only for policies with a set;
         - ``missed (nS, R)``: whether theta* was outside the set in any recorded round;
+        - ``on_boundary (nS, R)``: whether the observations refute ``|theta*| <= S`` at the end;
+          only for policies that keep them;
         - ``passes (nS, R, T')``: passes over the history so far, where they are counted;
         - ``theta_star``, ``theta_hat (nS, R, d)``: the parameter and the last estimate;
         - ``boundary (nS, M, 2)``: of the last set of replicate 0; ``area (nS, R)``; for d = 2;
