@@ -145,17 +145,16 @@ def test_heads_say_that_S_is_too_small(ellipsoidal):
 
 def test_reports_show_it(tmp_path):
     record = simulate(
-        dict(
-            name="small", family="bernoulli", environment="fixed", S=[3.0], arms=5, dim=2,
-            policies=["ofuglb", "random"], horizon=20, replicates=2, seed=0,
-        ),
+        ["ofuglb", "random"], "fixed", horizon=20, replicates=2, S=[3.0], arms=5,
         out=tmp_path / "run",
     )  # fmt: skip
     arrays = record.arrays("ofuglb")
-    assert arrays["on_boundary"].shape == (1, 2) and not arrays["on_boundary"].any()
+    assert arrays["on_boundary"].shape == (1, 2)
+    assert not arrays["on_boundary"].any()
     assert "on_boundary" not in record.arrays("random")
     page = write_report(record, tmp_path / "a.html").read_text()
-    assert "refute" not in page and "refute" not in table(record)
+    assert "refute" not in page
+    assert "refute" not in table(record)
     told = {k: np.array([[True, False]]) if k == "on_boundary" else v for k, v in arrays.items()}
     plain = record.arrays
     object.__setattr__(record, "arrays", lambda label: told if label == "ofuglb" else plain(label))
@@ -163,7 +162,8 @@ def test_reports_show_it(tmp_path):
     assert summarise(record).cells["ofuglb", 3.0].refuted == 1
     assert f"warning: {sentence}" in table(record)
     page = write_report(record, tmp_path / "b.html").read_text()
-    assert sentence in page and 'class="warning"' in page
+    assert sentence in page
+    assert 'class="warning"' in page
 
 
 def test_rounds_do_not_look(monkeypatch):

@@ -97,6 +97,7 @@ def test_shapes_of_the_record(record):
         "certificate": (2, 2, 25),
         "passes": (2, 2, 25),
         "missed": (2, 2),
+        "on_boundary": (2, 2),
         "theta_hat": (2, 2, 2),
         "theta_star": (2, 2, 2),
         "boundary": (2, 200, 2),
