@@ -467,3 +467,46 @@ def test_weighted_rows_of_float32_are_not_written_by_others():
     assert history.keeps_graph
     with pytest.raises(glb.InputError, match="plain rows"):
         history.reserve(1)
+
+
+# ---- plain rows, written by compiled code --------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_plain_rows_are_kept_as_others_are(batch, generator):
+    plain, other = (
+        glb.History(3, batch, family=glb.Bernoulli(), dtype=torch.float64) for _ in range(2)
+    )
+    x = torch.randn(*batch, 70, 3, generator=generator, dtype=torch.float64) / 8
+    r = torch.rand(*batch, 70, generator=generator, dtype=torch.float64).round()
+    assert plain.append_at_once(x[..., 0, :], r[..., 0], 1.0) == 1
+    assert plain.append_at_once(x[..., 1:, :], r[..., 1:], 1.0) == 69
+    other.append(x[..., 0, :].tolist(), r[..., 0].tolist())  # by way of Python
+    other.append(x[..., 1:, :].tolist(), r[..., 1:].tolist())
+    assert_same_state(other.state_dict(), plain.state_dict())
+
+
+def test_what_is_not_plain_or_does_not_fit_is_left_to_others():
+    x, r = torch.full((2,), 0.5, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+    history = glb.History(2, family=glb.Bernoulli())
+    long, high = 2.0 * x, 2.0 * r
+    for given in (
+        ([0.5, 0.5], r),
+        (x, 1.0),
+        (x.float(), r.float()),
+        (x.clone().requires_grad_(), r),
+        (x[:1], r),
+        (x, r.expand(2)),
+        (long, r),
+        (x, high),
+        (x, r * torch.nan),
+        (x * torch.nan, r),
+    ):
+        assert history.append_at_once(*given, 1.0) == 0
+        assert history.state_dict()["capacity"] == 0
+    free = glb.History(2, max_norm=None)  # any length, but a number
+    assert free.append_at_once(1e9 * x, high, math.inf) == 1
+    assert free.append_at_once(x * torch.inf, r, math.inf) == 0
+    assert free.append_at_once(x, r * torch.inf, math.inf) == 0
+    assert glb.History(2, aggregate=True).append_at_once(x, r, 1.0) == 0
+    assert len(free) == 1

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import array
+from torchglb.backend import bound_once
+from torchglb.backend.value_checks import write_rows
 from torchglb.checks import (
     FLOATS,
     TOO_LONG,
@@ -27,7 +29,8 @@ from torchglb.checks import (
 )
 from torchglb.distributed import Shards, current
 from torchglb.families import GLMFamily
-from torchglb.recording import is_recorded, is_transformed
+from torchglb.families.compiled import CompiledFamily
+from torchglb.recording import is_plain, is_recorded, is_transformed
 from torchglb.rounding import scatter_exactly, two_product
 
 
@@ -65,6 +68,9 @@ class _Arrays(NamedTuple):
     X: Any  # (N, d, capacity)
     w: Any  # (N, capacity)
     y: Any
+
+
+_write_rows = bound_once(write_rows)
 
 
 class History:
@@ -130,6 +136,9 @@ class History:
         w_rest, y_rest = rests if self.aggregate else (None, None)
         distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=X.device)
         self._held = _Held(X, w, y, w_rest, y_rest, distinct, 0, 0, not self.aggregate, False, None)
+        known = (-math.inf, math.inf, False) if family is None else family.compiled()
+        # the least reward, the largest, whether they are whole; None if compiled code cannot tell
+        self._rewards = known[3:6] if isinstance(known, CompiledFamily) else known
         self.epoch = 0  # how often its rows were replaced by others
         self._shards = current()
         self._arrays: _Arrays | None = None  # a cache of arrays()
@@ -221,7 +230,10 @@ class History:
         For compiled code: NumPy's views of the memory of a CPU, to be read only. Where w r has more
         digits than X (sums of merged rows, weighted rows in float32), they are copies in float64.
         """
-        held, known = self._held, self._arrays
+        return self._arrays_of(self._held)
+
+    def _arrays_of(self, held: _Held) -> tuple[Any, Any, Any, int]:
+        known = self._arrays
         if known is None or known.key is not held.y or self.aggregate:
             known = self._arrays = self._views(held) if self._is_narrow(held) else _copies(held)
         elif known.copied is not None and known.copied < held.used:
@@ -285,6 +297,48 @@ class History:
         held = self._held
         self._held = held._replace(used=held.used + rows, observations=held.observations + rows)
 
+    def plain_rows(self, x: Any, r: Any) -> tuple[Tensor, Tensor, int] | None:
+        """Rows and rewards as they come, if compiled code may read and keep them, and how many.
+
+        None for anything else: :meth:`append` takes it, or says what is wrong with it.
+        """
+        if self.aggregate or self.keeps_graph or not (is_plain(x) and is_plain(r)):
+            return None
+        shape, batch = r.shape, self.batch_shape
+        one = shape == batch
+        if not x.dtype is r.dtype is self.dtype or x.shape != (*shape, self.dim):
+            return None
+        if not (one or shape[:-1] == batch) or not self._shards.is_whole:
+            return None
+        return x.double().contiguous(), r.double().contiguous(), 1 if one else shape[-1]
+
+    def append_at_once(self, x: Any, r: Any, longest: float) -> int:
+        """:meth:`append` of plain rows in float64, checked and written by one compiled call.
+
+        Args:
+            x: as in :meth:`append`.
+            r: as in :meth:`append`.
+            longest: a row may be so long; 0 for no checks of values.
+
+        Returns:
+            How many rows; 0 for anything that is not plain or does not fit, which has changed
+            nothing: :meth:`append` takes it, or says what is wrong with it.
+        """
+        before, held = self._held, self._with_plain_rows(x, r, longest)
+        self._held = before if held is None else held
+        return self._held.used - before.used
+
+    def _with_plain_rows(self, x: Any, r: Any, longest: float) -> _Held | None:
+        found = self.plain_rows(x, r)
+        if found is None or self._rewards is None or self.dtype is not torch.float64:
+            return None
+        x, r, rows = found
+        held = _reserved(self._held, self._held.used + rows)
+        given = (x.data_ptr(), r.data_ptr(), rows, longest, *self._rewards)
+        if not _write_rows(*given, *self._arrays_of(held)):
+            return None
+        return held._replace(used=held.used + rows, observations=held.observations + rows)
+
     def _view(self, held: _Held, count: int) -> Rows:
         X, w, y = held.X[..., :count, :], held.w[..., :count], held.y[..., :count]
         if held.unit_weights:
@@ -333,6 +387,12 @@ class History:
         Raises:
             InputError: on any argument that does not fit; the history is then unchanged.
         """
+        longest = self.longest_row if self.validate else 0.0
+        held = self._with_plain_rows(x, r, longest) if weight is None else None
+        # the one assignment by which the rows are there
+        self._held = self._with_rows(x, r, weight) if held is None else held
+
+    def _with_rows(self, x: Any, r: Any, weight: Any) -> _Held:
         given, x = x, as_tensor("x", x, dtype=self.dtype, device=self.device)
         if self.validate:
             x = within_norm(x, given, self.max_norm)
@@ -375,8 +435,7 @@ class History:
             held = _extended(held, x, w, r if weight is None else w * r, copy=keeps_graph)
         unit = held.unit_weights and weight is None
         last = Rows(x.clone(), r.clone(), w.clone()) if self.aggregate else None
-        # the one assignment by which the rows are there
-        self._held = held._replace(
+        return held._replace(
             observations=observations, unit_weights=unit, recorded=keeps_graph, last=last
         )
 

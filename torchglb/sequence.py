@@ -196,6 +196,10 @@ class ConfidenceSequence(GrowingLevel):
             self._keep_snapshot(self._running)
         given, x = x, as_tensor("x", x, dtype=history.dtype, device=history.device)
         r = as_tensor("r", r, dtype=history.dtype, device=history.device)
+        if weight is None and mask is None:
+            longest = history.longest_row if history.validate else 0.0
+            if self.learn_at_once(x, r, longest):
+                return
         batch = tuple(history.batch_shape)
         rows, rewards = as_rows(x, r, batch, history.dim)
         w = None

@@ -107,6 +107,9 @@ class _Refitted(RunningEstimate):
         self.domain, self.history, self.tol = domain, history, tol
         self.start: Tensor | None = None  # the last estimate
 
+    def append_at_once(self, x: Any, r: Any, longest: float) -> int:
+        return self.history.append_at_once(x, r, longest)
+
     def estimate(self, likelihood: NegativeLogLikelihood, loss_only: bool = False) -> Estimate:
         history, start = self.history, self.start
         if isinstance(history, ForgettingHistory):

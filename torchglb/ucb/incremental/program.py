@@ -228,19 +228,11 @@ class AnchoredProgram:
             How many rows each problem got; 0 for anything that is not plain or does not fit, which
             has changed nothing: :meth:`append` takes it, or says what is wrong with it.
         """
-        history, rounds = self.history, self._rounds
-        if not (rounds.source.is_plain and rounds.is_current and is_plain(x) and is_plain(r)):
+        rounds = self._rounds
+        if not (rounds.source.is_plain and rounds.is_current):
             return 0
-        if not x.dtype is r.dtype is history.dtype or history.keeps_graph:
-            return 0
-        shape, batch = r.shape, self.batch_shape
-        one = shape == batch
-        if x.shape != (*shape, self.domain.dim) or not (one or shape[:-1] == batch):
-            return 0
-        if not (self._is_double and x.is_contiguous() and r.is_contiguous()):
-            x, r = x.double().contiguous(), r.double().contiguous()
-        rows = 1 if one else shape[-1]
-        return rows if rounds.learn(x, r, rows, longest) else 0
+        rows = self.history.plain_rows(x, r)
+        return rows[2] if rows is not None and rounds.learn(*rows, longest) else 0
 
     def self_check(self, anchor: int | None = None) -> None:
         """Compares what is carried with passes: the minimum's sums and those of one anchor.
