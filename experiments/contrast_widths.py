@@ -1,14 +1,13 @@
 """Widths of contrast intervals in units of Wald's 95%, beside the joint sets; and peeking.
 
 Prints, for rows drawn at random and rows that an optimistic bandit chose, the half width of one
-coefficient's interval with its parts; the time per row beside NumPy's; and draws
-docs/contrast_widths.png (widths over n) and docs/contrast_peeking.png (who has missed, over time).
-Wald's interval is for a fixed sample: under peeking it misses far more than 5%.
+coefficient's interval with its parts; and draws docs/contrast_widths.png (widths over n) and
+docs/contrast_peeking.png (who has missed, over time). Wald's interval is for a fixed sample: under
+peeking it misses far more than 5%. `contrast_speed.py` has the time per row.
 """
 
 import argparse
 import math
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,6 @@ import torch
 
 import torchglb as glb
 from torchglb import ContrastSequence
-from torchglb.contrasts.weights import no_weights, with_rows
 
 DELTA, S = 0.05, 4.0
 OUTPUT = Path(__file__).resolve().parent.parent / "docs"
@@ -128,55 +126,6 @@ def widths(cases: tuple[tuple[str, str, int, int, float], ...]) -> bool:
     return good
 
 
-def numpy_weights(X: np.ndarray, r: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """What the kernel does for Gaussian rows, in NumPy."""
-    inverse, guess, b = np.eye(len(c)), np.zeros(len(c)), np.zeros(len(X))
-    for s in range(len(X)):
-        step = inverse @ X[s]
-        b[s] = (step @ c) / (c @ inverse @ c)
-        grow = 1.0 + X[s] @ step
-        guess += step * ((r[s] - X[s] @ guess) / grow)
-        inverse -= np.outer(step, step) / grow
-    return b
-
-
-def speed(n: int, d: int = 20) -> None:
-    """Time per row, in one call, one row at a time, and in NumPy."""
-    X, r, _ = collect("gaussian", "random", d, n, seed=1)
-    c = np.eye(d)[:1]
-
-    def fresh(m: int) -> ContrastSequence:
-        return ContrastSequence(glb.Gaussian(1.0), glb.Ball(d, S), np.eye(d)[:m], DELTA)
-
-    def timed(run: object) -> float:
-        start = time.perf_counter()
-        run()  # type: ignore[operator]
-        return 1e6 * (time.perf_counter() - start)
-
-    fresh(1).update(X[:50], r[:50])  # compiled
-    fresh(1).update(X[0], r[0])
-    together = min(timed(lambda: fresh(1).update(X, r)) for _ in range(3)) / n
-    all_of_them = min(timed(lambda: fresh(d).update(X, r)) for _ in range(3)) / n
-    plain = min(timed(lambda: numpy_weights(X, r, c[0])) for _ in range(3)) / n
-    one = fresh(1)
-
-    def by_rows(start: int) -> None:
-        for x, reward_ in zip(X[start : start + 100], r[start : start + 100], strict=True):
-            one.update(x, reward_)
-
-    alone = statistics.median(timed(lambda s=s: by_rows(s)) / 100 for s in range(0, n - 99, 100))
-    family, radius, ones = glb.Gaussian(1.0), np.array([S]), np.ones((1, n))
-
-    def kernel() -> None:
-        with_rows(no_weights(c[None], ones[:, 0]), family, c[None], radius, X[None], r[None], ones)
-
-    bare = min(timed(kernel) for _ in range(3)) / n
-    print(f"per row at d={d}: weights of one contrast {bare:.2f} us, in NumPy {plain:.1f} us")
-    print(f"  ({plain / bare:.0f} times as long); update with the joint set {together:.1f} us,")
-    print(f"  with {d} contrasts {all_of_them:.1f} us, rows given one at a time {alone:.0f} us")
-    print(f"  in blocks, update and weights: {together + bare:.1f} us (at most 20 asked)")
-
-
 def grow(quick: bool) -> dict[str, tuple[list[int], list[float]]]:
     """Widths over n: Bernoulli rows of a bandit at d = 20 (3 if quick)."""
     d, times = (3, [100, 300]) if quick else (20, [1000, 2000, 4000, 10_000, 20_000, 40_000])
@@ -270,7 +219,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUTPUT)
     options = parser.parse_args(arguments)
     good = widths(QUICK if options.quick else CASES + ((LARGE,) if options.large else ()))
-    speed(500 if options.quick else 20_000)
     if not options.no_pictures:
         options.out.mkdir(parents=True, exist_ok=True)
         peeking = peek(options.quick)

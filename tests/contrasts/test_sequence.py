@@ -4,6 +4,7 @@ import copy
 import importlib
 import pickle
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -345,10 +346,15 @@ def test_undeclared_and_custom_families():
     assert widths[1] == pytest.approx(widths[3], rel=1e-9)  # the same weights
 
 
-def test_the_experiment_runs_in_small(tmp_path, monkeypatch):
+def test_the_experiments_run_in_small(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "experiments")
     script = importlib.import_module("contrast_widths")
     assert script.main(["--quick", "--out", str(tmp_path)]) == 0
     drawn = {path.name for path in tmp_path.iterdir()}
     assert drawn == {"contrast_widths.png", "contrast_peeking.png"}
+    assert importlib.import_module("contrast_speed").main(["--quick"]) == 0
+    said = capsys.readouterr().out
+    differ = re.search(r"they differ by (\S+)\)", said)
+    assert differ is not None
+    assert float(differ[1]) < 1e-10  # the kernel is what it says it is

@@ -45,6 +45,7 @@ def test_the_larger_number_wins(monkeypatch):
         ("duels", "duel-ofu"),
         ("changing_worlds", "window 200"),
         ("leaderboard_validity", "bootstrap, Bonferroni"),
+        ("pairs_speed", "of SciPy's"),
     ],
 )
 def test_quick_mode(script, name, said):

@@ -47,8 +47,9 @@ def _largest(v: Floats) -> float:
     largest = 0.0
     for i in range(v.shape[0]):
         size = abs(v[i])
-        if not size <= largest:  # a NaN is kept
-            largest = size
+        if math.isnan(size):  # which no comparison would keep
+            return size
+        largest = max(largest, size)
     return largest
 
 

@@ -1,0 +1,119 @@
+"""What a row costs a contrast sequence at d = 20, and a table of all coefficients of many rows.
+
+    python experiments/contrast_speed.py [--quick] [--rows 1000000]
+
+Per row: the weights of one contrast beside the same in NumPy; an update of the whole sequence, its
+joint set included, with rows in blocks and one at a time. Then m = d coefficients of logistic rows:
+seconds of processor time, and the largest memory beside what the rows themselves take.
+"""
+
+import argparse
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import torchglb as glb
+from torchglb.contrasts.weights import no_weights, with_rows
+
+DELTA, S, DIM = 0.05, 4.0, 20
+BLOCK = 10_000
+
+
+def rows_of(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logistic rows of length at most 1."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, DIM))
+    X *= rng.uniform(size=(n, 1)) ** (1 / DIM) / np.linalg.norm(X, axis=1, keepdims=True)
+    z = X @ np.full(DIM, (S - 1) / DIM**0.5)
+    return X, (rng.uniform(size=n) < 1.0 / (1.0 + np.exp(-z))).astype(float)
+
+
+def sequence(contrasts: int) -> glb.ContrastSequence:
+    return glb.ContrastSequence(glb.Bernoulli(), glb.Ball(DIM, S), np.eye(DIM)[:contrasts], DELTA)
+
+
+def numpy_weights(X: np.ndarray, r: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """What the kernel does, in NumPy."""
+    inverse, guess, b = np.eye(len(c)), np.zeros(len(c)), np.zeros(len(X))
+    for s in range(len(X)):
+        step = inverse @ X[s]
+        b[s] = (step @ c) / (c @ inverse @ c)
+        mean = 1.0 / (1.0 + np.exp(-(X[s] @ guess)))
+        curvature = max(mean * (1.0 - mean), 0.02)
+        grow = 1.0 + curvature * (X[s] @ step)
+        guess += step * ((r[s] - mean) / grow)
+        guess *= min(1.0, S / np.sqrt(guess @ guess))
+        inverse -= np.outer(step, step) * (curvature / grow)
+    return b
+
+
+def microseconds(run: Callable[[], object], rows: int) -> float:
+    """Of processor time, whatever else the machine does."""
+    start = time.process_time()
+    run()
+    return 1e6 * (time.process_time() - start) / rows
+
+
+def each_row(n: int) -> None:
+    """Prints the time per row; medians, after what is compiled has been compiled."""
+    X, r = rows_of(n, seed=1)
+    c, family, ones = np.eye(DIM)[:1], glb.Bernoulli(), np.ones((1, n))
+
+    def weigh() -> np.ndarray:
+        start = no_weights(c[None], ones[:, 0])
+        return with_rows(start, family, c[None], np.array([S]), X[None], r[None], ones).b
+
+    same = np.abs(weigh()[0, :, 0] - numpy_weights(X, r, c[0])).max()
+    weights = statistics.median(microseconds(weigh, n) for _ in range(5))
+    plain = statistics.median(microseconds(lambda: numpy_weights(X, r, c[0]), n) for _ in range(3))
+    print(f"weights of one contrast {weights:.2f} us, in NumPy {plain:.1f} us", end="")
+    print(f" ({plain / weights:.0f} times as long; they differ by {same:.0e})")
+    in_blocks, alone = sequence(1), sequence(1)
+    alone.update(X[0], r[0])
+    block = min(BLOCK, n)
+    blocks = statistics.median(
+        microseconds(lambda: in_blocks.update(X[:block], r[:block]), block) for _ in range(5)
+    )
+    print(f"update in blocks of {block} rows {blocks:.1f} us per row", end="")
+    print(f", with the weights {blocks + weights:.1f} (at most 20 asked)")
+
+    def some(first: int) -> None:
+        for x, reward in zip(X[first : first + 100], r[first : first + 100], strict=True):
+            alone.update(x, reward)
+
+    single = [microseconds(lambda s=s: some(s), 100) for s in range(0, n - 99, 100)]
+    print(f"update of a single row {statistics.median(single):.0f} us (least {min(single):.0f})")
+
+
+def table(n: int) -> None:
+    """All coefficients of n rows: how long, and how much memory."""
+    X, r = rows_of(n, seed=2)
+    given, found = X.nbytes + r.nbytes, sequence(DIM)
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time()
+    for first in range(0, n, BLOCK):
+        found.update(X[first : first + BLOCK], r[first : first + BLOCK])
+    updated = time.process_time()
+    lower, upper = found.current()
+    more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    width = 0.5 * float((upper - lower).mean())
+    print(f"{DIM} coefficients of {n} rows: updates {updated - start:.1f} s, the look", end="")
+    print(f" {time.process_time() - updated:.1f} s; half width {width:.4f} in the mean")
+    print(f"  memory {more / 2**30:.2f} GB more than before, {more / given:.1f} times the rows")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rows, for a test")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the table")
+    options = parser.parse_args(arguments)
+    each_row(300 if options.quick else 20_000)
+    table(500 if options.quick else options.rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
