@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def numpy_weights(X: np.ndarray, r: np.ndarray, c: np.ndarray) -> np.ndarray:
         curvature = max(mean * (1.0 - mean), 0.02)
         grow = 1.0 + curvature * (X[s] @ step)
         guess += step * ((r[s] - mean) / grow)
-        guess *= min(1.0, S / np.sqrt(guess @ guess))
+        guess *= min(1.0, S / float(np.sqrt(guess @ guess)))
         inverse -= np.outer(step, step) * (curvature / grow)
     return b
 
@@ -85,7 +86,7 @@ def each_row(n: int) -> None:
         for x, reward in zip(X[first : first + 100], r[first : first + 100], strict=True):
             alone.update(x, reward)
 
-    single = [microseconds(lambda s=s: some(s), 100) for s in range(0, n - 99, 100)]
+    single = [microseconds(partial(some, first), 100) for first in range(0, n - 99, 100)]
     print(f"update of a single row {statistics.median(single):.0f} us (least {min(single):.0f})")
 
 

@@ -138,10 +138,11 @@ class CarriedRounds:
             False if a value does not fit, or the sums are not up to date: nothing has changed then.
         """
         source, history = self.source, self.source.history
-        room = history.reserve(rows)
+        mark, room = history.mark(), history.reserve(rows)
         calls = self._calls_for(room)
         given = (x.data_ptr(), r.data_ptr(), rows, longest, *room)
         if calls.learn(source.compiled, *given, calls.sums) != DONE:
+            history.reset(mark)  # without the room
             return False
         history.commit(rows)
         return True
