@@ -373,7 +373,8 @@ def test_an_interrupted_update_leaves_no_row_that_the_radius_has_not_seen(monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(sequence.radius), "update", interrupted)
+        for name in ("update", "update_plain"):
+            patch.setattr(type(sequence.radius), name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             sequence.update([1.0, 0.0], 0.0)
     assert len(sequence) == 1
