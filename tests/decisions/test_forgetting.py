@@ -15,6 +15,7 @@ from torchglb import environments, policies
 from torchglb.decisions import Conservative, Discount, Window
 from torchglb.errors import InputError
 from torchglb.radii import PACBayes
+from torchglb.simulate import simulate
 from torchglb.testing.policies import PolicyContract
 
 F64 = torch.float64
@@ -188,6 +189,14 @@ def test_the_drifting_world_jumps_and_turns():
     z = (arms * jumping.theta_at(140)[:, None, :]).sum(-1)
     expected = torch.sigmoid(z).amax(-1) - torch.sigmoid(z)[:, 0]
     torch.testing.assert_close(jumping.regret(140, arms[:, 0], index), expected)
+
+
+def test_nothing_is_certified_where_theta_changes():
+    given = {"family": "bernoulli", "S": [3.0], "replicates": 2, "arms": 3, "period": 4}
+    arrays = simulate(["ofuglb-pb"], "drifting", horizon=8, **given).arrays("ofuglb-pb")
+    assert arrays["regret"].shape == (1, 2, 8)
+    assert "certificate" not in arrays
+    assert "missed" not in arrays
 
 
 # ---- conservative play -------------------------------------------------------------------------

@@ -7,11 +7,14 @@ import matplotlib.text
 import numpy as np
 import pytest
 from fake_records import PAPER, fake_record
+from matplotlib.figure import Figure
 
 from torchglb import policies
 from torchglb.errors import InputError
 from torchglb.plotting import POLICY_STYLE, figures, save_figures, styles
+from torchglb.plotting.confidence import Sets, set_panel
 from torchglb.plotting.experiment import far_off, leading
+from torchglb.plotting.style import Style
 from torchglb.simulate import Record
 
 # ---- colours ---------------------------------------------------------------------------------
@@ -295,3 +298,20 @@ def test_leading():
     assert leading(finals) == ["a", "b", "c"]  # three at least
     assert leading(finals | {"e": 30.0}) == ["a", "b", "e"]
     assert leading({"oracle": 0.0}, {"oracle"}) == ["oracle"]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_window_hides_no_estimate(hidden):
+    angle = np.linspace(0.0, 2.0 * np.pi, 60)
+    circle = np.stack([np.cos(angle), np.sin(angle)], -1)
+    corners = [np.array([x, y]) for x in (-3.5, 3.5) for y in (-3.5, 3.5)]
+    names = ["large", "small", *(f"c{i}" for i in range(4))]
+    style = {name: Style(name, "#000000") for name in names}
+    outlines = {"large": 4.0 * circle, "small": 0.2 * circle}
+    centers = {"small": np.zeros(2)}
+    if hidden:
+        centers |= {f"c{i}": corner for i, corner in enumerate(corners)}
+        outlines |= {f"c{i}": corner + 2.0 * circle for i, corner in enumerate(corners)}
+    axis = Figure().subplots()
+    set_panel(axis, Sets(outlines, centers, None, 6.0, style))
+    assert len(axis.child_axes) == (0 if hidden else 1)

@@ -19,6 +19,8 @@ SCALES = 8
 ROUNDS = 8
 #: what the arithmetic with a matrix may change of a bound, relative to it
 LINEAR_ALGEBRA = 1e-4
+#: rows at a time: what is made of them beside their own memory is small
+CHUNK = 1 << 16
 
 
 class Enclosure(NamedTuple):
@@ -38,8 +40,12 @@ class Enclosure(NamedTuple):
 
     def lengths(self, rows: Tensor) -> Tensor:
         """``max |<x, u>|`` over the ellipsoid, for ``(k, d)``."""
-        white = torch.linalg.solve_triangular(self.factor, rows.mT, upper=False)
-        return white.square().sum(0).sqrt() * (1.0 + LINEAR_ALGEBRA)
+        white = (
+            torch.linalg.solve_triangular(self.factor, part.mT, upper=False)
+            for part in rows.split(CHUNK)
+        )
+        found = torch.cat([part.square().sum(0) for part in white])
+        return found.sqrt() * (1.0 + LINEAR_ALGEBRA)
 
 
 class Budget(NamedTuple):
@@ -131,7 +137,9 @@ def enclose(
     for _ in range(ROUNDS):
         bend = least_curvature(family, z, reach, concordance) / family.dispersion
         bend = bend if w is None else bend * w
-        K = (X.mT * bend) @ X
+        K = torch.zeros_like(eye)
+        for part, its in zip(X.split(CHUNK), bend.split(CHUNK), strict=True):
+            K += (part.mT * its) @ part
         budget = _smallest(K, budgets, gap, X.shape[0])
         if budget is None:
             break

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.contrasts.enclosure import LINEAR_ALGEBRA, Enclosure
+from torchglb.contrasts.enclosure import CHUNK, LINEAR_ALGEBRA, Enclosure
 from torchglb.contrasts.kernels import least_dual
 from torchglb.contrasts.rows import bend_bound
 from torchglb.families import GLMFamily
@@ -42,8 +42,6 @@ from torchglb.radii import self_concordance_of
 SCALES = 14
 #: how many of them are looked at, on each side of the best
 NEIGHBOURS = 1
-#: rows at a time
-CHUNK = 1 << 16
 EPS = 2.220446049250313e-16
 
 

@@ -48,6 +48,8 @@ class Environment(ABC):
     whole_ball: ClassVar[bool] = False
     #: whether arms are pairs of items, and regret is about the items: no set of rows certifies it
     pairs: ClassVar[bool] = False
+    #: whether theta* changes, so that what a set says of it holds for no sum over rounds
+    changes: ClassVar[bool] = False
     #: the parameter, ``(N, d)``; None where the rewards follow no GLM that is known
     theta_star: Tensor | None = None
 

@@ -19,7 +19,7 @@ class Drifting(FiniteArms):
 
     The direction of theta* is drawn anew every ``period`` rounds and turns by ``speed`` radians per
     round in the plane of the first two coordinates; its length stays S - 1. There is no single
-    theta*, so coverage is not counted.
+    theta*, so coverage is not counted, and nobody's regret is certified.
 
     Args:
         period: rounds between jumps; 0 for none.
@@ -28,6 +28,7 @@ class Drifting(FiniteArms):
     """
 
     name = "drifting"
+    changes = True
 
     def __init__(self, *args: Any, period: int = 1000, speed: float = 0.0, **settings: Any) -> None:
         super().__init__(*args, **settings)

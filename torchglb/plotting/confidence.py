@@ -68,7 +68,10 @@ def set_panel(axis: Axes, sets: Sets) -> None:
     box, margin = _box(sets, small), 0.12
     if np.ptp(box, axis=0).max() * (1 + 2 * margin) * ENOUGH > WINDOW * side:
         return
-    inset = axis.inset_axes(_emptiest_corner(axis, sets))
+    corner = _emptiest_corner(axis, sets)
+    if corner is None:
+        return
+    inset = axis.inset_axes(corner)
     low, side = _show(inset, box, margin)
     _draw(inset, sets, low, side)
     inset.set_xticks([])
@@ -123,16 +126,23 @@ def _show(axis: Axes, box: np.ndarray, margin: float) -> tuple[np.ndarray, float
     return low, side
 
 
-def _emptiest_corner(axis: Axes, sets: Sets) -> tuple[float, float, float, float]:
-    """Of the four corners of a panel, the one in which the fewest outline points lie."""
+def _emptiest_corner(axis: Axes, sets: Sets) -> tuple[float, float, float, float] | None:
+    """Of the four corners of a panel, the one in which the fewest outline points lie.
+
+    None where a window would hide an estimate or theta* in each of them.
+    """
     limits = np.array([axis.get_xlim(), axis.get_ylim()])
-    points = np.vstack(list(sets.outlines.values()))
-    points = (points - limits[:, 0]) / np.ptp(limits, axis=1)
     edges = (0.02, 0.98 - WINDOW)
     corners = [(x, y) for y in edges for x in edges]
 
-    def crowd(corner: tuple[float, float]) -> int:
+    def crowd(corner: tuple[float, float], points: list[np.ndarray]) -> int:
         low = np.array(corner)
-        return int(((points >= low) & (points <= low + WINDOW)).all(-1).sum())
+        place = (np.vstack(points) - limits[:, 0]) / np.ptp(limits, axis=1)
+        return int(((place >= low) & (place <= low + WINDOW)).all(-1).sum())
 
-    return (*min(corners, key=crowd), WINDOW, WINDOW)
+    marked = [*sets.centers.values(), *([] if sets.truth is None else [sets.truth])]
+    free = [corner for corner in corners if not marked or not crowd(corner, marked)]
+    if not free:
+        return None
+    outlines = list(sets.outlines.values())
+    return (*min(free, key=lambda corner: crowd(corner, outlines)), WINDOW, WINDOW)

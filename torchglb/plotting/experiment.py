@@ -132,20 +132,23 @@ def regret_figure(config: Mapping[str, Any], policies: Policies) -> Figure:
     magnified = any(len(lead[column]) < len(finals[column]) for column in columns)
     ratios = [1.0, *([1.0] if magnified else []), *([1.25] if with_sets else [])]
     figure, axes = _grid(first["S"], ratios)
+    marks: list[str] = []
     for column in columns:
         off = far_off(finals[column])
         _regret_panel(axes[0][column], policies, column, list(finals[column]), off)
         if magnified:
             _regret_panel(axes[1][column], policies, column, lead[column])
         if with_sets:
-            set_panel(axes[-1][column], sets_of(policies.arrays, policies.style, column))
+            sets = sets_of(policies.arrays, policies.style, column)
+            set_panel(axes[-1][column], sets)
+            marks = ["*", "o"] if "*" in marks or sets.truth is not None else ["o"]
     axes[0][0].set_ylabel("regret")
     if magnified:
         axes[1][0].set_ylabel("regret (magnified)")
     if with_sets:
         axes[-1][0].set_ylabel(r"$\theta_2$")
     _headline(figure, config)
-    _legend(figure, policies.style.values(), sets=with_sets)
+    _legend(figure, policies.style.values(), marks)
     return figure
 
 
@@ -355,10 +358,14 @@ def _width(line: str, size: float) -> float:
     return float(TextPath((0, 0), line.replace("$", r"\$"), size=size).get_extents().width)
 
 
+#: what a mark stands for, its colour and size
+MARKS = {"*": (r"$\theta_\star$", "black", 8), "o": (r"$\hat\theta$", "0.3", 4)}
+
+
 def _legend(
     figure: Figure,
     shown: Iterable[Style],
-    sets: bool = False,
+    marks: Sequence[str] = (),
     where: Any = "outside lower center",
 ) -> None:
     """Outside the panels: it never hides a curve."""
@@ -368,10 +375,10 @@ def _legend(
         for style in shown
     ]
     names = [style.name for style in shown]
-    if sets:
-        handles.append(Line2D([], [], color="black", marker="*", linestyle="", markersize=8))
-        handles.append(Line2D([], [], color="0.3", marker="o", linestyle="", markersize=4))
-        names += [r"$\theta_\star$", r"$\hat\theta$"]
+    for mark in marks:  # of theta* and of estimates
+        name, color, size = MARKS[mark]
+        handles.append(Line2D([], [], color=color, marker=mark, linestyle="", markersize=size))
+        names.append(name)
     wide = max(3, int(figure.get_figwidth() / 1.5))
     rows = len(names) if "right" in where else -(-len(names) // wide)
     columns = -(-len(names) // rows)

@@ -14,7 +14,7 @@ Dashes = Any  # a name or a pattern, as matplotlib takes them
 _DASHED: Dashes = (0, (5, 1.6))
 _DOTTED: Dashes = (0, (1.2, 1.2))
 _DASHDOT: Dashes = (0, (6, 1.6, 1.2, 1.6))
-_LONG: Dashes = (0, (11, 1.6))
+_LONG: Dashes = (0, (8, 1.8))  # short enough to show its gap in a legend
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Observer:
 
     def __init__(self, policy: Policy, world: Environment, rounds: np.ndarray) -> None:
         self._policy, self._world, self._rounds = policy, world, rounds
-        certifies = policy.confidence_set() is not None and not world.pairs
+        certifies = policy.confidence_set() is not None and not (world.pairs or world.changes)
         self._tracker = policy.tracker() if certifies else None
         self._recorded = 0
         self._spent, self._since = 0.0, 0  # seconds and rounds since the last recorded one
