@@ -54,6 +54,12 @@ def refit_program():
     return made
 
 
+def anchored_program():
+    made = glb.AnchoredProgram(family(), ball())
+    made.append(X, R)
+    return made
+
+
 def log(arms=ARMS, rewards=R, index=(0, 1, 2), **options):
     return environments.Log(arms, index, rewards, **options)
 
@@ -92,6 +98,7 @@ DOORS = {
     "native center": ("center", lambda v: glb.support(program(), X, center=v(POINT)).upper),
     "conic arms": ("arms", lambda v: glb.support(program(), v(X), "conic").upper),
     "layer arms": ("arms", lambda v: glb.support(program(), v(X), "layer").upper),
+    "anchored arms": ("arms", lambda v: anchored_program().argmax(v(X), 1.0).upper),
     "refit arms": ("arms", lambda v: refit_program().argmax(v(X), 1.0).upper),
     "region center": ("center", lambda v: region(center=v([0.0, 0.0]))),
     "region shape": ("shape", lambda v: region(shape=v([[1.0, 0.0], [0.0, 1.0]]))),

@@ -231,7 +231,7 @@ def test_a_radius_broadcasts_over_the_batch():
 @pytest.mark.parametrize(
     ("arms", "radius", "match"),
     [
-        (torch.eye(2), 1.0, "arms: expected the dtype of the history"),
+        (torch.eye(2).cfloat(), 1.0, "arms: expected a dense tensor of real numbers"),
         (torch.eye(2).double(), torch.ones(3), "radius: expected shape"),
         (torch.eye(2).double(), "wide", "radius: expected a number or a tensor"),
     ],

@@ -20,9 +20,9 @@ from torch import Tensor
 from torchglb.backend import Floats
 from torchglb.carried.source import RowSource
 from torchglb.checks import (
+    as_like,
     check_count,
     check_positive,
-    check_same,
     check_shape,
     check_tolerance,
     refuse,
@@ -463,7 +463,7 @@ class AnchoredProgram:
         max_steps: int | None,
     ) -> Choice:
         shape = self.batch_shape
-        check_same("arms", arms, "the history", self.history)
+        arms = as_like("arms", arms, self.history)
         check_shape("arms", arms, (*shape, "K", self.domain.dim))
         K = arms.shape[-2]
         if K == 0:
