@@ -84,7 +84,8 @@ class _PlainRound(NamedTuple):
     """What :meth:`AnchoredProgram.decide` is given and writes to, for arms of one shape."""
 
     shape: torch.Size  # (*B, K, d)
-    settings: Settings
+    settings: Settings  # for heights above the minimum
+    absolute: Settings  # for levels
     heights: Floats
     out: RoundOutput
     winner: Tensor  # (*B), the memory of ``out.winner``
@@ -403,16 +404,16 @@ class AnchoredProgram:
             return None
         if level is not None and not (is_plain(level) and level.shape == self.batch_shape):
             return None
-        _, settings, heights, out, winner = plain
+        _, settings, absolute, heights, out, winner = plain
         if level is not None:
             heights[:] = level.numpy().reshape(-1)
-            settings = settings._replace(relative=False)
+            settings = absolute
         else:
             heights[:] = radius if type(radius) is float else self._numbers("radius", radius)
         count, rows = rounds.number + 1, len(self.history)
         ridge, tilt = self._no_ridge, self._no_tilt
         asked = RoundInput(heights, ridge, tilt, settings, count, longest, rows)
-        if not rounds.play(arms, asked, out) or (level is not None and out.status.any()):
+        if not rounds.play(arms, asked, out) or (level is not None and np.count_nonzero(out.status)):
             return None
         return winner.clone()
 
@@ -425,7 +426,8 @@ class AnchoredProgram:
         N = len(self._no_ridge)
         out = new_output(N, K)
         winner = torch.from_numpy(out.winner).reshape(self.batch_shape)
-        self._plain = _PlainRound(shape, settings, np.empty(N), out, winner)
+        absolute = settings._replace(relative=False)
+        self._plain = _PlainRound(shape, settings, absolute, np.empty(N), out, winner)
         return self._plain
 
     def bound(
