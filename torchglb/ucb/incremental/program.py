@@ -413,7 +413,9 @@ class AnchoredProgram:
         count, rows = rounds.number + 1, len(self.history)
         ridge, tilt = self._no_ridge, self._no_tilt
         asked = RoundInput(heights, ridge, tilt, settings, count, longest, rows)
-        if not rounds.play(arms, asked, out) or (level is not None and np.count_nonzero(out.status)):
+        if not rounds.play(arms, asked, out) or (
+            level is not None and np.count_nonzero(out.status)
+        ):
             return None
         return winner.clone()
 
