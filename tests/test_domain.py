@@ -113,14 +113,20 @@ def test_gradients_of_the_projection(generator):
         (lambda: glb.Ball(2, torch.tensor([1, -2])), "radius"),
         (lambda: glb.Ball(2, 1.0).project(torch.zeros(3)), "theta"),
         (lambda: glb.Ball(2, 1.0).project(torch.tensor(1.0)), "theta"),
-        (lambda: glb.Ball(2, 1.0).project([0.0, 1.0]), "theta"),
-        (lambda: glb.Ball(2, 1.0).contains(torch.zeros(2, dtype=torch.int64)), "theta"),
+        (lambda: glb.Ball(2, 1.0).project(["a", "b"]), "theta"),
+        (lambda: glb.Ball(2, 1.0).contains(torch.zeros(2, dtype=torch.complex64)), "theta"),
         (lambda: glb.Ball(2, 1.0).support(torch.zeros(4, 1)), "x"),
     ],
 )
 def test_bad_input_is_named(call, name):
     with pytest.raises(glb.InputError, match=rf"^{name}: expected .+, got .+"):
         call()
+
+
+def test_lists_and_whole_numbers_are_points_too():
+    ball = glb.Ball(2, 1.0)
+    assert ball.project([0.0, 2.0]).tolist() == [0.0, 1.0]
+    assert bool(ball.contains(torch.zeros(2, dtype=torch.int64)))
 
 
 def test_is_immutable():

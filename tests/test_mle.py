@@ -338,7 +338,7 @@ def test_default_solver_goes_by_size(generator, monkeypatch):
     import torchglb.mle as module
 
     used = []
-    for name in (*SOLVERS, "fit_all"):
+    for name in (*SOLVERS, "fit_bound"):
         real = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *a, name=name, real=real, **k: used.append(name) or real(*a, **k)
@@ -347,7 +347,7 @@ def test_default_solver_goes_by_size(generator, monkeypatch):
         rows = data((), 10, d, generator)
         for family in (glb.Bernoulli(), uncompiled(glb.Bernoulli())):
             glb.constrained_mle(family, rows, glb.Ball(d, 1.0))
-    assert used == ["fit_all", "newton", "lbfgs", "lbfgs"]
+    assert used == ["fit_bound", "newton", "lbfgs", "lbfgs"]
 
 
 def test_step_limit_and_throw(generator):
