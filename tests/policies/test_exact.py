@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchglb import policies
 from torchglb.domain import Ball
-from torchglb.errors import InputError
+from torchglb.errors import BoundaryWarning, InputError
 from torchglb.families import Bernoulli, Binomial, CustomFamily, Gaussian, Poisson
 from torchglb.history import Rows
 from torchglb.linalg import inverse_forms, woodbury_inverse_forms
@@ -477,7 +477,7 @@ def test_ofulog_r_compares_with_the_unconstrained_minimum():
     root = math.sqrt(lam)
     g = min(root * (0.5 + S) + 2.0 * c / root, root * S + c)
     expected = least + (g + g * g / lam) ** 2
-    with pytest.warns(glb.BoundaryWarning):  # these rewards refute so small a ball
+    with pytest.warns(BoundaryWarning):  # these rewards refute so small a ball
         level = float(policy.confidence_set().level)
     assert level == pytest.approx(expected, abs=1e-6)
     # counted from the minimum over the ball it would be another one
