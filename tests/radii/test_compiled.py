@@ -281,3 +281,24 @@ def test_plain_python_runs_the_same_functions():
         levels.append([float(line) for line in done.stdout.split()])
     assert len(levels[0]) == 2
     assert levels[1] == pytest.approx(levels[0], rel=1e-10)
+
+
+@pytest.mark.parametrize("radius", HELD.values(), ids=list(HELD))
+def test_a_loss_that_stands_for_all_problems_is_read_as_such(radius, generator, monkeypatch):
+    """Compiled code reads numbers in a row, which an expanded tensor does not have."""
+    X, r = draw(Bernoulli(), 30, 2, generator)
+    X, r = X.expand(3, 30, 2), r.expand(3, 30)
+    problem = radii.Problem(Bernoulli(), Ball(2, 3.0), 0.05, batch_shape=(3,))
+    state, loss = radius.update(problem, radius.init(problem), X, r), []
+    search = type(radius)._search
+
+    def watched(self, problem, state, likelihood, loss_hat, offers):
+        loss.append(loss_hat)
+        return search(self, problem, state, likelihood, loss_hat, offers)
+
+    monkeypatch.setattr(type(radius), "_search", watched)
+    likelihood, theta = NegativeLogLikelihood(Bernoulli(), X, r), X.new_zeros(3, 2)
+    one = likelihood.value(theta)[:1].expand(3)
+    radius.evaluate(problem, state, likelihood, Estimate(theta, one, one))
+    assert loss[0].flags.c_contiguous
+    assert loss[0].tolist() == one.tolist()

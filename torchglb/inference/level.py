@@ -254,7 +254,9 @@ class GrowingLevel:
             label = f"state['radius'][{name!r}]"
             check_same(label, saved[name], "the sequence", old)
             check_shape(label, saved[name], old.shape)
-        return {name: t.clone() for name, t in saved.items()}
+        # in C order, as compiled code reads it
+        order = torch.contiguous_format
+        return {name: t.clone(memory_format=order) for name, t in saved.items()}
 
     def resume(self, sums: State) -> None:
         """Goes on from sums over the rows of the history."""

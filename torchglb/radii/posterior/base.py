@@ -226,7 +226,7 @@ class PosteriorRadius(StatisticsRadius):
         smooth = wants_gradient(*likelihood.tensors(), loss, state["statistics"])
         if not smooth and _is_held(state) and compiled_family(likelihood) is not None:
             offers = _offered(problem, estimate)
-            at = loss.detach().reshape(-1).numpy()
+            at = loss.detach().reshape(-1).contiguous().numpy()  # one number may stand for all
             level, new, passes = self._search(problem, state, lambda: likelihood, at, offers)
             best = torch.from_numpy(level[:, 0].copy()).reshape(problem.batch_shape)
             points = self.centres(problem, new).reshape(len(level), -1, problem.dim)

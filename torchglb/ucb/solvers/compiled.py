@@ -119,7 +119,7 @@ def _region_of(program: SublevelProgram, count: int, d: int) -> Floats:
         return np.empty((count, 0))
     parts = (program.region.center, program.region.shape, program.region.size)
     columns = [array(t).astype(np.float64).reshape(count, -1) for t in parts]
-    return np.concatenate(columns, axis=1)
+    return np.ascontiguousarray(np.concatenate(columns, axis=1))
 
 
 @entry
