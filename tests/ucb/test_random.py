@@ -1,20 +1,81 @@
 """The native solver on random programs: against the cone solver, and against fifty digits."""
 
 import math
+from typing import NamedTuple
 
 import mpmath
 import pytest
 import torch
 from programs import FAMILIES, KINDS, ExactLoss, exact_value, random_program
+from torch import Tensor
 
 import torchglb as glb
+from torchglb.arrays import limits
 from torchglb.carried.rounding import compensated
 from torchglb.families.row_terms import CHUNK
 from torchglb.optim import Status
-from torchglb.ucb.bounds import pull_of_rows, tangent, trace
 from torchglb.ucb.solvers.conic.oracle import conic_support
 
 FEW = [*range(0, 96, 4), 1, 9, 17, 35, 54, 67, 82, 95]
+
+
+def largest_reward(family: glb.GLMFamily) -> float:
+    """The largest |r| that the family knows of."""
+    return max((abs(end) for end in family.reward_range if math.isfinite(end)), default=0.0)
+
+
+def pull_of_rows(family: glb.GLMFamily, lengths: Tensor, r: Tensor, w: Tensor | None) -> Tensor:
+    """``sum_s w_s |x_s| c_s / g``, with ``c_s`` the larger of ``|r_s|`` and the rewards' range.
+
+    S times this bounds the terms ``r z`` of the loss and, for bounded rewards, those of the slope:
+    the sizes that are rounded, even where they cancel in the sum.
+
+    Args:
+        family: the GLM family.
+        lengths: of the rows, ``(*B, n)``.
+        r: rewards ``(*B, n)``.
+        w: weights ``(*B, n)`` or None.
+    """
+    size = lengths * abs(r).clamp_min(largest_reward(family))
+    size = size if w is None else size * w
+    return size.sum(-1) / family.dispersion
+
+
+class Tangent(NamedTuple):
+    """The cut ``<grad L(point), theta> <= offset``; by convexity all of ``{L <= B}`` obeys it.
+
+    As computed, the offset may be too small by some times ``rounding``.
+    """
+
+    offset: Tensor
+    rounding: Tensor
+
+
+def tangent(
+    along: Tensor, loss: Tensor, curvature: Tensor, level: Tensor, radius: Tensor, pull: Tensor
+) -> Tangent:
+    """The cut of an evaluated point, and what one rounding of the sums behind it may do to it.
+
+    The terms of the loss add up to at most ``|L| + 2 S pull`` and those of the gradient, times S,
+    to ``S pull + S^2 tr H``. All arguments broadcast.
+
+    Args:
+        along: ``<grad L, point>``.
+        loss: L there.
+        curvature: the trace of the Hessian.
+        level: B.
+        radius: S.
+        pull: of :func:`pull_of_rows`.
+    """
+    offset = level - loss + along
+    size = abs(level) + abs(loss) + abs(offset) + radius * (pull + radius * curvature)
+    return Tangent(offset, limits(loss)[0] * size)
+
+
+def trace(matrix: Tensor) -> Tensor:
+    """The sum of the diagonal of ``(*, d, d)``."""
+    d = matrix.shape[-1]
+    return matrix.reshape(*matrix.shape[:-2], d * d)[..., :: d + 1].sum(-1)
 
 
 @pytest.fixture(autouse=True)

@@ -2,69 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import dot, length, limits
-from torchglb.families import GLMFamily
 from torchglb.likelihood import Errors, Expansion
 from torchglb.linalg import Cut, cut_ball
-
-
-def largest_reward(family: GLMFamily) -> float:
-    """The largest |r| that the family knows of."""
-    return max((abs(end) for end in family.reward_range if math.isfinite(end)), default=0.0)
-
-
-def pull_of_rows(family: GLMFamily, lengths: Tensor, r: Tensor, w: Tensor | None) -> Tensor:
-    """``sum_s w_s |x_s| c_s / g``, with ``c_s`` the larger of ``|r_s|`` and the rewards' range.
-
-    S times this bounds the terms ``r z`` of the loss and, for bounded rewards, those of the slope:
-    the sizes that are rounded, even where they cancel in the sum.
-
-    Args:
-        family: the GLM family.
-        lengths: of the rows, ``(*B, n)``.
-        r: rewards ``(*B, n)``.
-        w: weights ``(*B, n)`` or None.
-    """
-    size = lengths * abs(r).clamp_min(largest_reward(family))
-    size = size if w is None else size * w
-    return size.sum(-1) / family.dispersion
-
-
-class Tangent(NamedTuple):
-    """The cut ``<grad L(point), theta> <= offset``; by convexity all of ``{L <= B}`` obeys it.
-
-    As computed, the offset may be too small by some times ``rounding``.
-    """
-
-    offset: Tensor
-    rounding: Tensor
-
-
-def tangent(
-    along: Tensor, loss: Tensor, curvature: Tensor, level: Tensor, radius: Tensor, pull: Tensor
-) -> Tangent:
-    """The cut of an evaluated point, and what one rounding of the sums behind it may do to it.
-
-    The terms of the loss add up to at most ``|L| + 2 S pull`` and those of the gradient, times S,
-    to ``S pull + S^2 tr H``. All arguments broadcast.
-
-    Args:
-        along: ``<grad L, point>``.
-        loss: L there.
-        curvature: the trace of the Hessian.
-        level: B.
-        radius: S.
-        pull: of :func:`pull_of_rows`.
-    """
-    offset = level - loss + along
-    size = abs(level) + abs(loss) + abs(offset) + radius * (pull + radius * curvature)
-    return Tangent(offset, limits(loss)[0] * size)
 
 
 def certified_cut(
@@ -109,22 +54,6 @@ def value_at_least(x: Tensor, point: Tensor, radius: Tensor) -> Tensor:
     """``<x, point>``, rounded down; for a point that may be some roundings outside of the ball."""
     paid = (8.0 + 0.5 * x.shape[-1]) * limits(x)[0]
     return (x * point).sum(-1) - paid * radius * length(x)
-
-
-def trace(matrix: Tensor) -> Tensor:
-    """The sum of the diagonal of ``(*, d, d)``."""
-    d = matrix.shape[-1]
-    return matrix.reshape(*matrix.shape[:-2], d * d)[..., :: d + 1].sum(-1)
-
-
-def roundings_of(count: int) -> float:
-    """How many roundings to pay for in a sum of so many terms, whatever order they are added in."""
-    return 4.0 + math.sqrt(count)
-
-
-def cut_value(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Tensor:
-    """``max <x, theta>`` over the ball and the half-space, rounded up."""
-    return value_of(cut_ball(x, normal, offset, radius), x)
 
 
 def value_of(cut: Cut, x: Tensor) -> Tensor:
