@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchglb.backend import Floats, entry, vectorised
+from torchglb.backend import Floats, bound_once, entry, vectorised
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK
 from torchglb.likelihood import NegativeLogLikelihood, RowSums
@@ -99,7 +99,9 @@ def _loaded(
     """Of some problems the rows; refused, if they are to be looked at, by their values."""
     count, n, d = X.shape
     rows = np.empty((count, d + 2, n))
-    if not load_rows(family, X, r, w, loss.w is not None, rows) and validate:
+    usual = X.dtype == np.float64 and X.flags.c_contiguous  # rewards and weights are contiguous
+    load = load_bound if usual else load_rows
+    if not load(family, X, r, w, loss.w is not None, rows) and validate:
         NegativeLogLikelihood(loss.family, loss.X, loss.r, loss.w).check_values()
     return rows
 
@@ -160,3 +162,7 @@ def _load_rows(
 def load_rows(family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats) -> bool:
     """:func:`_load_rows`, from Python."""
     return _load_rows(family, X, r, w, weighted, rows)
+
+
+#: the same for float64 numbers in C order, called unseen
+load_bound = bound_once(load_rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -133,11 +134,7 @@ class GLMFamily(nn.Module):
 
     def _compiled_as(self, code: int, trials: float = 1.0) -> CompiledFamily:
         """With the constants that this family declares."""
-        low, high = map(float, self.reward_range)
-        largest = max((abs(end) for end in (low, high) if math.isfinite(end)), default=0.0)
-        scale, whole = float(1.0 / self.dispersion), bool(self.integer_rewards)
-        # of these types and no others: compiled code is called with them unseen
-        return CompiledFamily(int(code), float(trials), scale, low, high, whole, largest)
+        return _compiled(code, trials, self.dispersion, *self.reward_range, self.integer_rewards)
 
     # ---- rewards -------------------------------------------------------------------------
 
@@ -248,6 +245,16 @@ class GLMFamily(nn.Module):
             expected = f"a convex function on [-{radius:g}, {radius:g}]"
             raise refuse("log_partition", expected, f"a curvature of {low.item():g} at {place:g}")
         return values
+
+
+@lru_cache(maxsize=256)
+def _compiled(
+    code: int, trials: float, dispersion: float, low: float, high: float, whole: bool
+) -> CompiledFamily:
+    """What compiled code knows: of these types and no others, since it is called unseen."""
+    ends = [abs(float(end)) for end in (low, high) if math.isfinite(end)]
+    rewards = float(low), float(high), bool(whole), max(ends, default=0.0)
+    return CompiledFamily(int(code), float(trials), 1.0 / float(dispersion), *rewards)
 
 
 def exponential(x: float) -> float:
