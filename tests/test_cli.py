@@ -244,14 +244,36 @@ class Last(policies.Policy):
 """
 
 
-def test_a_module_of_ones_own_is_imported_by_every_worker(preset, tmp_path):
-    """Beside the preset, from the directory where the command runs, as a program."""
-    (tmp_path / "my_module.py").write_text(MY_MODULE)
-    words = [sys.executable, "-m", "torchglb.cli", "run", preset, "--policies", "last,random"]
-    words += ["--import", "my_module", "--horizon", "5", "--workers", "1", "--out", "there"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+def run_last(preset, directory, before=(), after=()):
+    """``torchglb run`` with the policy of one's own, as a program in a directory."""
+    (directory / "my_module.py").write_text(MY_MODULE)
+    words = [sys.executable, "-m", "torchglb.cli", *before, "run", preset, *after]
+    words += ["--policies", "last,random", "--horizon", "5", "--workers", "1", "--out", "there"]
+    return subprocess.run(words, capture_output=True, text=True, cwd=directory)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_module_of_ones_own_is_imported_by_every_worker(preset, tmp_path, place):
+    """Beside the preset, from the directory where the command runs."""
+    done = run_last(preset, tmp_path, **{place: ["--import", "my_module"]})
     assert done.returncode == 0, done.stderr
     assert Record.open(tmp_path / "there").labels == ["last", "random"]
+
+
+def test_an_installed_plugin_is_imported_by_every_worker(preset, tmp_path):
+    """A package that names its module under the entry points of torchglb."""
+    about = tmp_path / "mine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    points = about / "entry_points.txt"
+    points.write_text("[torchglb.plugins]\nmine = my_module\n")
+    done = run_last(preset, tmp_path)  # python -m looks in the current directory
+    assert done.returncode == 0, done.stderr
+    assert Record.open(tmp_path / "there").labels == ["last", "random"]
+    points.write_text("[torchglb.plugins]\nmine = no_such_module\n")
+    done = run_last(preset, tmp_path)
+    assert done.returncode == cli.WRONG
+    assert "torchglb: plugin mine: expected a module that can be imported" in done.stderr
 
 
 def test_a_module_that_is_not_there_is_refused(preset, capsys):

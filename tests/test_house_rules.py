@@ -101,5 +101,8 @@ def test_a_policy_of_ones_own_at_the_command_line(tmp_path, monkeypatch, capsys)
     assert main(["--import", "my_policies", "list"]) == 0
     assert "mine" in policies.available()
     assert main(["--import", "no_such_module", "list"]) == 2
-    assert "--import: expected a module that can be imported" in capsys.readouterr().err
+    assert (
+        "imports: expected modules that can be imported, got 'no_such_module'"
+        in capsys.readouterr().err
+    )
     policies.registry._POLICIES.pop("mine")

@@ -55,13 +55,10 @@ class ReaderGone(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, or 1 failed, 2 wrong usage, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        given = _parser().parse_args(load_plugins(words))
-    except InputError as error:
-        print(f"torchglb: {error}", file=sys.stderr)
-        return WRONG
+    given = _parser().parse_args(words)
     given.again = shlex.join(["torchglb", *words])
     try:
+        load_plugins(given.modules)
         return int(given.command(given) or 0)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -119,6 +116,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=_version())
+    own = "a module that registers policies or environments of yours; may be given again"
+    parser.add_argument(
+        "--import", action="append", default=[], dest="modules", metavar="MODULE", help=own
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser(
@@ -139,12 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the preset"
     )
     run.add_argument(
-        "--import",
-        action="append",
-        default=[],
-        dest="imports",
-        metavar="MODULE",
-        help="a module that registers policies or environments of yours",
+        "--import", action="append", default=[], dest="imports", metavar="MODULE", help=own
     )
     run.add_argument("--executor", default="processes", help="serial, processes (default) or ray")
     run.add_argument("--workers", type=int, help="worker processes; the number of cores by default")
@@ -223,9 +219,8 @@ def configuration_table(given: argparse.Namespace) -> dict[str, Any]:
     """The table of the preset with the flags laid over it."""
     table = read_table(find_preset(given.preset), quick=given.quick)
     usual = table.get("policies", [])
-    if given.imports:
-        sys.path.insert(0, os.getcwd())  # as python -m has it
-        table["imports"] = [*table.get("imports", []), *given.imports]
+    if own := [*given.modules, *given.imports]:  # for the workers, too
+        table["imports"] = [*table.get("imports", []), *own]
     for key in KEYS:
         text = getattr(given, key)
         if text is not None:

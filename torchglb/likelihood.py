@@ -307,7 +307,7 @@ class NegativeLogLikelihood(RowSums, nn.Module):
     ) -> None:
         nn.Module.__init__(self)
         if not isinstance(family, GLMFamily):
-            raise refuse("family", "a GLMFamily", type(family).__name__)
+            raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
         X = as_floats("X", X)
         if X.ndim < 2:
             check_shape("X", X, ("*B", "n", "d"))

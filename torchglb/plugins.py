@@ -1,8 +1,9 @@
-"""Policies of one's own at the command line: modules that register themselves when imported."""
+"""Policies and environments of one's own: modules that register themselves when imported."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -13,31 +14,27 @@ from torchglb.checks import refuse
 GROUP = "torchglb.plugins"
 
 
-def load_plugins(words: Sequence[str]) -> list[str]:
-    """Imports installed plugins and the modules of leading ``--import MODULE``; returns the rest.
+def load_plugins(modules: Sequence[str] = ()) -> None:
+    """Imports installed plugins and modules, which are looked for in the current directory too.
 
-    Modules are looked for in the current directory too.
+    Every process of a run does so, the command line and each worker.
+
+    Raises:
+        InputError: with the name of what cannot be imported.
 
     Example:
-        >>> load_plugins(["--import", "json", "policies"])
-        ['policies']
+        >>> load_plugins(["json"])
     """
     for point in metadata.entry_points(group=GROUP):
-        point.load()
-    left = list(words)
-    while left and (left[0] == "--import" or left[0].startswith("--import=")):
-        first = left.pop(0)
-        if first == "--import" and not left:
-            raise refuse("--import", "the name of a module", "nothing")
-        load_module(left.pop(0) if first == "--import" else first.removeprefix("--import="))
-    return left
-
-
-def load_module(name: str) -> None:
-    """Imports a module, also from the current directory."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise refuse("--import", "a module that can be imported", f"{name!r} ({error})") from None
+        try:
+            point.load()
+        except ImportError as error:
+            got = f"{point.value!r} ({error})"
+            raise refuse(f"plugin {point.name}", "a module that can be imported", got) from None
+    if modules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise refuse("imports", "modules that can be imported", f"{name!r} ({error})") from None

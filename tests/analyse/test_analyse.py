@@ -85,6 +85,12 @@ def test_declared_ranges_and_pilots(table, tmp_path, capsys):
         (["--formula", "clicked ~ agee", *WORDS[2:]], "did you mean 'age'?"),
         ([*WORDS[:3], "gaussian", *WORDS[4:]], "--sigma"),
         ([*WORDS[:3], "binomial", *WORDS[4:]], "--trials"),
+        (["--formula", "clicked ~ arm", *WORDS[2:]], "a number (or C(arm) for categories)"),
+        (["--formula", "arm ~ age", *WORDS[2:]], "a number (or I(arm == '"),
+        (
+            ["--formula", "(arm == 'A') ~ age", *WORDS[2:]],
+            "got: Unknown operator '='. (arm == 'A') ~ age\n",
+        ),
         ([*WORDS, "--contrast", "nope"], "expected a sum of the coefficients"),
         ([*WORDS, "--follow"], "--out"),
     ],
@@ -99,7 +105,10 @@ def test_wrong_words_are_refused(words, message, table, capsys):
     [
         ("40,A,3.0,5", "line 402: column 'clicked': expected values in [0, 1] (Bernoulli), got 5"),
         ("old,A,3.0,1", "line 402: column 'age': expected a number, got 'old'"),
-        (",A,3.0,1", "line 402: column 'age': expected a value"),
+        (
+            ",A,3.0,1",
+            "line 402: column 'age': expected a value (or missing='drop', in a shell --mi",
+        ),
         ("40,Z,3.0,1", "line 402: column 'arm': expected one of the levels"),
         ("40,A,3.0", "expected 4 cells in line 402, got 3"),
     ],
@@ -119,6 +128,7 @@ def test_bad_lines_are_named(line, message, table, capsys):
         ("bad.parquet", b"no", "expected a sound .parquet file"),
         ("empty.csv", b"", "names of the columns"),
         ("twice.csv", b"a,a\n1,2\n", "'a' twice"),
+        ("semicolons.csv", b"a;b\n1;2\n", "expected commas between the cells, got ';' in line 1"),
         ("latin.csv", b"a,b\n1,\xff\n", "expected UTF-8, got something else in line 2"),
     ],
 )
@@ -128,6 +138,23 @@ def test_files_that_cannot_be_read(name, data, message, tmp_path):
         path.write_bytes(data)
     with pytest.raises(InputError, match=re.escape(message)):
         read_table(path)
+
+
+def test_a_response_of_words_by_the_formula_that_the_refusal_names(table, capsys):
+    numbers = result(capsys, table, *WORDS)["rows"]
+    data = clicks(400)
+    data["clicked"] = np.where(data["clicked"] == 1, "yes", "no")
+    data.to_csv(table, index=False)
+    words = ["--formula", WORDS[1].replace("clicked", "I(clicked == 'yes')"), *WORDS[2:]]
+    assert result(capsys, table, *words)["rows"] == numbers
+
+
+def test_every_option_says_what_it_is_for(capsys):
+    with pytest.raises(SystemExit):
+        main(["analyse", "--help"])
+    parts = re.split(r"\n  (?=-)", capsys.readouterr().out)[1:]
+    assert len(parts) > 20
+    assert all(re.search(r"\s{2,}\w", part) for part in parts), parts
 
 
 def test_lines_of_rows_that_span_several():

@@ -1,5 +1,6 @@
 """The site: every public name has a page, every tutorial runs, every page is reachable."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -64,7 +65,8 @@ def test_every_public_name_has_a_place_in_the_reference():
             assert f"::: torchglb.{room}.{name}\n" in pages[f"reference/{room}.md"], (room, name)
 
 
-def test_every_public_name_has_a_docstring():
+def test_every_public_name_and_method_has_a_docstring():
+    """But for the tests of a contract, whose names say it."""
     missing = []
     for room in ("", *reference.public_rooms()):
         module = import_module(f"torchglb.{room}".rstrip("."))
@@ -72,6 +74,12 @@ def test_every_public_name_has_a_docstring():
             found = getattr(module, name)
             if (callable(found) or type(found).__name__ == "module") and not found.__doc__:
                 missing.append(f"{module.__name__}.{name}")
+            for method in vars(found) if inspect.isclass(found) else ():
+                part = inspect.getattr_static(found, method)
+                asked = callable(part) or isinstance(part, property | classmethod | staticmethod)
+                public = asked and not method.startswith(("_", "test_"))
+                if public and not inspect.getdoc(getattr(found, method)):
+                    missing.append(f"{module.__name__}.{name}.{method}")
     assert not missing
 
 

@@ -48,22 +48,47 @@ def add_command(commands: Any, say: Say) -> argparse.Action:
         help="a declared range, or NAME=a,b,c for levels",
     )
     parser.add_argument("--S", type=float, help="a bound on |x'beta|; none is needed")
-    parser.add_argument("--outside", choices=("refuse", "drop"), default="refuse")
+    parser.add_argument(
+        "--outside",
+        choices=("refuse", "drop"),
+        default="refuse",
+        help="with --S: rows beyond the region of the scale",
+    )
     parser.add_argument("--radius", help="of the confidence sequence")
-    parser.add_argument("--weights", metavar="COLUMN")
-    parser.add_argument("--offset", metavar="COLUMN")
+    parser.add_argument("--weights", metavar="COLUMN", help="of the rows, in [0, 1]")
+    parser.add_argument("--offset", metavar="COLUMN", help="whose coefficient is 1")
     parser.add_argument("--time", metavar="COLUMN", help="by which rows are ordered")
-    parser.add_argument("--missing", choices=("refuse", "drop"), default="refuse")
-    parser.add_argument("--intervals", choices=("anytime", "profile", "both"), default="anytime")
-    parser.add_argument("--simultaneous", action="store_true")
-    parser.add_argument("--contrast", action="append", default=[], metavar="SUM")
+    parser.add_argument(
+        "--missing",
+        choices=("refuse", "drop"),
+        default="refuse",
+        help="rows with an empty cell; drop: only if that does not depend on the response",
+    )
+    parser.add_argument(
+        "--intervals",
+        choices=("anytime", "profile", "both"),
+        default="anytime",
+        help="profile: for one look at a sample that was fixed beforehand",
+    )
+    parser.add_argument(
+        "--simultaneous", action="store_true", help="with --S: all intervals from the joint set"
+    )
+    parser.add_argument(
+        "--contrast",
+        action="append",
+        default=[],
+        metavar="SUM",
+        help="a sum of coefficients, such as 'C(arm)[B] - C(arm)[A]'; may be given again",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
         "--follow",
         action="store_true",
         help="go on as the CSV file grows, by rows whose delay does not depend on the response",
     )
-    parser.add_argument("--poll", type=float, default=2.0, metavar="SECONDS")
+    parser.add_argument(
+        "--poll", type=float, default=2.0, metavar="SECONDS", help="with --follow, between looks"
+    )
     parser.add_argument(
         "--idle", type=float, metavar="SECONDS", help="with --follow, end after so long at rest"
     )

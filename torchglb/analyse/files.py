@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ def _check_lines(text: str, name: str) -> None:
     heads = next(reader, [])
     if not heads:
         raise InputError(f"{name}: expected a line with the names of the columns, got none")
+    if len(heads) == 1 and (other := re.search("[;\t|]", heads[0])):
+        raise InputError(
+            f"{name}: expected commas between the cells, got {other.group()!r} in line 1; write it"
+            f" with commas, or pass pandas.read_csv(..., sep={other.group()!r}) to torchglb.glm"
+        )
     twice = [head for head in heads if heads.count(head) > 1]
     if twice:
         raise InputError(f"{name}: expected different names, got {twice[0]!r} twice in line 1")

@@ -57,7 +57,7 @@ class Environment(ABC):
         self, family: GLMFamily, S: Tensor, replicates: Tensor, *, seed: int = 0, dim: int = 2
     ) -> None:
         if not isinstance(family, GLMFamily):
-            raise refuse("family", "a GLMFamily", type(family).__name__)
+            raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
         check_float("S", S)
         check_shape("S", S, ("N",))
         check_shape("replicates", replicates, S.shape)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: what may be the name of a column in an expression
 _WORD = re.compile(r"[^\W\d]\w*")
+#: with which the parser of formulas marks a place
+_MARKS = re.compile("\x1b\\[[\\d;]*m|[\u29da\u29db]")
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ class Design:
     def response(self, frame: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
         """The left-hand side, ``(n,)``."""
         if self.target in frame.columns:
-            y = numbers(frame[self.target], self.target, rows)
+            word = frame[self.target].iloc[0] if len(frame) else ""
+            yes = f"I({self.target} == {str(word)!r}) for the share of that word"
+            y = numbers(frame[self.target], self.target, rows, words=yes)
         else:
             y = _materialise(self.left, frame)
             if y.shape[1] != 1:
@@ -86,13 +90,20 @@ class Design:
         return y
 
 
+def _plain(error: Exception) -> str:
+    """The words of an error of the formula's parser in one line, without its colours."""
+    return " ".join(_MARKS.sub("", str(error)).split())
+
+
 def _materialise(spec: Any, frame: pd.DataFrame) -> np.ndarray:
     errors = needed("formulaic.errors")
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused by its row
             found = spec.get_model_matrix(frame, context={}, output="numpy", na_action="ignore")
     except errors.FormulaicError as error:
-        raise InputError(f"formula: expected one that the table can answer, got: {error}") from None
+        raise InputError(
+            f"formula: expected one that the table can answer, got: {_plain(error)}"
+        ) from None
     return np.asarray(found, dtype=np.float64)
 
 
@@ -133,7 +144,9 @@ def parsed(formula: str, table: Table) -> tuple[Any, Any, str]:
     try:
         found = formulaic.Formula(formula)
     except errors.FormulaicError as error:
-        raise InputError(f"formula: expected one such as 'y ~ x + C(arm)', got: {error}") from None
+        raise InputError(
+            f"formula: expected one such as 'y ~ x + C(arm)', got: {_plain(error)}"
+        ) from None
     if not (hasattr(found, "lhs") and hasattr(found, "rhs")):
         raise InputError(f"formula: expected a response before ~, as in 'y ~ x', got {formula!r}")
     if len(found.lhs) != 1:
@@ -197,7 +210,7 @@ def _refuse_words(right: Any, table: Table, levels: dict[str, list[Any]]) -> Non
             if plain and table.is_text(name):
                 values = table.values(name)
                 there = np.flatnonzero(~needed("pandas").isna(values))
-                numbers(values[there], name, there)
+                numbers(values[there], name, there, words=f"C({name}) for categories")
                 if any(isinstance(value, str) for value in values[there]):
                     raise refused(name, f"numbers (or C({name}) for categories)", "words")
 
@@ -228,7 +241,9 @@ def _learnt_spec(right: Any, frame: pd.DataFrame) -> Any:
             found = right.get_model_matrix(frame, context={}, output="numpy", na_action="ignore")
         return found.model_spec
     except errors.FormulaicError as error:
-        raise InputError(f"formula: expected one that the table can answer, got: {error}") from None
+        raise InputError(
+            f"formula: expected one that the table can answer, got: {_plain(error)}"
+        ) from None
 
 
 def _is_category(spec: Any, factor: Any) -> bool:

@@ -160,21 +160,32 @@ def without_missing(
     if missing != "drop":
         place = int(np.flatnonzero(absent.any(axis=1))[0])
         column = str(frame.columns[int(np.flatnonzero(absent[place])[0])])
-        expected = "a value (or missing='drop' to leave such rows out)"
+        expected = "a value (or missing='drop', in a shell --missing drop, to leave such rows out)"
         raise refused(column, expected, "a missing value", int(rows[place]))
     keep = ~absent.any(axis=1)
     return frame[keep].reset_index(drop=True), rows[keep]
 
 
-def numbers(values: Any, column: str, rows: np.ndarray) -> np.ndarray:
-    """A column as float64; refuses words by their row."""
+def numbers(values: Any, column: str, rows: np.ndarray, words: str = "") -> np.ndarray:
+    """A column as float64; refuses words by their row.
+
+    Args:
+        values: of the column.
+        column: its name.
+        rows: their places in the table.
+        words: what to type for a column of nothing but words.
+    """
     array = np.asarray(values)
     if array.dtype.kind in "fiub":
         return array.astype(np.float64)
-    found = np.empty(len(array))
+    found = np.full(len(array), np.nan)
+    stray = None
     for index, value in enumerate(array):
         try:
             found[index] = float(value)
         except (TypeError, ValueError):
-            raise refused(column, "a number", repr(value), int(rows[index])) from None
+            stray = index if stray is None else stray
+    if stray is not None:
+        hint = f" (or {words})" if words and np.isnan(found).all() else ""
+        raise refused(column, f"a number{hint}", repr(array[stray]), int(rows[stray]))
     return found

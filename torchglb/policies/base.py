@@ -170,7 +170,7 @@ class Policy(ABC):
 
     def _check_coverage(self, family: GLMFamily, horizon: int | None) -> None:
         if not isinstance(family, GLMFamily):
-            raise refuse("family", "a GLMFamily", type(family).__name__)
+            raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
         covered = self.requires.families
         if covered and not isinstance(family, covered):
             names = ", ".join(sorted(c.__name__ for c in covered))

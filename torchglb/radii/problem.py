@@ -54,7 +54,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         if not isinstance(self.family, GLMFamily):
-            raise refuse("family", "a GLMFamily", type(self.family).__name__)
+            raise refuse("family", "a GLMFamily such as Bernoulli()", type(self.family).__name__)
         if not isinstance(self.domain, Ball):
             raise refuse("domain", "a Ball", type(self.domain).__name__)
         check_probability("delta", self.delta)

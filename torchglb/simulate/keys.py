@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ import torch
 
 from torchglb import environments, policies
 from torchglb.checks import check_count, check_positive, refuse
+from torchglb.plugins import load_plugins
 from torchglb.simulate.record import LABEL
 
 #: what a policy gets from the configuration or the environment, and no table may say again
@@ -80,14 +80,10 @@ def radii_of(value: Any) -> list[float]:
 
 
 def imported(value: Any) -> list[str]:
-    """Imports modules, in which policies or environments are registered."""
+    """Imports modules, in which policies or environments are registered, and installed plugins."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise refuse("imports", "a list of modules", repr(value))
-    for name in value:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise refuse("imports", "modules that can be imported", f"{name!r} ({error})") from None
+    load_plugins(value)
     return list(value)
 
 

@@ -86,6 +86,7 @@ class FamilyContract:
             yield
 
     def make(self) -> GLMFamily:
+        """The family under test."""
         raise NotImplementedError
 
     def exact(self, order: int) -> Callable[[mpmath.mpf], mpmath.mpf]:
@@ -94,6 +95,7 @@ class FamilyContract:
 
     @pytest.fixture
     def family(self) -> GLMFamily:
+        """The family under test, anew for each test."""
         return self.make()
 
     # ---- m and its derivatives -----------------------------------------------------------
@@ -108,6 +110,7 @@ class FamilyContract:
         self.assert_derivative(got, z, order)
 
     def assert_derivative(self, got, z, order):
+        """That a derivative of m is right; weaker where a family computes in one precision only."""
         assert_exact(got, z, self.exact(order), self.exact(order + 1))
 
     @pytest.mark.parametrize("order", [2, 3, 4, 5, 6, 7])
@@ -253,6 +256,7 @@ class FamilyContract:
         self.assert_variance(variance, family.dispersion * family.variance(z), error)
 
     def assert_variance(self, variance, declared, error):
+        """That samples vary as declared, up to the error of so many."""
         assert ((variance - declared).abs() <= error).all()
 
     def test_samples_follow_the_generator(self, family):

@@ -184,12 +184,14 @@ class PolicyContract:
         dim: int = 2,
         **settings: Any,
     ) -> Policy:
+        """The policy under test, by its name in the registry."""
         settings = {"delta": 0.1, "horizon": 200, "batch_shape": batch_shape} | settings
         settings = {"domain": Ball(dim, self.radius)} | settings
         family = self.families[0] if family is None else family
         return policies.make(self.name, family=family, **(self.options | settings))
 
     def world(self, replicates: int, *, rounds: int | None = None, **changes: Any) -> World:
+        """Arms and rewards that the policy is played on; ``changes`` are those of its settings."""
         settings = {"arms": 4, "dim": 2, "radius": self.radius, "fixed": self.fixed_arms} | changes
         family = settings.pop("family", self.families[0])
         return World(family, rounds or self.rounds, replicates, **settings)

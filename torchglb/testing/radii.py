@@ -41,6 +41,7 @@ class RadiusContract:
     # ---- tools ---------------------------------------------------------------------------
 
     def problem(self, family: GLMFamily, batch: tuple[int, ...] = (), **changes: Any) -> Problem:
+        """What the radius is asked for: family, ball, delta and batch."""
         settings = {"domain": Ball(2, self.S), "delta": self.delta} | changes
         return Problem(family, batch_shape=batch, **settings)
 
@@ -63,6 +64,7 @@ class RadiusContract:
     def evaluated(
         self, problem: Problem, state: Any, X: Tensor, r: Tensor, w: Tensor | None = None
     ) -> Evaluation:
+        """The radius on rows that its state has seen, at their constrained MLE."""
         fit = constrained_mle(problem.family, Rows(X, r, w), problem.domain)
         loss = NegativeLogLikelihood(problem.family, X, r, w)
         return self.radius.evaluate(problem, state, loss, fit.estimate())

@@ -60,6 +60,7 @@ class ConfidenceSetContract:
     def make(
         self, batch: tuple[int, ...] = (), dtype: torch.dtype = torch.float64
     ) -> ConfidenceSet:
+        """A set in the plane with this batch shape and dtype."""
         raise NotImplementedError
 
     @pytest.mark.parametrize("dtype", DTYPES)
