@@ -122,9 +122,7 @@ class History:
             raise refuse("dtype", "torch.float32 or torch.float64", dtype)
         batch_shape = check_batch_shape(batch_shape)
         if family is not None and not isinstance(family, GLMFamily):
-            raise refuse(
-                "family", "a GLMFamily such as Bernoulli() or None", type(family).__name__
-            )
+            raise refuse("family", "a GLMFamily such as Bernoulli() or None", type(family).__name__)
         if max_norm is not None:
             max_norm = check_positive("max_norm", max_norm)
         self.dim = dim

@@ -37,7 +37,7 @@ def on_config(config: Any) -> Any:
     """Puts the made pages into the navigation."""
     lists = {
         "Tutorials": ["tutorials/index.md", *(f"tutorials/{t.name}.md" for t in tutorials.every())],
-        "Reference": sorted(reference.pages(), key=lambda path: (path != "reference/index.md", path)),
+        "Reference": list(reference.pages()),
     }
     for section in config["nav"]:
         for title in section:

@@ -84,7 +84,7 @@ MODULES = ("domain", "history", "likelihood", "mle", "sequence", "distributed", 
 
 def modules_page() -> str:
     """The modules at the top of the package."""
-    text = "# Modules\n\nFiles of the package that users may import by their name.\n\n"
+    text = "# Single modules\n\nFiles of the package that users may import by their name.\n\n"
     for name in MODULES:
         text += f"## torchglb.{name} {{ #module-{name} }}\n\n"
         text += block(

@@ -1,5 +1,6 @@
 """The site: every public name has a page, every tutorial runs, every page is reachable."""
 
+import html
 import inspect
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -113,6 +115,25 @@ def test_the_router_is_short_enough_to_read():
     assert len(script.read_text(encoding="utf-8").splitlines()) < 150
 
 
+def dead_links(site: Path) -> list[str]:
+    """Links of built pages to pages, files or anchors that are not there."""
+    texts = {page.resolve(): page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    anchors = {page: set(re.findall(r'\b(?:id|name)="([^"]+)"', t)) for page, t in texts.items()}
+    dead = []
+    for page, text in texts.items():
+        for url in re.findall(r'\b(?:href|src)="([^"]*)"', text):
+            path, _, anchor = unquote(html.unescape(url)).partition("#")
+            if re.match(r"[a-z]+:|//", path):
+                continue
+            top = site if path.startswith("/") else page.parent  # 404.html is shown anywhere
+            target = (top / path.lstrip("/")).resolve() if path else page
+            target = target / "index.html" if target.is_dir() else target
+            known = anchor in anchors.get(target, ()) or not anchor.strip("_")
+            if not (target.exists() and (known or target not in anchors)):
+                dead.append(f"{page.relative_to(site.resolve())}: {url}")
+    return dead
+
+
 @pytest.mark.slow
 def test_the_site_builds_strictly(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(PROJECT), "TORCHGLB_SMOKE": "1"}
@@ -130,3 +151,15 @@ def test_the_site_builds_strictly(tmp_path):
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|img|link)[^>]+(?:src|href)="(https?:[^"]+)"', text)
         assert not [url for url in loaded if "canonical" not in url], page
+    assert not dead_links(tmp_path / "site")
+
+
+def test_dead_links_are_found(tmp_path):
+    (tmp_path / "there.html").write_text('<a id="here"></a>')
+    page = '<a href="{}">'
+    for url in ("there.html", "there.html#here", "https://elsewhere.org/x", "#", ""):
+        (tmp_path / "page.html").write_text(page.format(url))
+        assert not dead_links(tmp_path), url
+    for url in ("nowhere.html", "there.html#nowhere", "#nowhere", "picture.png"):
+        (tmp_path / "page.html").write_text(page.format(url))
+        assert dead_links(tmp_path) == [f"page.html: {url}"]

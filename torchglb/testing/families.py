@@ -110,7 +110,7 @@ class FamilyContract:
         self.assert_derivative(got, z, order)
 
     def assert_derivative(self, got, z, order):
-        """That a derivative of m is right; weaker where a family computes in one precision only."""
+        """That a derivative of m is right; weaker for a family that only says what m is."""
         assert_exact(got, z, self.exact(order), self.exact(order + 1))
 
     @pytest.mark.parametrize("order", [2, 3, 4, 5, 6, 7])
