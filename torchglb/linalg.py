@@ -10,6 +10,9 @@ from torch import Tensor
 from torchglb.arrays import dot, idle, length, limits
 from torchglb.rounding import two_product, two_sum
 
+#: limit of the root search for a multiplier of the ball; it converges quadratically
+ROOT_STEPS = 30
+
 
 def minimize_on_ball(
     eigenvalues: Tensor, coefficients: Tensor, radius: Tensor
@@ -46,7 +49,7 @@ def minimize_on_ball(
     nearest = torch.amax(abs(coefficients) / radius[..., None] - eigenvalues, -1)
     nu = torch.where(outside, nearest.clamp_min(0.0), nu)
     moving = outside
-    for _ in range(30):
+    for _ in range(ROOT_STEPS):
         u, norm, shifted = solve(nu)
         slope = dot(u, u / shifted).clamp_min(tiny)
         step = (norm * norm / slope) * (norm / radius - 1.0)

@@ -14,6 +14,9 @@ from torch import Tensor
 from torchglb.arrays import dot, idle, length, limits, matvec
 from torchglb.likelihood import Expansion
 
+#: limit of the root search for omega; an inexact root still gives a usable point
+ROOT_STEPS = 40
+
 
 def propose(
     x: Tensor,
@@ -24,7 +27,6 @@ def propose(
     room: Tensor,
     radius: Tensor,
     guess: Tensor,
-    iterations: int = 40,
 ) -> Tensor:
     """The maximiser of ``<x, u>`` over ball and model; leading axes are shared by all arguments.
 
@@ -37,7 +39,6 @@ def propose(
         room: ``B - L``, ``(*)``.
         radius: S, ``(*)``.
         guess: a first omega, ``(*)``; 0 where nothing is known.
-        iterations: limit of the root search for omega; an inexact one still gives a usable point.
     """
     eps, tiny = limits(x)
     tiny = tiny**0.5
@@ -77,7 +78,7 @@ def propose(
         sensible = (guess > 1e-6 * stiff) & (guess < 1e6 * stiff)
         omega = torch.where(sensible, guess, stiff)
         omega = torch.where(search, omega, 0.0)
-        for _ in range(iterations):
+        for _ in range(ROOT_STEPS):
             u, centre, reach, spread, spring = maximiser(omega)
             norm = length(u)
             out = norm > radius
