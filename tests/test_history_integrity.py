@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchglb as glb
+from torchglb.merging import MergedRows, merge, merge_at_once
 from torchglb.rounding import combine_rows, lost_in_sum, scatter_exactly, two_product, two_sum
 
 DTYPES = [torch.float32, torch.float64]
@@ -263,3 +264,43 @@ def test_scattered_sums_survive_infinity():
     )
     assert total.tolist() == [math.inf, 1.0]
     assert rest.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_merged_sums_do_not_depend_on_how_many_rows_come_at_a_time(dtype):
+    """Bit by bit, and in the order in which the rows came."""
+    generator = torch.Generator().manual_seed(5)
+    arms = torch.rand(7, 2, generator=generator).to(dtype) / 2
+    x = arms[torch.randint(7, (3, 600), generator=generator)]
+    r, w = (torch.rand(3, 600, generator=generator).to(dtype) for _ in range(2))
+    alone, together = (glb.History(2, (3,), aggregate=True, dtype=dtype) for _ in range(2))
+    together.append(x, r, w)
+    for start in range(0, 600, 7):
+        part = slice(start, start + 7)
+        alone.append(x[:, part], r[:, part], w[:, part])
+    for one, two in zip(alone.rows(), together.rows(), strict=True):
+        assert torch.equal(one[:, :7], two[:, :7])
+
+
+def test_merging_by_row_and_at_once_give_the_same_sums():
+    """The compiled way and that of devices, against sums of fractions."""
+    generator = torch.Generator().manual_seed(6)
+    x = torch.eye(3).double()[torch.randint(3, (200,), generator=generator)]
+    r, w = torch.randn(2, 200, generator=generator).double()
+    w = 1e6 * w.abs()
+    zeros = torch.zeros(256, dtype=DOUBLE)
+    empty = MergedRows(torch.zeros(256, 3).double(), *[zeros] * 4, torch.tensor(0), 0)
+    found = merge(empty, x, r, w), merge_at_once(empty, x, r, w)
+    for place in range(3):
+        mine = (x == found[0].X[place]).all(-1)
+        exact = sum(
+            Fraction(a) * Fraction(b)
+            for a, b in zip(r[mine].tolist(), w[mine].tolist(), strict=True)
+        )
+        for merged in found:
+            assert torch.equal(merged.X[:3], found[0].X[:3])
+            total = Fraction(float(merged.y[place])) + Fraction(float(merged.y_rest[place]))
+            assert abs(total - exact) <= Fraction(2.0**-90) * sum(
+                abs(Fraction(a) * Fraction(b))
+                for a, b in zip(r[mine].tolist(), w[mine].tolist(), strict=True)
+            )

@@ -28,6 +28,7 @@ ROOMS = (
     "random_streams",
     "families",
     "domain",
+    "merging",
     "history",
     "likelihood",
     "forgetting",

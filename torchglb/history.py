@@ -30,8 +30,11 @@ from torchglb.checks import (
 from torchglb.distributed import Shards, current
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
+from torchglb.merging import MergedRows, merge
 from torchglb.recording import is_plain, is_recorded, is_transformed
-from torchglb.rounding import scatter_exactly, two_product
+
+#: rows that are merged in one go: there has to be room for them all
+MERGED_AT_ONCE = 256
 
 
 class Rows(NamedTuple):
@@ -469,14 +472,15 @@ class History:
 
     def _merged(self, held: _Held, x: Tensor, r: Tensor, w: Tensor) -> _Held:
         """With rows added to the earlier equal ones, of the history or of ``x`` itself."""
-        on_cpu = held.X.device.type == "cpu"  # there it costs nothing to count the rows
-        if not on_cpu:
-            held = self._with_room(held, x.shape[-2])
-        for start in range(0, x.shape[-2], 256):  # bounds the memory of the comparison
-            part = slice(start, start + 256)
-            few = x[..., part, :]
-            held = self._with_room(held, few.shape[-2]) if on_cpu else held
-            held = _merge(held, few, r[..., part], w[..., part])
+        for start in range(0, x.shape[-2], MERGED_AT_ONCE):
+            part = slice(start, start + MERGED_AT_ONCE)
+            held = self._with_room(held, r[..., part].shape[-1])
+            assert held.w_rest is not None
+            assert held.y_rest is not None
+            sums = (held.w, held.w_rest, held.y, held.y_rest)
+            before = MergedRows(held.X, *sums, held.distinct, held.used)
+            after = merge(before, x[..., part, :], r[..., part], w[..., part])
+            held = held._replace(**after._asdict())
         return held
 
     def _with_room(self, held: _Held, rows: int) -> _Held:
@@ -614,26 +618,3 @@ def _enlarged(held: _Held, capacity: int) -> _Held:
     if held.w_rest is None or held.y_rest is None:
         return held
     return held._replace(w_rest=grow(held.w_rest), y_rest=grow(held.y_rest))
-
-
-def _merge(held: _Held, x: Tensor, r: Tensor, w: Tensor) -> _Held:
-    """With each row added to the earlier equal one; the old tensors stay as they are."""
-    assert held.w_rest is not None
-    assert held.y_rest is not None
-    k, m = x.shape[-2], held.used
-    rows = torch.cat([held.X[..., :m, :], x], dim=-2)
-    equal = (x[..., :, None, :] == rows[..., None, :, :]).all(-1)  # (*B, k, m + k)
-    place = torch.arange(m + k, device=x.device)
-    known = (place >= m) | (place < held.distinct[..., None])
-    first = torch.where(equal & known[..., None, :], place, m + k).amin(-1)  # (*B, k)
-    new = first == m + torch.arange(k, device=x.device)
-    rank = held.distinct[..., None] + new.long().cumsum(-1) - 1
-    slot = torch.where(first < m, first, rank.gather(-1, (first - m).clamp_min(0)))
-    y, lost = two_product(w, r)
-    total_w, w_rest = scatter_exactly(held.w, held.w_rest, slot, w)
-    total_y, y_rest = scatter_exactly(held.y, held.y_rest, slot, y, lost)
-    X = held.X.scatter(-2, slot[..., None].expand_as(x), x)
-    distinct = held.distinct + new.sum(-1)
-    return held._replace(
-        X=X, w=total_w, y=total_y, w_rest=w_rest, y_rest=y_rest, distinct=distinct, used=m + k
-    )
