@@ -166,10 +166,11 @@ def assert_readable(figure):
 LONG = "A title that nobody could read to its end if it were cut where the picture ends, " * 3
 
 
-@pytest.mark.parametrize(
-    "title", ["Short", LONG, "x" * 300, r"$\frac{$", r"$ \alpha_{", "100 % of $5"]
-)
-@pytest.mark.parametrize("S", [(4.0,), (4.0, 6.0, 8.0, 10.0)])
+ONE, FOUR = (4.0,), (4.0, 6.0, 8.0, 10.0)
+TITLES = ["Short", LONG, "x" * 300, r"$\frac{$", r"$ \alpha_{", "100 % of $5"]
+
+
+@pytest.mark.parametrize(("title", "S"), [*((t, ONE) for t in TITLES), (LONG, FOUR)])
 def test_titles_are_wrapped_and_taken_as_they_are(tmp_path, title, S):
     record = Record.open(fake_record(tmp_path, PAPER[:3], S=S, title=title))
     for kind, figure in figures(record).items():

@@ -154,7 +154,8 @@ def test_a_mailbox_that_is_gone_for_good_is_replaced(undisturbed, cluster, tmp_p
 
 
 def test_it_stops_and_continues(cluster, tmp_path):
-    long = SETTINGS | {"horizon": 1000}  # so that no task ends before it is stopped
+    # so that no task ends before it is stopped
+    long = SETTINGS | {"horizon": 1000, "S": [3.0]}
     watch = Told(lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         simulate(LABELS, **long, **RAY, out=tmp_path / "run", watch=watch)
