@@ -143,6 +143,55 @@ MUTANTS = (
         "    return 0.0\n",
         "tests/carried/test_carried_loss.py tests/ucb/test_incremental.py",
     ),
+    Mutant(
+        "a carried loss without its remainder",
+        "carried/kernels.py",
+        "        growth * local / FACTORIAL[order + 1],\n",
+        "        0.0 * growth,\n",
+        "tests/carried/test_carried_loss.py tests/ucb/test_incremental.py",
+    ),
+    Mutant(
+        "a carried gradient without its remainder",
+        "carried/kernels.py",
+        "        growth * math.sqrt(local) / FACTORIAL[order],\n",
+        "        0.0 * growth,\n",
+        "tests/carried/test_carried_loss.py tests/ucb/test_incremental.py",
+    ),
+    Mutant(
+        "a compiled cut that is rounded down",
+        "ucb/kernels.py",
+        "chord * math.sqrt(across) + (8.0 + x.shape[0]) * EPS * radius",
+        "chord * math.sqrt(across) - (8.0 + x.shape[0]) * EPS * radius",
+        "tests/test_payments.py",
+    ),
+    Mutant(
+        "compiled points that are feasible by rounding",
+        "ucb/kernels.py",
+        "safe = level - 8.0 * EPS * (2.0 * abs(level) + abs(center_loss))",
+        "safe = level + 8.0 * EPS * (2.0 * abs(level) + abs(center_loss))",
+        "tests/test_payments.py",
+    ),
+    Mutant(
+        "a centred prior that does not pay for being chosen",
+        "radii/posterior/centred.py",
+        "return at.loss + costs[..., 0] - math.log(weight * delta)",
+        "return at.loss + costs[..., 0] - math.log(delta)",
+        "tests/radii/test_centred.py",
+    ),
+    Mutant(
+        "centred priors whose weights add up to more than one",
+        "radii/posterior/centred.py",
+        "each = math.log((1.0 - self.uniform) / self.scales)",
+        "each = math.log(1.0 - self.uniform)",
+        "tests/radii/test_centred.py tests/sets/test_centred.py",
+    ),
+    Mutant(
+        "a logistic family that is less curved than it says",
+        "families/bernoulli.py",
+        "return math.tanh(0.5 * radius)",
+        "return math.tanh(0.25 * radius)",
+        "tests/families/test_families.py",
+    ),
 )
 
 

@@ -2,6 +2,9 @@
 
 from fractions import Fraction
 
+import mpmath
+import numba
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +12,19 @@ import torchglb as glb
 from torchglb.inference.tests import likelihood_ratio_test
 from torchglb.likelihood import Errors, Expansion, NegativeLogLikelihood
 from torchglb.ucb.bounds import certified_cut, value_at_least
+from torchglb.ucb.kernels import cut_value, feasible_share
+
+EPS = np.finfo(np.float64).eps
+
+
+@numba.njit(error_model="numpy")  # without a cache, which would not see that a kernel has changed
+def compiled_cut(x, normal, steep, offset, radius):
+    return cut_value(x, normal, steep, offset, radius)
+
+
+@numba.njit(error_model="numpy")
+def compiled_share(loss, center_loss, level):
+    return feasible_share(loss, center_loss, level)
 
 
 def exact_dot(a: torch.Tensor, b: torch.Tensor) -> Fraction:
@@ -65,3 +81,38 @@ def test_the_log_of_an_e_value_is_rounded_down(dtype):
     )
     assert bool((found.log_e <= -evidence).all())
     torch.testing.assert_close(found.log_e, -evidence, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("d", [1, 2, 20])
+def test_a_compiled_cut_is_rounded_up(d):
+    """``max <x, theta>`` over ball and half-space in fifty digits, where the cut passes inside."""
+    rng, S = np.random.default_rng(0), 4.0
+    seen = 0
+    with mpmath.workdps(50):
+        for _ in range(300):
+            x, normal = rng.standard_normal(d), 3.0 * rng.standard_normal(d)
+            x /= np.linalg.norm(x)
+            offset = float(rng.uniform(-0.9, 0.9) * S * np.linalg.norm(normal))
+            arm, by = (mpmath.matrix(v.tolist()) for v in (x, normal))
+            steep = mpmath.norm(by)
+            reach, along = offset / steep, (arm.T * by)[0] / steep
+            if S * along <= reach:
+                continue  # the ball decides
+            seen += 1
+            across = mpmath.sqrt(max(mpmath.norm(arm) ** 2 - along**2, mpmath.mpf(0)))
+            exact = reach * along + mpmath.sqrt(S**2 - reach**2) * across
+            shown = compiled_cut(x, normal, float(steep), offset, S)
+            assert exact <= shown <= exact + 4 * (8 + d) * EPS * S
+    assert seen > 100
+
+
+def test_a_compiled_point_is_feasible_whatever_the_rounding():
+    """On a chord along which the loss is linear, at the share that is said to be feasible."""
+    rng = np.random.default_rng(0)
+    for size in (1e-8, 1.0, 1e6):
+        for center, level, loss in np.sort(size * rng.uniform(0.1, 1.0, (300, 3)), axis=1):
+            share = compiled_share(loss, center, level)
+            assert 0.0 <= share <= 1.0
+            there = Fraction(center) + Fraction(share) * (Fraction(loss) - Fraction(center))
+            assert there <= Fraction(level)
+            assert float(there) >= level - 64 * EPS * level or share == 0.0
