@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -51,9 +52,13 @@ def found(name: str, finished: list[Record]) -> tuple[str, Record] | None:
 
 
 def sheet(pictures: dict[str, Path]) -> Figure:
-    """All of them, each beneath its name, rows as high as their highest picture."""
-    images = {name: imread(path) for name, path in pictures.items()}
-    heights = [image.shape[0] / image.shape[1] for image in images.values()]
+    """All of them, each beneath its name, the flat ones first so that rows have no gaps."""
+
+    def height(named: tuple[str, Any]) -> float:
+        return float(named[1].shape[0] / named[1].shape[1])
+
+    images = dict(sorted(((name, imread(path)) for name, path in pictures.items()), key=height))
+    heights = [height(named) for named in images.items()]
     rows = [max(heights[i : i + COLUMNS]) + 0.08 for i in range(0, len(heights), COLUMNS)]
     figure = Figure(figsize=(COLUMNS * WIDTH, WIDTH * sum(rows)), layout="constrained")
     axes = figure.subplots(len(rows), COLUMNS, squeeze=False, height_ratios=rows).ravel()
