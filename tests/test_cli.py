@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 import torch
@@ -244,36 +245,34 @@ class Last(policies.Policy):
 """
 
 
-def run_last(preset, directory, before=(), after=()):
-    """``torchglb run`` with the policy of one's own, as a program in a directory."""
-    (directory / "my_module.py").write_text(MY_MODULE)
-    words = [sys.executable, "-m", "torchglb.cli", *before, "run", preset, *after]
-    words += ["--policies", "last,random", "--horizon", "5", "--workers", "1", "--out", "there"]
-    return subprocess.run(words, capture_output=True, text=True, cwd=directory)
-
-
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_a_module_of_ones_own_is_imported_by_every_worker(preset, tmp_path, place):
-    """Beside the preset, from the directory where the command runs."""
-    done = run_last(preset, tmp_path, **{place: ["--import", "my_module"]})
-    assert done.returncode == 0, done.stderr
-    assert Record.open(tmp_path / "there").labels == ["last", "random"]
-
-
-def test_an_installed_plugin_is_imported_by_every_worker(preset, tmp_path):
-    """A package that names its module under the entry points of torchglb."""
+def test_modules_of_ones_own_are_imported_by_every_worker(preset, tmp_path):
+    """One beside the preset, where the command runs, and one of a package that is installed."""
+    (tmp_path / "my_module.py").write_text(MY_MODULE)
+    (tmp_path / "my_plugin.py").write_text(MY_MODULE.replace("last", "installed"))
     about = tmp_path / "mine-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    points = about / "entry_points.txt"
-    points.write_text("[torchglb.plugins]\nmine = my_module\n")
-    done = run_last(preset, tmp_path)  # python -m looks in the current directory
+    (about / "entry_points.txt").write_text("[torchglb.plugins]\nmine = my_plugin\n")
+    words = [sys.executable, "-m", "torchglb.cli", "--import", "my_module", "run", preset]
+    words += ["--policies", "last,installed", "--horizon", "5", "--workers", "1", "--out", "there"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert Record.open(tmp_path / "there").labels == ["last", "random"]
-    points.write_text("[torchglb.plugins]\nmine = no_such_module\n")
-    done = run_last(preset, tmp_path)
-    assert done.returncode == cli.WRONG
-    assert "torchglb: plugin mine: expected a module that can be imported" in done.stderr
+    assert Record.open(tmp_path / "there").labels == ["last", "installed"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_module_of_ones_own_is_named_before_or_behind_the_command(preset, before):
+    own, command = ["--import", "json"], ["run", preset]
+    given = cli._parser().parse_args(own + command if before else command + own)
+    assert cli.configuration_table(given)["imports"] == ["json"]
+
+
+def test_an_installed_plugin_that_cannot_be_imported_is_named(monkeypatch, capsys):
+    broken = metadata.EntryPoint("mine", "no_such_module", "torchglb.plugins")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [broken])
+    assert cli.main(["list"]) == cli.WRONG
+    said = capsys.readouterr().err
+    assert "plugin mine: expected a module that can be imported, got 'no_such_module'" in said
 
 
 def test_a_module_that_is_not_there_is_refused(preset, capsys):
