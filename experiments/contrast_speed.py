@@ -2,9 +2,11 @@
 
     python experiments/contrast_speed.py [--quick] [--rows 1000000]
 
-Per row: the weights of one contrast beside the same in NumPy; an update of the whole sequence, its
-joint set included, with rows in blocks and one at a time. Then m = d coefficients of logistic rows:
-seconds of processor time, and the largest memory beside what the rows themselves take.
+Per row: the weights of one contrast beside the same in NumPy; an update of the whole sequence with
+rows in blocks and one at a time. The joint set and the weights take in new rows at a look, many at
+a time: that is measured here with every block, and with every hundred single rows. Then m = d
+coefficients of logistic rows: seconds of processor time, and the largest memory beside what the
+rows themselves take.
 """
 
 import argparse
@@ -76,18 +78,24 @@ def each_row(n: int) -> None:
     in_blocks, alone = sequence(1), sequence(1)
     alone.update(X[0], r[0])
     block = min(BLOCK, n)
-    blocks = statistics.median(
-        microseconds(lambda: in_blocks.update(X[:block], r[:block]), block) for _ in range(5)
-    )
+
+    def a_block() -> None:
+        in_blocks.update(X[:block], r[:block])
+        in_blocks.joint.sums()  # shows the joint set its rows
+
+    blocks = statistics.median(microseconds(a_block, block) for _ in range(5))
     print(f"update in blocks of {block} rows {blocks:.1f} us per row", end="")
     print(f", with the weights {blocks + weights:.1f} (at most 20 asked)")
 
     def some(first: int) -> None:
         for x, reward in zip(X[first : first + 100], r[first : first + 100], strict=True):
             alone.update(x, reward)
+        alone.joint.sums()
 
     single = [microseconds(partial(some, first), 100) for first in range(0, n - 99, 100)]
-    print(f"update of a single row {statistics.median(single):.0f} us (least {min(single):.0f})")
+    middle = statistics.median(single)
+    print(f"update of a single row {middle:.1f} us (least {min(single):.1f})", end="")
+    print(f", with the weights {middle + weights:.1f} (at most 20 asked)")
 
 
 def table(n: int) -> None:

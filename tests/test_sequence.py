@@ -366,7 +366,7 @@ def test_an_interrupted_update_leaves_no_row_that_the_radius_has_not_seen(monkey
     sequence = glb.ConfidenceSequence(
         glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05, aggregate=aggregate
     )
-    sequence.update([0.6, 0.8], 1.0)
+    sequence.update([0.6, 0.8], 1.0, weight=0.5)
     before = sequence.state_dict()
 
     def interrupted(*arguments):
@@ -376,9 +376,53 @@ def test_an_interrupted_update_leaves_no_row_that_the_radius_has_not_seen(monkey
         for name in ("update", "update_plain"):
             patch.setattr(type(sequence.radius), name, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            sequence.update([1.0, 0.0], 0.0)
+            sequence.update([1.0, 0.0], 0.0, weight=0.5)
     assert len(sequence) == 1
     after = sequence.state_dict()
     assert all(torch.equal(after["radius"][name], t) for name, t in before["radius"].items())
     assert torch.equal(after["history"]["X"], before["history"]["X"])
     assert torch.equal(after["history"]["w"], before["history"]["w"])
+
+
+@pytest.mark.parametrize("radius", ["pac-bayes", "lipschitz", "mean-loss", "centred"])
+def test_a_look_at_any_time_shows_the_radius_the_same_rows(radius):
+    X, r = torch.randn(30, 3, generator=torch.manual_seed(5)).double(), torch.ones(30).double()
+    X, r[::3] = X / X.norm(dim=-1, keepdim=True), 0.0
+    family, ball = glb.Bernoulli(), glb.Ball(3, 2.0)
+    seldom, often, at_once = (glb.ConfidenceSequence(family, ball, 0.05, radius) for _ in range(3))
+    at_once.update(X, r)
+    for i, (x, reward) in enumerate(zip(X.numpy(), r.tolist(), strict=True)):
+        seldom.update(x, reward)
+        often.update(x, reward)
+        if i % 7 == 0:
+            often.state_dict()  # shows the radius the rows; a look also moves its posterior
+    sums, *others = (each.state_dict()["radius"] for each in (seldom, often, at_once))
+    assert all(torch.equal(other[name], sums[name]) for other in others for name in sums)
+    level = seldom.evaluation().level
+    assert all(torch.equal(other.evaluation().level, level) for other in (often, at_once))
+
+
+def test_an_interrupted_look_shows_the_radius_no_row_twice(monkeypatch):
+    X, r = torch.randn(50, 2, generator=torch.manual_seed(6)).double(), torch.ones(50).double()
+    X, r[::2] = X / X.norm(dim=-1, keepdim=True), 0.0
+    given = glb.Bernoulli(), glb.Ball(2, 3.0), 0.05
+    sequence, other = glb.ConfidenceSequence(*given), glb.ConfidenceSequence(*given)
+    monkeypatch.setattr("torchglb.inference.level.LATE", 8)
+    sequence.update(X, r)
+    other.update(X, r)
+    update, left = type(sequence.radius).update, [3]
+
+    def interrupted(*arguments):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return update(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sequence.radius), "update", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sequence.current()
+    assert left == [0]
+    sums, others = sequence.state_dict()["radius"], other.state_dict()["radius"]
+    assert all(torch.equal(sums[name], others[name]) for name in sums)
+    assert torch.equal(sequence.evaluation().level, other.evaluation().level)

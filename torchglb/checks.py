@@ -43,6 +43,11 @@ def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device
         >>> as_tensor("x", x, dtype=torch.float64, device=torch.device("cpu"))
         tensor([0.5000, 1.0000], dtype=torch.float64)
     """
+    if type(value) in USUAL and dtype is torch.float64:
+        copied = np.array(value, order="C")
+        if copied.dtype == np.float64:  # nothing to convert
+            found = torch.from_numpy(copied)
+            return found if device.type == "cpu" else found.to(device)
     if isinstance(value, Tensor):
         if value.device != device:
             raise refuse(name, f"a tensor on device {device}", f"device {value.device}")
@@ -122,6 +127,8 @@ def _converted(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     return found
 
 
+#: of what single rows mostly consist
+USUAL = (np.ndarray, np.float64, float)
 #: whole numbers of these may be too long for a float
 UNSURE = (torch.int32, torch.int64)
 

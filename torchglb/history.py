@@ -133,6 +133,10 @@ class History:
         self.aggregate = bool(aggregate)
         self.family = family
         self.max_norm = max_norm
+        #: a row may be as long as this, a few roundings beyond ``max_norm``
+        self.longest_row = (
+            math.inf if max_norm is None else max_norm * (1 + 64 * torch.finfo(dtype).eps)
+        )
         self.validate = validate
         X = torch.zeros((*self.batch_shape, 0, dim), dtype=dtype, device=device)
         w, y, *rests = (torch.zeros_like(X[..., 0]) for _ in range(4))
@@ -261,13 +265,6 @@ class History:
         held = self._held
         return held.recorded or held.y.dtype != held.X.dtype
 
-    @property
-    def longest_row(self) -> float:
-        """A row may be as long as this, a few roundings beyond ``max_norm``."""
-        if self.max_norm is None:
-            return math.inf
-        return self.max_norm * (1 + 64 * torch.finfo(self.dtype).eps)
-
     def last_arrays(self, rows: int) -> tuple[Any, Any, Any] | None:
         """The last rows as they were given: x ``(N, rows, d)``, w r and w ``(N, rows)``; float64.
 
@@ -332,8 +329,10 @@ class History:
         return self._held.used - before.used
 
     def _with_plain_rows(self, x: Any, r: Any, longest: float) -> _Held | None:
+        if self._rewards is None or self.dtype is not torch.float64:
+            return None
         found = self.plain_rows(x, r)
-        if found is None or self._rewards is None or self.dtype is not torch.float64:
+        if found is None:
             return None
         x, r, rows = found
         held = _reserved(self._held, self._held.used + rows)

@@ -67,12 +67,12 @@ def without_autocast(function: Callable[Given, Found]) -> Callable[Given, Found]
 
     @functools.wraps(function)
     def run(*arguments: Given.args, **options: Given.kwargs) -> Found:
-        lowered = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        if not lowered:
+        if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
             return function(*arguments, **options)
         with ExitStack() as stack:
-            for kind in lowered:
-                stack.enter_context(torch.autocast(kind, enabled=False))
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
             return function(*arguments, **options)
 
     return run

@@ -196,9 +196,10 @@ class ConfidenceSequence(GrowingLevel):
             self._keep_snapshot(self._running)
         given, x = x, as_tensor("x", x, dtype=history.dtype, device=history.device)
         r = as_tensor("r", r, dtype=history.dtype, device=history.device)
-        if weight is None and mask is None:
+        if weight is None and mask is None and not self._forgets:
+            # the radius is shown plain rows when it is asked, many at a time
             longest = history.longest_row if history.validate else 0.0
-            if self.learn_at_once(x, r, longest):
+            if self.fitted.append_at_once(x, r, longest):
                 return
         batch = tuple(history.batch_shape)
         rows, rewards = as_rows(x, r, batch, history.dim)
@@ -303,9 +304,9 @@ class ConfidenceSequence(GrowingLevel):
 
     @without_autocast
     def _current(self) -> tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation]:
+        self._catch_up()
         if self._fresh is not None:
             return self._fresh
-        self._catch_up()
         likelihood, estimator = self._likelihood(), self.fitted.copy()
         problem, state = self._rows_that_count(likelihood)
         # ellipsoids depend on theta_hat itself, likelihood-ratio sets on its loss alone

@@ -36,6 +36,9 @@ class Height(NamedTuple):
     level: Tensor | None = None
 
 
+#: rows that came by another way are shown to a radius so many at a time, which bounds the copies
+LATE = 1 << 14
+
 #: where a sequence stands
 Mark = tuple[Any, RunningEstimate, State, int]
 
@@ -123,16 +126,19 @@ class GrowingLevel:
         self._fresh = None
 
     def _catch_up(self) -> None:
-        """Shows the radius rows that came to the history by another way, in one pass."""
-        missing = len(self.history) - self._seen
-        if not missing or self._forgets:
+        """Shows the radius rows that came to the history by another way."""
+        history, rows = self.history, len(self.history)
+        if self._seen == rows or self._forgets:
             return
-        if self.history.aggregate or missing < 0:
-            raise refuse("history", f"{self._seen} rows, as the radius has seen", len(self.history))
-        X, r, w = self.history.view()
-        late = (X[..., -missing:, :], r[..., -missing:], None if w is None else w[..., -missing:])
-        self._state = self.radius.update(self.problem, self._state, *late)
-        self._seen, self._fresh = len(self.history), None
+        if history.aggregate or not history.is_whole or self._seen > rows:
+            raise refuse("history", f"{self._seen} rows, as the radius has seen", rows)
+        X, r, w = history.view()
+        for start in range(self._seen, rows, LATE):
+            stop = min(start + LATE, rows)
+            late = [t[..., start:stop] for t in (X.mT, r, w) if t is not None]
+            state = self.radius.update(self.problem, self._state, late[0].mT, *late[1:])
+            # as in learn: no call, or an interruption would show it rows twice
+            self._state, self._fresh, self._seen = state, None, stop
 
     # ---- the level -----------------------------------------------------------------------
 
@@ -175,6 +181,7 @@ class GrowingLevel:
         self, likelihood: NegativeLogLikelihood, estimate: Estimate, *, advance: bool = False
     ) -> Tensor:
         """beta^2 ``(*B)`` at an estimate; ``advance`` as in :meth:`height`."""
+        self._catch_up()
         found = self.radius.evaluate(self.problem, self._state, likelihood, estimate)
         if advance:
             self._state = found.state
@@ -244,6 +251,7 @@ class GrowingLevel:
 
     def sums(self) -> State:
         """A copy of the radius' sums, which are all that a sequence has beside its estimate."""
+        self._catch_up()
         return {name: t.detach().clone() for name, t in self._state.items()}
 
     def checked_sums(self, saved: Mapping[str, Any]) -> State:
