@@ -45,7 +45,7 @@ def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device
     """
     if type(value) in USUAL and dtype is torch.float64:
         copied = np.array(value, order="C")
-        if copied.dtype == np.float64:  # nothing to convert
+        if copied.dtype == FLOAT64:  # nothing to convert
             found = torch.from_numpy(copied)
             return found if device.type == "cpu" else found.to(device)
     if isinstance(value, Tensor):
@@ -128,7 +128,7 @@ def _converted(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 #: of what single rows mostly consist
-USUAL = (np.ndarray, np.float64, float)
+USUAL, FLOAT64 = (np.ndarray, np.float64, float), np.dtype(np.float64)
 #: whole numbers of these may be too long for a float
 UNSURE = (torch.int32, torch.int64)
 

@@ -48,6 +48,8 @@ class Rows(NamedTuple):
 class _Held(NamedTuple):
     """All that a history has: replaced as a whole, in one assignment, or not at all."""
 
+    used: int  # rows in use; with aggregation an upper bound on them
+    observations: int
     X: Tensor  # (*B, capacity, d)
     w: Tensor  # (*B, capacity)
     # weight times reward: sums of it merge, means do not; of weighted rows in float32 that are not
@@ -56,11 +58,13 @@ class _Held(NamedTuple):
     w_rest: Tensor | None  # with aggregation, what the sums w and y were rounded by
     y_rest: Tensor | None
     distinct: Tensor  # (*B), rows in use with aggregation
-    used: int  # rows in use; with aggregation an upper bound on them
-    observations: int
     unit_weights: bool  # every weight so far is 1
     recorded: bool  # whether a row carries derivatives
     last: Rows | None  # with aggregation, what was appended last, which merged rows do not show
+
+    def with_plain(self, rows: int) -> _Held:
+        """With so many rows of weight 1, which are written behind those in use."""
+        return _Held(self.used + rows, self.observations + rows, *self[2:])
 
 
 class _Arrays(NamedTuple):
@@ -142,7 +146,7 @@ class History:
         w, y, *rests = (torch.zeros_like(X[..., 0]) for _ in range(4))
         w_rest, y_rest = rests if self.aggregate else (None, None)
         distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=X.device)
-        self._held = _Held(X, w, y, w_rest, y_rest, distinct, 0, 0, not self.aggregate, False, None)
+        self._held = _Held(0, 0, X, w, y, w_rest, y_rest, distinct, not self.aggregate, False, None)
         known = (-math.inf, math.inf, False) if family is None else family.compiled()
         # the least reward, the largest, whether they are whole; None if compiled code cannot tell
         self._rewards = known[3:6] if isinstance(known, CompiledFamily) else known
@@ -294,8 +298,7 @@ class History:
 
     def commit(self, rows: int) -> None:
         """The rows of weight 1 behind those in use are there from now on."""
-        held = self._held
-        self._held = held._replace(used=held.used + rows, observations=held.observations + rows)
+        self._held = self._held.with_plain(rows)
 
     def plain_rows(self, x: Any, r: Any) -> tuple[Tensor, Tensor, int] | None:
         """Rows and rewards as they come, if compiled code may read and keep them, and how many.
@@ -306,7 +309,7 @@ class History:
             return None
         shape, batch = r.shape, self.batch_shape
         one = shape == batch
-        if not x.dtype is r.dtype is self.dtype or x.shape != (*shape, self.dim):
+        if not x.dtype is r.dtype is self._held.X.dtype or x.shape != (*shape, self.dim):
             return None
         if not (one or shape[:-1] == batch) or not self._shards.is_whole:
             return None
@@ -339,7 +342,7 @@ class History:
         given = (x.data_ptr(), r.data_ptr(), rows, longest, *self._rewards)
         if not _write_rows(*given, *self._arrays_of(held)):
             return None
-        return held._replace(used=held.used + rows, observations=held.observations + rows)
+        return held.with_plain(rows)
 
     def _view(self, held: _Held, count: int) -> Rows:
         X, w, y = held.X[..., :count, :], held.w[..., :count], held.y[..., :count]
