@@ -1,21 +1,25 @@
 """Leaderboards under adaptive pairing: how often an interval or a range of ranks is wrong.
 
-    python experiments/leaderboard_validity.py [--quick] [--runs 200]
+    python experiments/leaderboard_validity.py [--quick] [--runs 200] [--keep runs.jsonl]
 
 Each run draws scores, lets the competitors that seem best meet again and again, and looks after
 every batch of battles. A run is missed if at any look any true difference of scores is outside its
 interval, or any true rank outside its range. Beside it, on the same battles, percentile bootstrap
 intervals of the differences, as arenas use them: each at its own level, and corrected for the
-number of pairs (Bonferroni).
+number of pairs (Bonferroni). A run takes some seconds; with `--keep` each is written down when it
+is done, and those that are there are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import scipy.stats
 
 from torchglb.preferences import battles_of, leaderboard
 from torchglb.preferences.bradley_terry import BattleLoss, BattleRows, fit_scores
@@ -79,6 +83,27 @@ def one_run(
     return missed, widths
 
 
+def all_runs(given: argparse.Namespace) -> list[tuple[list[bool], list[float]]]:
+    """One after another; those of the same settings that were kept are read instead."""
+    settings = [given.competitors, given.looks, given.batch, given.delta]
+    kept: dict[int, tuple[list[bool], list[float]]] = {}
+    if given.keep is not None and given.keep.exists():
+        for line in given.keep.read_text(encoding="utf-8").splitlines():
+            run = json.loads(line)
+            if run["settings"] == settings:
+                kept[run["seed"]] = run["missed"], run["widths"]
+    for seed in range(given.runs):
+        if seed in kept:
+            continue
+        missed, widths = kept[seed] = one_run(seed, *settings, 100)
+        print(f"run {seed + 1} of {given.runs}: missed {missed}", file=sys.stderr, flush=True)
+        if given.keep is not None:
+            run = {"settings": settings, "seed": seed, "missed": missed, "widths": widths}
+            with given.keep.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(run) + "\n")
+    return [kept[seed] for seed in range(given.runs)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
@@ -87,19 +112,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--looks", type=int, default=8)
     parser.add_argument("--batch", type=int, default=60)
     parser.add_argument("--delta", type=float, default=0.1)
+    parser.add_argument("--keep", type=Path, help="a file for the runs, to go on with later")
     given = parser.parse_args(arguments)
     if given.quick:
         given.runs, given.looks = 3, 2
-    found = [
-        one_run(seed, given.competitors, given.looks, given.batch, given.delta, 100)
-        for seed in range(given.runs)
-    ]
+    found = all_runs(given)
     missed = np.array([run[0] for run in found]).sum(0)
     widths = np.array([run[1] for run in found]).mean(0)
     names = ["torchglb (all at once, all looks)", "bootstrap, each pair", "bootstrap, Bonferroni"]
-    rows = [["intervals", f"runs missed of {given.runs}", "promised", "mean width at the end"]]
+    heads = ["intervals", f"runs missed of {given.runs}", "promised", "p", "mean width at the end"]
+    rows = [heads]
     for name, count, width in zip(names, missed, widths, strict=True):
-        rows.append([name, str(count), f"{given.delta:g}", f"{width:.2f}"])
+        test = scipy.stats.binomtest(int(count), given.runs, given.delta, alternative="greater")
+        rows.append([name, str(count), f"{given.delta:g}", f"{test.pvalue:.2g}", f"{width:.2f}"])
     print("\n".join(aligned(rows)))
     return 0
 

@@ -50,3 +50,14 @@ def test_the_larger_number_wins(monkeypatch):
 )
 def test_quick_mode(script, name, said):
     assert said in script(name)
+
+
+def test_runs_of_a_leaderboard_that_were_kept_are_not_made_again(script, tmp_path):
+    kept, line = tmp_path / "runs.jsonl", '{"settings": [%s, 2, 60, 0.1], "seed": %d, %s}\n'
+    found = '"missed": [false, true, true], "widths": [3.0, 2.0, 1.0]'
+    kept.write_text("".join(line % (5, seed, found) for seed in (0, 1)) + line % (6, 2, found))
+    said = script("leaderboard_validity", "--keep", str(kept))
+    assert re.search(r"each pair +[23] ", said)
+    lines = kept.read_text().splitlines()
+    assert len(lines) == 4
+    assert '"settings": [5, 2, 60, 0.1], "seed": 2,' in lines[3]
