@@ -85,7 +85,8 @@ def one_run(
 
 def all_runs(given: argparse.Namespace) -> list[tuple[list[bool], list[float]]]:
     """One after another; those of the same settings that were kept are read instead."""
-    settings = [given.competitors, given.looks, given.batch, given.delta]
+    K, looks, batch, delta = given.competitors, given.looks, given.batch, given.delta
+    settings = [K, looks, batch, delta]
     kept: dict[int, tuple[list[bool], list[float]]] = {}
     if given.keep is not None and given.keep.exists():
         for line in given.keep.read_text(encoding="utf-8").splitlines():
@@ -95,7 +96,7 @@ def all_runs(given: argparse.Namespace) -> list[tuple[list[bool], list[float]]]:
     for seed in range(given.runs):
         if seed in kept:
             continue
-        missed, widths = kept[seed] = one_run(seed, *settings, 100)
+        missed, widths = kept[seed] = one_run(seed, K, looks, batch, delta, 100)
         print(f"run {seed + 1} of {given.runs}: missed {missed}", file=sys.stderr, flush=True)
         if given.keep is not None:
             run = {"settings": settings, "seed": seed, "missed": missed, "widths": widths}

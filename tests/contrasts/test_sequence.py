@@ -226,6 +226,27 @@ def test_one_by_one_equals_all_at_once():
     assert np.array_equal(weights_of(many), weights_of(single))
 
 
+def test_many_rows_are_looked_at_in_parts(monkeypatch):
+    family = glb.Bernoulli()
+    whole = fed(family, 3, 400)[0]
+    expected = whole.current()
+    sizes, contains = [], type(whole.joint.current()).contains
+    for room in ("declared", "weights", "enclosure", "lines"):
+        monkeypatch.setattr(f"torchglb.contrasts.{room}.CHUNK", 150)
+
+    def counted(region, points):
+        sizes.append(points.shape[-2])
+        return contains(region, points)
+
+    monkeypatch.setattr(type(whole.joint.current()), "contains", counted)
+    parts = fed(family, 3, 400)[0]
+    found = parts.current()
+    assert np.array_equal(weights_of(parts), weights_of(whole))
+    assert sizes == [1] * 6  # lower and upper end of three contrasts
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "state"])
 def test_copies_continue_bit_by_bit(how):
     family = glb.Bernoulli()

@@ -19,6 +19,7 @@ from torchglb.checks import (
     check_tensors,
     refuse,
 )
+from torchglb.contrasts.enclosure import CHUNK
 from torchglb.contrasts.evidence import joint_log_e_values, log_e_values, nearest_points
 from torchglb.contrasts.inputs import lossless
 from torchglb.contrasts.look import Joint, Look, look
@@ -122,9 +123,8 @@ class DeclaredContrasts:
             w = torch.ones_like(r)
             if likelihood.w is not None:
                 w = likelihood.w.detach().reshape(N, -1)[:, held.rows :]
-            parts = [t.contiguous().numpy() for t in (X, r, w)]
-            S = np.array(self._S)
-            self._held = held = with_rows(held, self.family, self._units.numpy(), S, *parts)
+            rows, S = [t.numpy() for t in (X, r, w)], np.array(self._S)
+            self._held = held = with_rows(held, self.family, self._units.numpy(), S, *rows)
         return held
 
     # ---- looking -------------------------------------------------------------------------
@@ -199,7 +199,10 @@ class DeclaredContrasts:
                 continue
             ahead = nearest_points(seen, self._units[i], center[i], ends[i])
             points[i] = torch.where(known[i][..., None], ahead, points[i])
-        inside = region.contains(points.reshape(*self.batch_shape, 2 * m, -1))
+        # with many rows a few points at a time: each takes some numbers for every row
+        few = max(1, CHUNK // max(region.likelihood.X.shape[-2], 1))
+        asked = points.reshape(*self.batch_shape, 2 * m, -1).split(few, dim=-2)
+        inside = torch.cat([region.contains(part) for part in asked], dim=-1)
         inside = known & inside.reshape(N, m, 2)
         if bool(inside.all()):
             return ends

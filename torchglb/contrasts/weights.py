@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from torchglb.backend import Floats
+from torchglb.contrasts.enclosure import CHUNK
 from torchglb.contrasts.kernels import weigh_row, weigh_rows
 from torchglb.families import GLMFamily
 
@@ -68,15 +69,14 @@ def with_rows(
         family: gives mean and variance.
         contrasts: of length 1, ``(N, m, d)``.
         S: the radii of the balls, ``(N)``.
-        X: ``(N, k, d)``.
+        X: ``(N, k, d)``, of any layout.
         r: rewards, ``(N, k)``.
         w: weights of the rows, ``(N, k)``.
     """
-    end = held.rows + X.shape[1]
-    b = held.b
+    b, end = held.b, held.rows + X.shape[1]
     if end > b.shape[1]:
-        grown = max(end, 2 * b.shape[1], 64) - b.shape[1]
-        b = np.concatenate([b, np.zeros((b.shape[0], grown, b.shape[2]))], axis=1)
+        b = np.zeros((len(b), max(end, 2 * b.shape[1], 64), b.shape[2]))
+        b[:, : held.rows] = held.b[:, : held.rows]
     inverse, forms, guess = held.inverse.copy(), held.forms.copy(), held.guess.copy()
     scale, known = 1.0 / family.dispersion, family.compiled()
     floor = FLOOR * scale * float(family.variance(torch.zeros((), dtype=torch.float64)))
@@ -84,7 +84,10 @@ def with_rows(
         out = b[i, held.rows : end]  # behind the rows in use, where nobody looks
         parts = contrasts[i], inverse[i], forms[i], guess[i]
         if known is not None:
-            weigh_rows(known, X[i], r[i], w[i], S[i], floor, *parts, out)
+            for start in range(0, X.shape[1], CHUNK):  # small copies
+                few = slice(start, start + CHUNK)
+                rows = (np.ascontiguousarray(given[i, few]) for given in (X, r, w))
+                weigh_rows(known, *rows, S[i], floor, *parts, out[few])
             continue
         for s in range(X.shape[1]):
             z = torch.tensor(X[i, s] @ guess[i])
