@@ -194,8 +194,9 @@ class ConfidenceSequence(GrowingLevel):
         history = self.history
         if self._running is not None and self._running.snapshots.is_due(len(self)):
             self._keep_snapshot(self._running)
-        given, x = x, as_tensor("x", x, dtype=history.dtype, device=history.device)
-        r = as_tensor("r", r, dtype=history.dtype, device=history.device)
+        given, dtype, device = x, history.dtype, history.device
+        x = as_tensor("x", x, dtype=dtype, device=device)
+        r = as_tensor("r", r, dtype=dtype, device=device)
         if weight is None and mask is None and not self._forgets:
             # the radius is shown plain rows when it is asked, many at a time
             longest = history.longest_row if history.validate else 0.0

@@ -86,8 +86,8 @@ def with_rows(
         if known is not None:
             for start in range(0, X.shape[1], CHUNK):  # small copies
                 few = slice(start, start + CHUNK)
-                rows = (np.ascontiguousarray(given[i, few]) for given in (X, r, w))
-                weigh_rows(known, *rows, S[i], floor, *parts, out[few])
+                x, y, weight = (np.ascontiguousarray(given[i, few]) for given in (X, r, w))
+                weigh_rows(known, x, y, weight, S[i], floor, *parts, out[few])
             continue
         for s in range(X.shape[1]):
             z = torch.tensor(X[i, s] @ guess[i])
