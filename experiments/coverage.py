@@ -41,7 +41,6 @@ from torch import Tensor
 
 import torchglb as glb
 from torchglb import radii
-from torchglb.estimate import Estimate
 
 DELTA = 0.05
 NUM_ARMS = 20
@@ -249,7 +248,6 @@ def simulate(cells: list[Cell], settings: Settings, device: str) -> Iterator[dic
     for t in range(settings.horizon + 1):
         likelihood = glb.NegativeLogLikelihood.of(family, program.history)
         minimum = program.minimum()  # its loss may lie above L(theta_hat) by 1e-6: so may the level
-        known = Estimate(minimum.theta, minimum.loss, minimum.loss - minimum.slack)
         for cell in cells:
             if not is_checked(cell, t):
                 continue
@@ -259,7 +257,7 @@ def simulate(cells: list[Cell], settings: Settings, device: str) -> Iterator[dic
                     problem, likelihood, minimum.theta, true_loss, truth
                 )
             else:
-                found = kind.evaluate(problem, states[name], likelihood, known)
+                found = kind.evaluate(problem, states[name], likelihood, minimum)
                 states[name], beta2 = found.state, found.radius
                 outside = true_loss > found.level.double()
                 if found.refinement is not None:

@@ -251,7 +251,8 @@ class ProgramMachine(Machine):
     def beside_the_static_solver(self):
         """``upper`` holds for the exact level, ``lower`` for that level and what is not known of it."""
         lower, upper = self.ask(self.subject)
-        slack = self.subject.minimum().slack
+        minimum = self.subject.minimum()
+        slack = minimum.loss - minimum.lower_bound
         x, r = tensors(self.rows)
         loss = glb.NegativeLogLikelihood(FAMILY, x, r)
         least = glb.constrained_mle(FAMILY, glb.Rows(x, r), BALL, tol=1e-13, throw=False)

@@ -110,8 +110,8 @@ def check_minimum(program, ridge=0.0):
     assert program.domain.contains(minimum.theta).all()
     assert (loss(minimum.theta) <= minimum.loss + rounding).all()
     assert (minimum.loss <= fit.loss + program.level_tol + rounding).all()
-    assert (minimum.slack <= program.level_tol).all()
-    assert (minimum.loss - minimum.slack <= fit.loss + rounding).all()
+    assert (minimum.loss - minimum.lower_bound <= program.level_tol).all()
+    assert (minimum.lower_bound <= fit.loss + rounding).all()
 
 
 def run(bandit, S, rounds, *, radius=theorem_31, every=1, **options):
@@ -335,7 +335,7 @@ def test_batch_shapes(shape, generator):
         program.append(arms[..., 0, :], torch.ones(shape).double())
     minimum = program.minimum()
     assert minimum.theta.shape == (*shape, 2)
-    assert minimum.loss.shape == minimum.slack.shape == program.passes.shape == shape
+    assert minimum.loss.shape == minimum.lower_bound.shape == program.passes.shape == shape
 
 
 def test_many_rows_at_once_equal_one_by_one(generator):

@@ -168,8 +168,9 @@ def test_a_level_within_the_slack_of_the_minimum_promises_nothing(generator):
         program.append(arms[0], 1.0)
         program.argmax(arms, radius=2.0)
     minimum = program.minimum()
-    assert minimum.slack > 1e-8
-    choice = program.argmax(arms, level=minimum.loss - 1e-3 * minimum.slack)
+    slack = minimum.loss - minimum.lower_bound
+    assert slack > 1e-8
+    choice = program.argmax(arms, level=minimum.loss - 1e-3 * slack)
     assert choice.status == Status.INACCURATE
     assert (choice.lower == -torch.inf).all()
     assert torch.isfinite(choice.upper).all()

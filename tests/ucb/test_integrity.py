@@ -163,7 +163,7 @@ def test_a_minimum_between_two_points_of_equal_loss_is_found():
         program.argmax(arms, radius=2.0)
     minimum = program.minimum()
     assert minimum.loss.item() == pytest.approx(2.0, abs=1e-6)
-    assert minimum.slack.item() <= program.level_tol
+    assert (minimum.loss - minimum.lower_bound).item() <= program.level_tol
 
 
 # ---- the same bits ------------------------------------------------------------------------------

@@ -7,16 +7,23 @@ starts at a multiple of its length, so a run that is continued computes exactly 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from torchglb.checks import check_choice, check_count, refuse
 from torchglb.environments.base import Environment, picked, register
+from torchglb.environments.settings import (
+    THETAS,
+    BanditSettings,
+    EnvironmentSettings,
+    FiniteArmsSettings,
+    ThetaKind,
+)
+from torchglb.families import GLMFamily
 from torchglb.random_streams import RandomStreams
 
-THETAS = ("paper", "random")
 #: rounds in a block
 BLOCK = 128
 
@@ -48,8 +55,16 @@ class GLMBandit(Environment):
 
     theta_star: Tensor
 
-    def __init__(self, *args: Any, theta: str = "paper", **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        S: Tensor,
+        replicates: Tensor,
+        *,
+        theta: ThetaKind = "paper",
+        **settings: Unpack[EnvironmentSettings],
+    ) -> None:
+        super().__init__(family, S, replicates, **settings)
         check_choice("theta", theta, THETAS)
         S, d = self.S, self.dim
         if not bool((S > 1).all()):
@@ -82,9 +97,16 @@ class FiniteArms(GLMBandit):
     """
 
     def __init__(
-        self, *args: Any, arms: int = 20, shared_arms: bool = True, **settings: Any
+        self,
+        family: GLMFamily,
+        S: Tensor,
+        replicates: Tensor,
+        *,
+        arms: int = 20,
+        shared_arms: bool = True,
+        **settings: Unpack[BanditSettings],
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(family, S, replicates, **settings)
         self.count = check_count("arms", arms, least=1)
         if not isinstance(shared_arms, bool):
             raise refuse("shared_arms", "true or false", repr(shared_arms))
@@ -148,8 +170,16 @@ class Incumbent(Fixed):
 
     name = "incumbent"
 
-    def __init__(self, *args: Any, rank: int = 2, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        S: Tensor,
+        replicates: Tensor,
+        *,
+        rank: int = 2,
+        **settings: Unpack[FiniteArmsSettings],
+    ) -> None:
+        super().__init__(family, S, replicates, **settings)
         self.rank = check_count("rank", rank, least=1)
         if self.rank > self.count:
             raise refuse("rank", f"at most the number of arms, {self.count}", rank)
@@ -174,8 +204,14 @@ class WholeBall(GLMBandit):
     fixed = True
     whole_ball = True
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        S: Tensor,
+        replicates: Tensor,
+        **settings: Unpack[BanditSettings],
+    ) -> None:
+        super().__init__(family, S, replicates, **settings)
         self._best = self.family.mean(torch.linalg.vector_norm(self.theta_star, dim=-1))
 
     def arms(self, t: int) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import math
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -23,12 +23,18 @@ from torch import Tensor
 from torchglb.checks import ValueChecks, check_choice, check_count, refuse
 from torchglb.domain import Ball
 from torchglb.environments.base import Environment, picked, register
+from torchglb.environments.settings import (
+    TASKS,
+    RowsSettings,
+    SeedSettings,
+    TableSettings,
+    Task,
+)
 from torchglb.errors import InputError
-from torchglb.families import Poisson
+from torchglb.families import GLMFamily, Poisson
 from torchglb.history import Rows
 from torchglb.mle import constrained_mle
 
-TASKS = ("find", "label")
 #: rows longer than this share of all are drawn in
 QUANTILE = 0.95
 
@@ -119,8 +125,17 @@ class TableBandit(Environment):
         settings: of :class:`Environment`.
     """
 
-    def __init__(self, *args: Any, arms: int = 10, dim: int = 11, **settings: Any) -> None:
-        super().__init__(*args, dim=dim, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        S: Tensor,
+        replicates: Tensor,
+        *,
+        arms: int = 10,
+        dim: int = 11,
+        **settings: Unpack[SeedSettings],
+    ) -> None:
+        super().__init__(family, S, replicates, dim=dim, **settings)
         self.count = check_count("arms", arms, least=1)
         self._shown = self.streams("rows")
         self._round: tuple[int, Tensor] | None = None
@@ -174,12 +189,21 @@ class ClassificationBandit(TableBandit):
 
     classes: ClassVar[int]
 
-    def __init__(self, *args: Any, task: str = "find", target: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        family: GLMFamily,
+        S: Tensor,
+        replicates: Tensor,
+        *,
+        task: Task = "find",
+        target: int = 1,
+        **settings: Unpack[TableSettings],
+    ) -> None:
         self.task = check_choice("task", task, TASKS)
         self.target = check_count("target", target)
         if target >= self.classes:
             raise refuse("target", f"a class from 0 to {self.classes - 1}", target)
-        super().__init__(*args, **settings)
+        super().__init__(family, S, replicates, **settings)
         if task == "label":
             if self.count != self.classes:
                 raise refuse("arms", f"{self.classes}, one for each class", self.count)
@@ -247,8 +271,16 @@ class RandHIE(TableBandit):
 
     name = "randhie"
 
-    def __init__(self, *args: Any, dim: int = 10, **settings: Any) -> None:
-        super().__init__(*args, dim=dim, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        S: Tensor,
+        replicates: Tensor,
+        *,
+        dim: int = 10,
+        **settings: Unpack[RowsSettings],
+    ) -> None:
+        super().__init__(family, S, replicates, dim=dim, **settings)
         if not isinstance(self.family, Poisson):
             raise refuse("family", "Poisson for randhie", type(self.family).__name__)
         fit = torch.stack([_fitted(self.name, dim, S) for S in self.S.double().tolist()])

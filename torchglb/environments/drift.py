@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from torchglb.checks import check_count, check_tolerance, refuse
 from torchglb.environments.bandits import Block, FiniteArms, uniform_in_ball
 from torchglb.environments.base import register
+from torchglb.environments.settings import FiniteArmsSettings
+from torchglb.families import GLMFamily
 
 
 @register
@@ -30,8 +32,17 @@ class Drifting(FiniteArms):
     name = "drifting"
     changes = True
 
-    def __init__(self, *args: Any, period: int = 1000, speed: float = 0.0, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        family: GLMFamily,
+        S: Tensor,
+        replicates: Tensor,
+        *,
+        period: int = 1000,
+        speed: float = 0.0,
+        **settings: Unpack[FiniteArmsSettings],
+    ) -> None:
+        super().__init__(family, S, replicates, **settings)
         self.period = check_count("period", period)
         self.speed = check_tolerance("speed", speed)
         if self.dim < 2:

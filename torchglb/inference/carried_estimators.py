@@ -114,8 +114,7 @@ class _CarriedEstimator(Estimator):
 class CarriedBall(_CarriedEstimator, BallEstimator):
     """:class:`torchglb.carried.carried_minimum.CarriedMinimum`."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def _prepare(self) -> None:
         ball = Ball(self.domain.dim, self.radius.double().reshape(-1))
         source = RowSource(self.family, self.history)
         self._minimum: CarriedMinimum = CarriedMinimum(
@@ -176,8 +175,7 @@ class CarriedBall(_CarriedEstimator, BallEstimator):
 class CarriedFree(_CarriedEstimator, FreeEstimator):
     """:class:`torchglb.carried.free_minimum.FreeMinimum`."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def _prepare(self) -> None:
         reach = self.domain.constant(lambda S: _reach(self.family, S), self.radius.double())
         ball = Ball(self.domain.dim, reach.expand(self.history.batch_shape).reshape(-1))
         source = RowSource(self.family, self.history)

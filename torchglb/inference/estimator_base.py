@@ -67,6 +67,11 @@ class Estimator(ABC):
         #: passes over the history so far, ``(*B)``; 0 where they are not counted
         self.passes = like
         self.radius = domain.radius_like(like).expand(history.batch_shape)
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Makes what an estimator has of its own."""
 
     def append(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         """Adds rows ``x (*B, k, d)``, ``r``, ``w (*B, k)`` to history and to what is carried."""

@@ -52,8 +52,7 @@ def free_estimator(
 class _Refit(Estimator):
     """What both refitting estimators share: the last estimate, from which the next one starts."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def _prepare(self) -> None:
         self.rough = False  # a fit is as good as the arithmetic
         self.start = self.passes[..., None].expand(*self.passes.shape, self.domain.dim)
 

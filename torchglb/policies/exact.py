@@ -43,7 +43,6 @@ from torchglb.ucb import (
     AnchoredProgram,
     Choice,
     ForgettingProgram,
-    Minimum,
     RefitProgram,
     SublevelProgram,
     argmax_ball,
@@ -78,8 +77,7 @@ class ProgramEstimate(RunningEstimate):
     def estimate(  # noqa: D102
         self, likelihood: NegativeLogLikelihood, loss_only: bool = False
     ) -> Estimate:
-        least = self.program.minimum()
-        return Estimate(least.theta, least.loss, least.loss - least.slack)
+        return self.program.minimum()
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
         return {}  # the program's own
@@ -169,7 +167,7 @@ class ExactPolicy(Policy):
         """That of this round's choice, if there was one."""
         return self._asked_height() if self._decided is None else self._decided
 
-    def _level(self, minimum: Minimum) -> Tensor:
+    def _level(self, minimum: Estimate) -> Tensor:
         """B, ``(*B)``, and never below the minimum."""
         radius, level = self._known_height()
         if level is None:
@@ -177,7 +175,7 @@ class ExactPolicy(Policy):
             level = round_up(minimum.loss.double() + radius, self.dtype)
         return torch.maximum(level, self._least(minimum))
 
-    def _least(self, minimum: Minimum) -> Tensor:
+    def _least(self, minimum: Estimate) -> Tensor:
         """The lowest level whose set is certainly not empty."""
         return minimum.loss + self._program.level_tol * (1.0 + minimum.loss.abs())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchglb.ucb.ball_arms import BallChoice, argmax_ball
-from torchglb.ucb.incremental import AnchoredProgram, Choice, Minimum
+from torchglb.ucb.incremental import AnchoredProgram, Choice
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.refit import ForgettingProgram, RefitProgram
 from torchglb.ucb.region import ConvexRegion
@@ -24,7 +24,6 @@ __all__ = [
     "ConvexRegion",
     "ForgettingProgram",
     "Layer",
-    "Minimum",
     "Native",
     "RefitProgram",
     "SublevelProgram",

@@ -28,12 +28,13 @@ from torchglb.checks import (
     refuse,
 )
 from torchglb.domain import Ball
+from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.forgetting import Forgetting, ForgettingHistory
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
-from torchglb.ucb.incremental import Choice, Minimum
+from torchglb.ucb.incremental import Choice
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.native import native_support
 
@@ -119,12 +120,12 @@ class RefitProgram:
         self._start, self._passes = state["start"].clone(), state["passes"].clone()
 
     @torch.no_grad()
-    def minimum(self, regularization: float | Tensor = 0.0) -> Minimum:
+    def minimum(self, regularization: float | Tensor = 0.0) -> Estimate:
         """``min L`` over the ball, to ``level_tol``."""
         fit = minimize_likelihood(
             self._loss(regularization), self.domain, start=self._start, throw=False
         )
-        return Minimum(fit.theta, fit.loss, fit.gap)
+        return fit.estimate()
 
     def _loss(self, regularization: float | Tensor) -> NegativeLogLikelihood:
         ridge = self._numbers("regularization", regularization)
@@ -251,7 +252,7 @@ class ForgettingProgram(RefitProgram):
         }
         self.over(ForgettingHistory(forgetting, family, domain, batch_shape, **kept))
 
-    def minimum(self, regularization: float | Tensor = 0.0) -> Minimum:  # noqa: D102
+    def minimum(self, regularization: float | Tensor = 0.0) -> Estimate:  # noqa: D102
         self._start = self.history.start()
         return super().minimum(regularization)
 

@@ -28,6 +28,7 @@ from torchglb.checks import (
     refuse,
 )
 from torchglb.domain import Ball
+from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
@@ -42,21 +43,6 @@ from torchglb.ucb.program import SublevelProgram
 PER_CORNER, MOST, MANY, ENTRIES = 4, 256, 128, 2560
 #: looks with a pass before all arms are solved to tolerance: so many, and so many for each arm
 FIRST_STEPS, STEPS_PER_ARM = 20, 10
-
-
-@dataclass(frozen=True)
-class Minimum:
-    """The constrained minimum of the loss, enclosed.
-
-    Attributes:
-        theta: ``(*B, d)``, a point of the ball.
-        loss: ``(*B)``, an upper bound on L(theta), at most ``slack`` above the minimum.
-        slack: ``(*B)``.
-    """
-
-    theta: Tensor
-    loss: Tensor
-    slack: Tensor
 
 
 @dataclass(frozen=True)
@@ -272,7 +258,7 @@ class AnchoredProgram:
     # ---- the minimum ---------------------------------------------------------------------
 
     @torch.no_grad()
-    def minimum(self, regularization: float | Tensor = 0.0) -> Minimum:
+    def minimum(self, regularization: float | Tensor = 0.0) -> Estimate:
         """``min L`` over the ball, certified to ``level_tol``; changes nothing."""
         ridge = self._numbers("regularization", regularization)
         if not self._rounds.is_current:
@@ -282,7 +268,7 @@ class AnchoredProgram:
         theta = torch.from_numpy(found.theta).reshape((*shape, d)).to(self.history.dtype)
         loss = self._rounded(found.high, up=True).reshape(shape)
         low = self._rounded(found.low, up=False).reshape(shape)
-        return Minimum(theta, loss, loss - low)
+        return Estimate(theta, loss, low)
 
     def _rounded(self, values: Floats, *, up: bool) -> Tensor:
         """In the dtype of the history, rounded up or down."""
