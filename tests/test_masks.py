@@ -223,3 +223,26 @@ def test_contrasts_leave_masked_rows_out():
     made[1].update(x[seen], r[seen])
     ends = [one.current().upper for one in made]
     torch.testing.assert_close(*ends, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(n for n, p in _POLICIES.items() if p.requires.pairs))
+def test_pairs_as_arms_leave_masked_comparisons_out(name):
+    masked, plain, alone = (
+        policies.make(name, family=glb.Bernoulli(), domain=glb.Ball(2, 2 * S), batch_shape=batch)
+        for batch in ((2,), (2,), ())
+    )
+    x, r = rows(n=12)
+    x = 0.5 * x  # halves of differences of items
+    for t in range(len(x)):
+        seen = t % 3 == 0
+        given = torch.where(torch.tensor([True, seen]), r[t], torch.nan)
+        masked.update(x[t], given, mask=[True, seen])
+        plain.update(x[t], r[t])
+        if seen:
+            alone.update(x[t, 1], r[t, 1])
+    points = torch.tensor([[1.0, 0.0], [0.6, -0.8]]).double()
+    inner, full = (one.confidence_set().interval(points.expand(2, 2, 2)) for one in (masked, plain))
+    fewer = alone.confidence_set().interval(points)
+    torch.testing.assert_close(inner.upper[0], full.upper[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(inner.upper[1], fewer.upper, rtol=0, atol=1e-6)
+    torch.testing.assert_close(inner.lower[1], fewer.lower, rtol=0, atol=1e-6)

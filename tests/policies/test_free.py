@@ -21,7 +21,7 @@ from torchglb.history import History
 from torchglb.inference.fits import minimum_in_ball, ridge_minimum
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import inverse_forms
-from torchglb.policies.parts import cholesky_change, farthest_point
+from torchglb.policies.geometry import cholesky_change, farthest_point
 from torchglb.testing.policies import unit_arms
 
 DTYPE = torch.float64

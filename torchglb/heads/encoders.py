@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from torchglb.checks import refuse
 from torchglb.heads.embedding import in_dtype_of
-from torchglb.policies.parts import taken
+from torchglb.policies.saving import taken
 from torchglb.random_streams import RandomStreams
 
 

@@ -28,7 +28,7 @@ from torchglb.heads.embedding import Door, Observations
 from torchglb.heads.encoders import EncoderStack
 from torchglb.heads.unit_ball import UnitBall, unit_ball
 from torchglb.policies import Policy, make
-from torchglb.policies.parts import taken
+from torchglb.policies.saving import taken
 from torchglb.policies.settings import PolicySettings
 from torchglb.random_streams import RandomStreams
 from torchglb.sets.base import ConfidenceSet

@@ -37,9 +37,9 @@ from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 from torchglb.inference.estimators import BallEstimator, ball_estimator
 from torchglb.policies.exact import ExactPolicy, Height
-from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import ExactSettings
 from torchglb.radii import Problem
 from torchglb.rounding import EVALUATION, round_up

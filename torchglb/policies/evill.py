@@ -40,8 +40,9 @@ from torchglb.inference.fits import Fit
 from torchglb.policies.base import Requirements, towards
 from torchglb.policies.design import g_optimal
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.parts import cholesky_change, taken
+from torchglb.policies.geometry import cholesky_change
 from torchglb.policies.registry import register
+from torchglb.policies.saving import taken
 from torchglb.policies.settings import FittedSettings
 
 #: at which the loss is carried in the plane
@@ -115,8 +116,8 @@ class Perturbed(FittedPolicy):
     def _choose(self, fit: Fit, arms: Tensor) -> TiltedChoice:
         """The best arm of the perturbed minimiser for an H that may be off.
 
-        W is then off by ``a L G Z`` (:func:`torchglb.policies.parts.cholesky_change`), at most ``a
-        |G| |Z|`` in the dual norm of H, and ``e^doubt`` times that of the Hessian at theta_hat,
+        W is then off by ``a L G Z`` (:func:`torchglb.policies.geometry.cholesky_change`), at most
+        ``a |G| |Z|`` in the dual norm of H, and ``e^doubt`` times that of the Hessian at theta_hat,
         with theta in its place.
         """
         tilt = self._perturbation(fit, self._noise)

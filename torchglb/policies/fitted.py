@@ -21,8 +21,8 @@ from torchglb.history import History
 from torchglb.inference.estimators import Estimator, ball_estimator, free_estimator
 from torchglb.inference.fits import Fit
 from torchglb.policies.base import Policy
-from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import PolicySettings
 
 

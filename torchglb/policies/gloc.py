@@ -42,8 +42,8 @@ from torch import Tensor
 from torchglb.checks import check_choice, refuse
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
+from torchglb.policies.geometry import project_in_norm
 from torchglb.policies.online import OnlinePolicy
-from torchglb.policies.parts import project_in_norm
 from torchglb.policies.registry import register
 from torchglb.policies.settings import CONSTANTS, Constants, PolicySettings
 

@@ -46,8 +46,9 @@ from torch import Tensor
 
 from torchglb.domain import Ball
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
-from torchglb.policies.parts import project_in_norm, taken
+from torchglb.policies.geometry import project_in_norm
 from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.saving import taken
 
 #: nodes of the law behind the mixed loss
 NODES = 20

@@ -36,9 +36,10 @@ from torchglb.linalg import inverse_forms, woodbury_inverse_forms
 from torchglb.mle import minimize_likelihood
 from torchglb.policies.base import Policy, towards
 from torchglb.policies.exact import PAPER, named_radius
-from torchglb.policies.parts import certain_leader, farthest_point, learn_or_forget, taken
+from torchglb.policies.geometry import certain_leader, farthest_point
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import EllipsoidKind, PolicySettings
 from torchglb.radii import Problem, Radius, theorem32
 from torchglb.sequence import ConfidenceSequence

@@ -23,9 +23,10 @@ from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
 from torchglb.policies.base import Policy, Requirements, towards
-from torchglb.policies.parts import farthest_point, taken
+from torchglb.policies.geometry import farthest_point
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.saving import taken
 from torchglb.policies.settings import PolicySettings
 from torchglb.sets import EllipsoidSet, Event
 

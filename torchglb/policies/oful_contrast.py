@@ -48,9 +48,9 @@ from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
 from torchglb.policies.base import Policy, Requirements
 from torchglb.policies.fixed_arms import DeclaredArms, unit_rows
-from torchglb.policies.parts import taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.saving import taken
 from torchglb.policies.settings import PolicySettings
 from torchglb.sets import EllipsoidSet, Event, Interval
 

@@ -27,8 +27,8 @@ from torch import Tensor
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.policies.base import Requirements
+from torchglb.policies.geometry import project_in_norm
 from torchglb.policies.online import OnlinePolicy
-from torchglb.policies.parts import project_in_norm
 from torchglb.policies.registry import register
 from torchglb.policies.settings import PolicySettings
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy, towards
-from torchglb.policies.parts import check_constants, farthest_point, taken
+from torchglb.policies.geometry import farthest_point
 from torchglb.policies.rank_one import RankOneInverse
+from torchglb.policies.saving import check_constants, taken
 from torchglb.policies.settings import PolicySettings
 from torchglb.sets import EllipsoidSet, Event
 

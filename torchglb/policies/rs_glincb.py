@@ -42,9 +42,9 @@ from torchglb.history import History, Rows
 from torchglb.inference.fits import minimum_in_ball, ridge_minimum
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.policies.base import Policy, Requirements
-from torchglb.policies.parts import learn_or_forget, taken
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import PolicySettings
 
 

@@ -29,8 +29,9 @@ from torchglb.inference.fits import Fit
 from torchglb.linalg import inverse_forms
 from torchglb.policies.base import towards
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.parts import certain_leader, cholesky_change, taken
+from torchglb.policies.geometry import certain_leader, cholesky_change
 from torchglb.policies.registry import register
+from torchglb.policies.saving import taken
 from torchglb.policies.settings import FittedSettings
 
 
@@ -95,7 +96,7 @@ class ThompsonSampling(FittedPolicy):
         """The arm with the largest score, certain for every theta_hat and H within their errors.
 
         The sample is off by ``u + a L^-T ((I + G)^-T - I) z``, with the distance of u and the G of
-        :func:`torchglb.policies.parts.cholesky_change`.
+        :func:`torchglb.policies.geometry.cholesky_change`.
         """
         fit = self._rough_fit()
         scores = (arms @ self._sample(fit, self._noise)[..., None])[..., 0]

@@ -1,64 +1,23 @@
-"""Parts that several policies share: leaders, projections, saved tensors."""
+"""Leaders among uncertain scores, factors of uncertain matrices, points of ball and ellipsoid."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
 
 import torch
 from scipy import special
 from torch import Tensor
 
 from torchglb.arrays import idle
-from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.ball import minimize_model
-
-T = TypeVar("T")
-
-
-def taken(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
-    """A copy of a saved tensor, which must have the shape and dtype of ``like``."""
-    value = state[name]
-    if not isinstance(value, Tensor) or value.shape != like.shape or value.dtype != like.dtype:
-        expected = f"a tensor of shape {tuple(like.shape)} and dtype {like.dtype}"
-        raise refuse(f"state['{name}']", expected, getattr(value, "shape", type(value).__name__))
-    return value.to(like.device).clone()
-
-
-def check_constants(state: Mapping[str, Any], constants: str) -> None:
-    """Refuses a saved state of a policy with other constants."""
-    if state["constants"] != constants:
-        raise refuse("state['constants']", repr(constants), repr(state["constants"]))
 
 
 def log_chi_square_ratio(dim: int, level: float) -> float:
     """``log(F_d(2 level)/F_d(level))``, F_d the cdf of chi^2 with d degrees of freedom."""
     whole, half = special.gammainc(0.5 * dim, (level, 0.5 * level))
     return math.log(whole / half)
-
-
-class Growing(Protocol):
-    """Rows that can leave again."""
-
-    def mark(self) -> Any:
-        """Where it stands."""
-
-    def reset(self, mark: Any) -> None:
-        """Forgets the rows since then."""
-
-
-def learn_or_forget(histories: Sequence[Growing], learn: Callable[[], T]) -> T:
-    """What ``learn`` returns; if it fails or is interrupted, its rows leave the histories again."""
-    marks = [history.mark() for history in histories]
-    try:
-        return learn()
-    except BaseException:
-        for history, mark in zip(histories, marks, strict=True):
-            history.reset(mark)
-        raise
 
 
 def certain_leader(scores: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
