@@ -162,6 +162,31 @@ def test_the_bound_is_attained():
     assert abs(contrast @ best.x - found.exact(contrast)) < 1e-4
 
 
+def test_a_bound_that_no_cut_can_lower_takes_one_pass(monkeypatch):
+    """Where the ellipsoid comes from a narrower prior than the set over which maxima are found."""
+    K, generator = 200, np.random.default_rng(0)
+    scores, (a, b) = generator.normal(size=K), np.triu_indices(K, 1)
+    wins = generator.binomial(50, 1.0 / (1.0 + np.exp(scores[b] - scores[a]))).astype(float)
+    rows = BattleRows(a, b, np.zeros((len(a), 0)), np.full(len(a), 50.0), wins)
+    found = BattleSet(BattleLoss(rows, np.zeros(K, np.int64)), 3.0 * K**0.5, 0.05)
+    assert found.region.lam > found.convex.lam
+    points, cut = [], found._cut
+
+    def counted(at, contrast):
+        points.append(at)
+        return cut(at, contrast)
+
+    monkeypatch.setattr(found, "_cut", counted)
+    for i, j in ((0, 1), (1, 0), (7, 50)):
+        contrast = np.eye(K)[i] - np.eye(K)[j]
+        bound = found.exact(contrast)
+        assert len(points) == 1
+        inside = points.pop()
+        assert inside.loss < found.convex.level
+        reached = contrast @ (inside.theta - found.theta)
+        assert 0.998 * (bound - contrast @ found.theta) <= reached
+
+
 def test_fit_of_separable_battles_stays_in_the_ball():
     rows = BattleRows(
         np.array([0, 1]), np.array([1, 2]), np.zeros((2, 0)), np.full(2, 9.0), np.full(2, 9.0)

@@ -46,6 +46,8 @@ INVERSION = 1e-8
 ROUNDS = 8
 #: Newton steps of a bound
 BOUND_STEPS = 12
+#: of a half width, what no cut could take from it any more
+NEAR = 2e-3
 
 
 class Region(NamedTuple):
@@ -240,25 +242,38 @@ class BattleSet:
 
         Newton's method on the optimality conditions ``grad G(theta) = u c``, ``G(theta) = B``, G
         the left side of the region; each of its points gives a cut
-        (:func:`torchglb.linalg.cut_ball`), the least of which is returned. Where the ball holds the
-        maximiser back, cuts do not close the gap entirely.
+        (:func:`torchglb.linalg.cut_ball`), the least of which is returned. Where the ball or the
+        edge of convexity holds the points back, cuts do not close the gap entirely; where the
+        ellipsoid is smaller than the region, there is nothing to gain, which a point well inside
+        the region shows whose contrast is as large.
         """
         hat, region = self.fit.at, self.convex
         best = float(self.rough(contrast[None, :])[0])
         direction = linalg.cho_solve(self._factor, contrast)
         length = math.sqrt(max(float(contrast @ direction), 1e-300))
         u = math.sqrt(2.0 * max(region.level - hat.loss, 1e-12)) / length
-        at = self._moved(hat, u * direction)
+        at, value = self._moved(hat, u * direction), math.inf
         for _ in range(BOUND_STEPS):
-            value = self._cut(at, contrast)
-            settled = best - value < 1e-9 * (1.0 + abs(best))
+            before, value = value, self._cut(at, contrast)
+            at_rest = abs(before - value) < 1e-9 * (1.0 + abs(value))
             best = min(best, value)
+            if at_rest or self._reaches(at, contrast, best):
+                break
             step = self._towards(at, contrast, u)
-            if step is None or (settled and abs(at.loss - region.level) < 1e-7 * region.level):
+            if step is None:
                 break
             move, u = step
             at = self._moved(at, move)
         return best
+
+    def _reaches(self, at: ScorePoint, contrast: Floats, bound: float) -> bool:
+        """Whether a point well inside region and ball has nearly the bound for its contrast."""
+        hat, level = self.fit.at, self.convex.level
+        if level - at.loss - at.loss_error < NEAR * (level - hat.loss):
+            return False
+        left = bound - float(contrast @ at.theta)
+        whole = bound - float(contrast @ hat.theta)
+        return left <= NEAR * whole and float(np.linalg.norm(at.theta)) <= self.S
 
     def _moved(self, at: ScorePoint, move: Floats) -> ScorePoint:
         """G with its derivatives at another point, which stays where G is certainly convex."""
