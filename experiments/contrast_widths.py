@@ -195,7 +195,7 @@ def draw(
     axis.axhline(1.0, color="black", linewidth=0.8, label="Wald's 95%, for one fixed n")
     axis.set(xscale="log", yscale="log", xlabel="rows", ylabel="half width / Wald's")
     axis.set_yticks([1, 2, 3, 5, 10], ["1", "2", "3", "5", "10"])
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0.0, 0.06))  # above Wald's line
     axis.set_title("One coefficient of 20, rows of a logistic bandit", fontsize=9)
     figure.savefig(out / "contrast_widths.png")
     times, theirs, ours = peeking
