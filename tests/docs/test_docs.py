@@ -151,6 +151,7 @@ def test_the_site_builds_strictly(tmp_path):
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|img|link)[^>]+(?:src|href)="(https?:[^"]+)"', text)
         assert not [url for url in loaded if "canonical" not in url], page
+        assert "theta<em>" not in text, page  # two stars of theta* are no emphasis
     assert not dead_links(tmp_path / "site")
 
 
