@@ -37,7 +37,8 @@ chance = sequence.current().probability(items[0], items[1])
 print(
     f"item 0 beats item 1 with a chance in [{float(chance.lower):.2f}, {float(chance.upper):.2f}]"
 )
-print("ask next:", sequence.current().widest(items)[0])
+widest = sequence.current().widest(items)[0]
+print(f"ask next: item {widest.left} against item {widest.right}")
 
 # %% text
 # More: [preferences](../preferences.md). With `PairHead` the items may be anything that a network embeds.

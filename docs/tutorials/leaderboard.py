@@ -34,14 +34,14 @@ battles = {
 
 # %%
 board = leaderboard(battles)
-print(board.statement)
+print(board.statement, end="\n\n")
 for line in board.table():
-    print({key: round(v, 2) if isinstance(v, float) else v for key, v in line.items()})
+    print("{rank:4} {name}  {score:5.2f}  in [{lower:.2f}, {upper:.2f}]".format(**line))
 
 # %%
 for place in range(len(board.names)):
     best, worst = int(board.best_rank[place]), int(board.worst_rank[place])
-    plt.plot([best, worst], [place, place], lw=6, solid_capstyle="round")
+    plt.plot([best, worst], [place, place], "o-", lw=6)
 plt.yticks(range(len(board.names)), board.names)
 plt.gca().invert_yaxis()
 plt.xlabel("rank: all that the battles leave possible")
@@ -50,9 +50,10 @@ plt.xlabel("rank: all that the battles leave possible")
 # Two competitors directly, and which battles would teach most:
 
 # %%
-print("bob minus cyd:", board.difference("bob", "cyd"))
+lower, upper = board.difference("bob", "cyd")
+print(f"bob minus cyd: in [{lower:.2f}, {upper:.2f}]")
 for battle in board.next_battles(3):
-    print(battle)
+    print(f"{battle.left} against {battle.right}")
 
 # %% text
 # From a shell: `torchglb leaderboard battles.csv --left model_a --right model_b --winner winner --out results/board`. More: [preferences](../preferences.md).
