@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
@@ -18,7 +19,14 @@ from torchglb.errors import InputError
 from torchglb.estimators import GLMClassifier, GLMRegressor
 
 
-@parametrize_with_checks([GLMClassifier(), GLMRegressor()])
+def known_failures(estimator):
+    """Before 1.7 a check made two labels of three by the first row, which it had shuffled."""
+    if isinstance(estimator, GLMRegressor) or sklearn.__version__ >= "1.7":
+        return {}
+    return {"check_sample_weight_equivalence_on_dense_data": "weights and repeats differ in labels"}
+
+
+@parametrize_with_checks([GLMClassifier(), GLMRegressor()], expected_failed_checks=known_failures)
 def test_scikit_learn_contract(estimator, check):
     check(estimator)
 

@@ -128,10 +128,13 @@ def categorised(
 
 def variables(side: Any, columns: Iterable[str]) -> set[str]:
     """The columns of a table that one side of a formula needs."""
-    found = set(map(str, side.required_variables))
+    try:
+        found = set(map(str, side.required_variables))
+    except SyntaxError:  # formulaic before 1.2.2, for a quoted name that is no Python
+        found = set()
     for term in side:
         for factor in term.factors:
-            words = set(_WORD.findall(str(factor.expr)))
+            words = {str(factor.expr), *_WORD.findall(str(factor.expr))}
             found |= {name for name in columns if name in words}
     return found
 
