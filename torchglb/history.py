@@ -313,7 +313,9 @@ class History:
             return None
         if not (one or shape[:-1] == batch) or not self._shards.is_whole:
             return None
-        return x.double().contiguous(), r.double().contiguous(), 1 if one else shape[-1]
+        if x.dtype is not torch.float64 or not (x.is_contiguous() and r.is_contiguous()):
+            x, r = x.double().contiguous(), r.double().contiguous()
+        return x, r, 1 if one else shape[-1]
 
     def append_at_once(self, x: Any, r: Any, longest: float) -> int:
         """:meth:`append` of plain rows in float64, checked and written by one compiled call.

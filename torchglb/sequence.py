@@ -176,7 +176,6 @@ class ConfidenceSequence(GrowingLevel):
                 raise refuse(name, "False with contrasts, which need every row", True)
         return DeclaredContrasts(self.problem, contrasts, self.delta, running=running)
 
-    @without_autocast
     def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
         """Adds one observation, ``x (*B, d)``, or many, ``x (*B, k, d)``.
 
@@ -194,14 +193,20 @@ class ConfidenceSequence(GrowingLevel):
         history = self.history
         if self._running is not None and self._running.snapshots.is_due(len(self)):
             self._keep_snapshot(self._running)
-        given, dtype, device = x, history.dtype, history.device
-        x = as_tensor("x", x, dtype=dtype, device=device)
+        dtype, device = history.dtype, history.device
+        features = as_tensor("x", x, dtype=dtype, device=device)
         r = as_tensor("r", r, dtype=dtype, device=device)
         if weight is None and mask is None and not self._forgets:
             # the radius is shown plain rows when it is asked, many at a time
             longest = history.longest_row if history.validate else 0.0
-            if self.fitted.append_at_once(x, r, longest):
+            if self.fitted.append_at_once(features, r, longest):
                 return
+        self._learn_any(x, features, r, weight, mask)
+
+    @without_autocast
+    def _learn_any(self, given: Any, x: Tensor, r: Tensor, weight: Any, mask: Any) -> None:
+        """:meth:`update` for rows of any kind; ``given`` is what x was made of."""
+        history = self.history
         batch = tuple(history.batch_shape)
         rows, rewards = as_rows(x, r, batch, history.dim)
         w = None
