@@ -102,11 +102,12 @@ SHARED_POLICY_MODULES = frozenset(
         "exact",
         "fitted",
         "fixed_arms",
+        "geometry",
         "mirror_descent",
         "online",
-        "parts",
         "rank_one",
         "registry",
+        "saving",
         "settings",
     }
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchglb.backend import Floats, bound_once, entry, vectorised
+from torchglb.backend import Floats, bound, bound_once, entry, vectorised
+from torchglb.carried.kernels import careful_add, chunk_sum, features
 from torchglb.families.compiled import CompiledFamily
-from torchglb.families.row_terms import CHUNK
+from torchglb.families.row_terms import CHUNK, SCRATCH, TERMS, W, Y, row_terms
 from torchglb.likelihood import NegativeLogLikelihood, RowSums
+from torchglb.recording import is_plain
 
 #: numbers that the copies of one block's rows take, unless a single problem takes more
 BLOCK = 1 << 22
@@ -104,6 +107,67 @@ def _loaded(
     if not load(family, X, r, w, loss.w is not None, rows) and validate:
         NegativeLogLikelihood(loss.family, loss.X, loss.r, loss.w).check_values()
     return rows
+
+
+def losses(likelihood: RowSums, points: Tensor) -> Tensor | None:
+    """L at points ``(*B, P, d)``, without a graph, ``(*B, P)``; None where torch has to do it."""
+    given = (points, likelihood.X, likelihood.r, *(() if likelihood.w is None else (likelihood.w,)))
+    family = compiled_family(likelihood) if all(map(is_plain, given)) else None
+    if family is None:
+        return None
+    *batch, n, d = likelihood.X.shape
+    count, P = math.prod(batch), points.shape[-2]
+    X = array(likelihood.X.double()).reshape(count, n, d).transpose(0, 2, 1)
+    r, w = (
+        np.ascontiguousarray(array(t.double())).reshape(count, n)
+        for t in (likelihood.r, likelihood.r if likelihood.w is None else likelihood.w)
+    )
+    at = np.ascontiguousarray(array(points.double())).reshape(count, P, d)
+    out = np.empty((count, P))
+    _losses_bound()(family, X, r, w, likelihood.w is not None, at, out)
+    found = torch.from_numpy(out).to(points.dtype).reshape(*batch, P)
+    return likelihood.with_ridge(found, points)
+
+
+@cache
+def _losses_bound() -> Any:
+    """:func:`row_losses` for features of any layout."""
+    family, few = CompiledFamily(0, 1.0, 1.0, 0.0, 1.0, False, 1.0), np.empty((1, 1))
+    strided = np.empty((2, 2, 4))[..., ::2]
+    return bound(row_losses, family, strided, few, few, True, few[None], few)
+
+
+@entry
+def row_losses(
+    family: CompiledFamily, X: Any, r: Floats, w: Floats, weighted: bool, at: Floats, out: Floats
+) -> None:
+    """The loss of the rows of N problems at P points each.
+
+    Args:
+        family: the family.
+        X: ``(N, d, n)``, of any layout.
+        r: ``(N, n)``.
+        w: ``(N, n)``; ignored unless ``weighted``.
+        weighted: whether there are weights.
+        at: the points, ``(N, P, d)``.
+        out: the losses, ``(N, P)``.
+    """
+    scratch, total, rest, n = np.zeros(SCRATCH), np.zeros(1), np.zeros(1), r.shape[1]
+    for b in range(at.shape[0]):
+        for p in range(at.shape[1]):
+            if math.isnan(at[b, p, 0]):  # a point that nobody asks about
+                out[b, p] = math.nan
+                continue
+            total[0], rest[0] = 0.0, 0.0
+            for start in range(0, n, CHUNK):
+                count = min(CHUNK, n - start)
+                features(X[b], start, count, at[b, p], scratch)
+                for s in range(count):
+                    weight = w[b, start + s] if weighted else 1.0
+                    scratch[W + s], scratch[Y + s] = weight, weight * r[b, start + s]
+                row_terms(family, scratch, count, 2)
+                careful_add(total, rest, 0, chunk_sum(scratch[TERMS:], count))
+            out[b, p] = total[0]
 
 
 def array(values: Tensor) -> Array:

@@ -90,7 +90,7 @@ class RowSums:
         """L(theta)."""
         loss = self._weighted(self.family.nll(self._features(theta), self._rewards(theta)))
         (loss,) = self.shards.sum(loss.sum(-1))
-        return self._add_loss(loss, theta)
+        return self.with_ridge(loss, theta)
 
     def value_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """L(theta) and its gradient: O(n d) per point."""
@@ -98,7 +98,7 @@ class RowSums:
         loss = self._weighted(terms.loss).sum(-1)
         gradient = self._combined(self._weighted(terms.slope))
         loss, gradient = self.shards.sum(loss, gradient)
-        return self._add_loss(loss, theta), self._add_gradient(gradient, theta)
+        return self.with_ridge(loss, theta), self._add_gradient(gradient, theta)
 
     def hessian(self, theta: Tensor) -> Tensor:
         """The Hessian alone: O(n d^2) per point."""
@@ -114,7 +114,7 @@ class RowSums:
         hessian = self._gram(self._weighted(terms.curvature))
         loss, gradient, hessian = self.shards.sum(loss, gradient, hessian)
         return Expansion(
-            self._add_loss(loss, theta),
+            self.with_ridge(loss, theta),
             self._add_gradient(gradient, theta),
             self._add_hessian(hessian, theta),
         )
@@ -157,7 +157,7 @@ class RowSums:
             loss, cancelled = (loss.double() - known).to(theta.dtype), torch.zeros_like(cancelled)
         bend = torch.diagonal(hessian, dim1=-2, dim2=-1).sum(-1)
         at = Expansion(
-            self._add_loss(loss, theta),
+            self.with_ridge(loss, theta),
             self._add_gradient(gradient, theta),
             self._add_hessian(hessian, theta),
         )
@@ -238,7 +238,8 @@ class RowSums:
         axes = axes if self._single(theta) else axes + 1
         return ridge.reshape(ridge.shape + (1,) * axes)
 
-    def _add_loss(self, loss: Tensor, theta: Tensor) -> Tensor:
+    def with_ridge(self, loss: Tensor, theta: Tensor) -> Tensor:
+        """The loss of the rows at theta, with ridge term and tilt added."""
         if self.is_ridged:
             loss = loss + 0.5 * self._ridge(theta, 0) * (theta * theta).sum(-1)
         if self.tilt is not None:

@@ -258,7 +258,7 @@ def test_nobody_plays_differently_because_someone_looks():
 def test_the_time_of_a_policy_has_none_of_its_observer(monkeypatch):
     """A clock that advances by one second at every look: four looks, two of them at the policy."""
     ticks = iter(range(10_000))
-    play = Play(config(policies=["ofuglb-e"], horizon=5), "ofuglb-e", 0)
+    play = Play(config(policies=["ofuglb"], horizon=5), "ofuglb", 0)
     monkeypatch.setattr(runner.time, "perf_counter", lambda: float(next(ticks)))
     asked = []
     bounds = play.observer._tracker.bounds
@@ -272,6 +272,21 @@ def test_the_time_of_a_policy_has_none_of_its_observer(monkeypatch):
         play.step()
     assert len(asked) == 5
     np.testing.assert_array_equal(play.result()["seconds"], 2.0)
+
+
+def test_one_question_to_a_set_says_what_two_did():
+    """Of a policy that knows no more than its set: ends of the chosen arm, bounds of all."""
+    for name in ("ofuglb-e", "glb-omd"):
+        play = Play(config(policies=[name], horizon=30), name, 0)
+        for _ in range(10):
+            play.step()
+        arms = play.world.arms(10)
+        x = arms[torch.arange(4), play.policy.select(arms)]
+        low, high = play.observer._ends(10, arms, x)
+        bounds = play.policy.bounds(x)
+        torch.testing.assert_close(low, bounds.lower, rtol=1e-12, atol=1e-12)
+        best = largest_bound(play.policy, arms, bounds.upper)
+        torch.testing.assert_close(high, best, rtol=1e-12, atol=1e-12)
 
 
 def test_boundary_and_area(record):

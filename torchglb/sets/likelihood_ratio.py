@@ -18,6 +18,7 @@ from torchglb.checks import (
     check_shape,
     refuse,
 )
+from torchglb.compiled_rows import losses
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.tests import TestResult, likelihood_ratio_test
@@ -27,11 +28,13 @@ from torchglb.radii import radius_refuted, self_concordance_of, theorem32_fixed_
 from torchglb.radii.theorems.theorem32 import regularization_for
 from torchglb.recording import is_transformed
 from torchglb.sets.base import ConfidenceSet, Event
-from torchglb.sets.ellipsoid import EllipsoidSet, frame_of, sphere_distance
+from torchglb.sets.ellipsoid import EllipsoidSet, exit_distance, frame_of, sphere_distance
 from torchglb.ucb import SublevelProgram, SupportResult, support
 
 #: unconfined sets are searched in balls this many times larger; a bound at the last one is infinite
 SEARCHED = (3.0, 100.0)
+#: the second trial of a search along a ray is so far beside the guess, for an end on either side
+BESIDE = 0.02
 LEVEL_OF_DELTA = "one whose level is log(1/delta) plus what does not depend on delta"
 
 
@@ -161,7 +164,9 @@ class LikelihoodRatioSet(ConfidenceSet):
 
     def _slack(self, points: Tensor) -> Tensor:
         """``B - L(theta)`` in the ball, ``-inf`` outside it."""
-        slack = self.level[..., None] - self.likelihood.value(points)
+        known = losses(self.likelihood, points)
+        value = self.likelihood.value(points) if known is None else known
+        slack = self.level[..., None] - value
         if not self.confined:
             return slack
         limit = self._search_radius[..., None] * (1.0 + 8 * torch.finfo(points.dtype).eps)
@@ -295,7 +300,11 @@ class LikelihoodRatioSet(ConfidenceSet):
         return frame_of(metric + eye / self._search_radius.square()[..., None, None])
 
     def _reach(self, origin: Tensor, directions: Tensor, tol: float | None = None) -> Tensor:
-        """A bracketed secant search along each ray, on which the slack is concave."""
+        """A bracketed secant search along each ray, on which the slack is concave.
+
+        The slack is about quadratic, so that secants are drawn in t^2, and the first two trials are
+        where a quadratic would end: the model at the centre, then the one through the first trial.
+        """
 
         def slack_at(t: Tensor) -> Tensor:
             return self._slack(origin[..., None, :] + t[..., None] * directions)
@@ -306,17 +315,24 @@ class LikelihoodRatioSet(ConfidenceSet):
         whole = at_high >= 0
         low = torch.where(whole, high, low)
         was_inside = torch.full_like(whole, False)
+        at_origin, guess = at_low, self._quadratic_reach(origin, directions)
         tol = torch.finfo(low.dtype).eps ** 0.75 if tol is None else tol
-        for _ in range(100):
+        for step in range(100):
             searched = high - low > tol * high  # the others stay: nobody waits for companions
             if settled(~searched):
                 break
-            secant = low + (high - low) * (at_low / (at_low - at_high))
+            square = low.square() + (high - low) * (high + low) * (at_low / (at_low - at_high))
+            secant = square.sqrt()
             # far outside the loss may be exponentially large: halve until it is of the same order
             use = (-at_high <= 16.0 * at_low) & (secant > low) & (secant < high)
             t = torch.where(use, secant, 0.5 * (low + high))
-            value = slack_at(t)
+            if step < 2:
+                t = torch.where((guess > low) & (guess < high), guess, t)
+            value = slack_at(torch.where(searched, t, torch.nan))
             inside = value >= 0
+            if step == 0:
+                end = t * (at_origin / (at_origin - value)).sqrt()
+                guess = torch.where(inside, 1.0 + BESIDE, 1.0 - BESIDE) * end
             # an end that stays for a second time counts half (Illinois), so that it moves soon
             at_low = torch.where(inside, value, torch.where(was_inside, at_low, 0.5 * at_low))
             at_high = torch.where(inside, torch.where(was_inside, 0.5 * at_high, at_high), value)
@@ -324,6 +340,19 @@ class LikelihoodRatioSet(ConfidenceSet):
             high = torch.where(inside | ~searched, high, t)
             was_inside = inside
         return low if self.confined else torch.where(whole, torch.inf, low)
+
+    def _quadratic_reach(self, origin: Tensor, directions: Tensor) -> Tensor:
+        """Where the rays would end if the loss were its quadratic model at the centre."""
+        loss, gradient, hessian = (part.detach() for part in self._at_center)
+        away = (origin - self.theta_hat)[..., None, :]
+        turned = directions @ hessian
+        slope = gradient[..., None, :]
+        room = (self.level - loss)[..., None] - (slope * away).sum(-1)
+        return exit_distance(
+            0.5 * (turned * directions).sum(-1),
+            0.5 * ((turned * away).sum(-1) + (slope * directions).sum(-1)),
+            room - 0.5 * (away @ hessian * away).sum(-1),
+        )
 
 
 def chosen_where(condition: Tensor, one: SupportResult, other: SupportResult) -> SupportResult:

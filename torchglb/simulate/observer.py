@@ -44,6 +44,9 @@ class Observer:
         self._policy, self._world, self._rounds = policy, world, rounds
         certifies = policy.confidence_set() is not None and not (world.pairs or world.changes)
         self._tracker = policy.tracker() if certifies else None
+        # whether it knows nothing of arms but what its set says
+        own = (type(policy).bounds, type(policy).tracker)
+        self._asks_set = own == (Policy.bounds, Policy.tracker)
         self._recorded = 0
         self._spent, self._since = 0.0, 0  # seconds and rounds since the last recorded one
         self._seconds = np.zeros(len(rounds))
@@ -76,11 +79,21 @@ class Observer:
             self._look_for_theta()
         if self._tracker is None:
             return
+        low, high = self._ends(t, arms, x)
+        lower, upper = (self._world.family.mean(z.double())[:, None] for z in (low, high))
+        self.certificate += realised_certificate(upper, lower, self._largest_gap[:, None])[:, 0]
+
+    def _ends(self, t: int, arms: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Certified, ``(N)``: a lower bound of what was chosen, an upper bound of the best arm."""
+        if arms is not None and self._asks_set:  # all in one question
+            region = self._policy.confidence_set()
+            assert region is not None
+            found = region.upper_bound(torch.cat([arms, -x[:, None, :]], dim=-2))
+            return -found[:, -1], found[:, :-1].amax(-1)
+        assert self._tracker is not None
         bounds = self._tracker.bounds(x, refine=t < 100 or t % REFINE_EVERY == 0)
         assert bounds is not None
-        best = largest_bound(self._policy, arms, bounds.upper)
-        lower, upper = (self._world.family.mean(z.double())[:, None] for z in (bounds.lower, best))
-        self.certificate += realised_certificate(upper, lower, self._largest_gap[:, None])[:, 0]
+        return bounds.lower, largest_bound(self._policy, arms, bounds.upper)
 
     def after_learning(self, t: int, x: Tensor, index: Tensor | None, seconds: float) -> None:
         """Round t is over; the policy has needed so many seconds for it."""
