@@ -6,7 +6,13 @@ import torch
 import torchglb as glb
 from torchglb.compiled_rows import losses
 
-FAMILIES = [glb.Bernoulli(), glb.Binomial(5), glb.Gaussian(0.5), glb.Poisson(), glb.QuasiBounded("probit")]
+FAMILIES = [
+    glb.Bernoulli(),
+    glb.Binomial(5),
+    glb.Gaussian(0.5),
+    glb.Poisson(),
+    glb.QuasiBounded("probit"),
+]
 LAYOUTS = {
     "rows": lambda X: X,
     "features": lambda X: X.mT.contiguous().mT,
