@@ -299,3 +299,15 @@ class TestParticulars:
         assert float(made.interval([0.6, 0.8]).upper) == pytest.approx(S)
         assert float(made.volume()) == pytest.approx(math.pi * S * S)
         assert not bool(made.contains([S, 0.5]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_no_ellipsoid_is_refused_by_every_question(dtype):
+    c, W = torch.zeros(2, dtype=dtype), torch.eye(2, dtype=dtype)
+    for shape, gamma, name in ((-W, 1.0, "shape"), (W, -1.0, "gamma")):
+        region = glb.EllipsoidSet(
+            glb.Bernoulli(), glb.Ball(2, 3.0), c, shape, torch.tensor(gamma, dtype=dtype)
+        )
+        for ask in (region.upper_bound, region.interval, region.support):
+            with pytest.raises(glb.InputError, match=name):
+                ask(W)

@@ -21,6 +21,7 @@ from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.linalg import inverse_form_bounds
 from torchglb.optim import Status
+from torchglb.recording import wants_gradient
 from torchglb.rounding import power_of_two, round_up
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.ucb import SupportResult
@@ -133,8 +134,20 @@ class EllipsoidSet(ConfidenceSet):
     def _upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
         if options:
             raise InputError(f"options: expected none for an ellipsoid, got {sorted(options)}")
-        upper = self._plain(arms)[0]
+        recorded = wants_gradient(arms, self.theta_hat, self.shape, self.gamma)
+        upper = self._plain(arms)[0] if recorded else self._certified(arms)
         return torch.minimum(upper, self._merged(arms)[0]) if self.with_ball else upper
+
+    def _certified(self, arms: Tensor) -> Tensor:
+        """The upper bound of :meth:`_plain` alone, without derivatives."""
+        _ = self._factor  # refuses what is no ellipsoid
+        scale = power_of_two(arms)
+        arms, scale = arms / scale, scale[..., 0]
+        eps, tiny = torch.finfo(arms.dtype).eps, torch.finfo(arms.dtype).tiny
+        middle = (arms * self.theta_hat[..., None, :]).sum(-1)
+        paid = (arms.shape[-1] + 4) * eps * self._sizes(arms)
+        root = self.gamma.clamp_min(tiny).sqrt()[..., None]
+        return scale * (middle + root * self._forms(arms)[1].sqrt() * (1 + 8 * eps) + paid)
 
     def _plain(self, arms: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both bounds, maximiser and derivative in gamma, over the ellipsoid."""
