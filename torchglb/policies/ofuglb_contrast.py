@@ -42,7 +42,8 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
         domain: the ball that contains theta*.
         delta: the failure level.
         radius: of the joint set.
-        joint_share: the part of delta that the joint set gets.
+        joint_share: the part of delta that the joint set gets; with a half, neither bound pays more
+            than log 2 for the other.
         solver: ``"native"`` or ``"conic"``, of the joint bounds.
         aggregate: merge repeated arms.
         settings: those of :class:`torchglb.policies.Policy`; the contrasts' sums are float64.
@@ -58,7 +59,7 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
         delta: float = 0.05,
         *,
         radius: str | Radius = "pac-bayes",
-        joint_share: float = 0.1,
+        joint_share: float = 0.5,
         solver: SolverName = "native",
         aggregate: bool = True,
         **settings: Unpack[PolicySettings],
