@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, entry
+from torchglb.backend import Floats, bound_once, entry
 from torchglb.backend.dense import EPS
 from torchglb.carried.kernels import (
     Carried,
@@ -166,7 +166,8 @@ class CarriedLoss:
             w: weights, ``(N, k)``.
         """
         if source.compiled is not NO_FAMILY:
-            carry_rows(source.compiled, x, y, w, self.memory, self.table, self.number)
+            x, y, w = (np.ascontiguousarray(given, np.float64) for given in (x, y, w))
+            _carry_rows(source.compiled, x, y, w, self.memory, self.table, self.number)
             return
         added = self.memory.copy()
         for b in range(x.shape[0]):
@@ -377,6 +378,10 @@ def carry_rows(
         carried = carried_in(memory[b], table.dim, points, table.count)
         for s in range(x.shape[1]):
             carry_row(family, x[b, s], w[b, s], y[b, s], carried, table, scratch, monomial)
+
+
+#: the same, called unseen
+_carry_rows = bound_once(carry_rows)
 
 
 @entry
