@@ -47,7 +47,7 @@ def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device
         copied = np.array(value, order="C")
         if copied.dtype == FLOAT64:  # nothing to convert
             found = torch.from_numpy(copied)
-            return found if device.type == "cpu" else found.to(device)
+            return found if device == CPU else found.to(device)
     if isinstance(value, Tensor):
         if value.device != device:
             raise refuse(name, f"a tensor on device {device}", f"device {value.device}")
@@ -129,6 +129,7 @@ def _converted(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
 
 #: of what single rows mostly consist
 USUAL, FLOAT64 = (np.ndarray, np.float64, float), np.dtype(np.float64)
+CPU = torch.device("cpu")
 #: whole numbers of these may be too long for a float
 UNSURE = (torch.int32, torch.int64)
 
