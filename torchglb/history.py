@@ -476,6 +476,8 @@ class History:
 
     def _merged(self, held: _Held, x: Tensor, r: Tensor, w: Tensor) -> _Held:
         """With rows added to the earlier equal ones, of the history or of ``x`` itself."""
+        if held.X.device.type != "cpu":  # where it would be a wait to count the rows in between
+            held = self._with_room(held, x.shape[-2])
         for start in range(0, x.shape[-2], MERGED_AT_ONCE):
             part = slice(start, start + MERGED_AT_ONCE)
             held = self._with_room(held, r[..., part].shape[-1])
