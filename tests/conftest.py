@@ -17,8 +17,9 @@ LONGEST = (
     "simulate/test_ray.py",
     "simulate/test_faults.py",
     "docs/test_docs.py",
-    "test_distributed.py",
     "test_state_machines.py",
+    "test_cli.py",
+    "test_distributed.py",  # two processes at work: not beside a cluster, which would starve
     "experiments/test_neural_scripts.py",
     "simulate/test_presets.py",
     "docs/test_readme.py",
