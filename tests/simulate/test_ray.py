@@ -47,7 +47,7 @@ def cluster():
 
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     # workers give way to every other process, by default: beside other tests they would hardly run
-    os.environ["RAY_worker_niceness"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     found.second = found.add_node(num_cpus=1)
     ray.init(address=found.address, logging_level="warning")
