@@ -348,7 +348,11 @@ class GLMHead(nn.Module):
     # ---- saving --------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The observations, for ``state_dict``."""
+        """The observations, for ``state_dict``.
+
+        A head that loads them embeds them anew: its bounds are valid, and those of before up to the
+        tolerance of the radius.
+        """
         return {"observations": self.observations.saved(), "settings": self._belongs_to()}
 
     def _belongs_to(self) -> dict[str, Any]:
