@@ -260,7 +260,7 @@ def reports():
 
 # ---- three ranks, one of which goes wrong ------------------------------------------------------------
 
-SOME = ("loss", "mle logistic", "ofuglb-e")
+SOME = ("loss", "mle logistic", "mle poisson", "ofuglb-e")
 
 
 def of_three(rank, store, target, fault):

@@ -168,9 +168,10 @@ LONG = "A title that nobody could read to its end if it were cut where the pictu
 
 ONE, FOUR = (4.0,), (4.0, 6.0, 8.0, 10.0)
 TITLES = ["Short", LONG, "x" * 300, r"$\frac{$", r"$ \alpha_{", "100 % of $5"]
+OTHERS = [pytest.param(t, FOUR, marks=pytest.mark.slow) for t in TITLES if t != LONG]
 
 
-@pytest.mark.parametrize(("title", "S"), [*((t, ONE) for t in TITLES), (LONG, FOUR)])
+@pytest.mark.parametrize(("title", "S"), [*((t, ONE) for t in TITLES), (LONG, FOUR), *OTHERS])
 def test_titles_are_wrapped_and_taken_as_they_are(tmp_path, title, S):
     record = Record.open(fake_record(tmp_path, PAPER[:3], S=S, title=title))
     for kind, figure in figures(record).items():
