@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = (given.pool, given.labels, given.dim, given.S)
         found = np.array([labelled(name, seed, *settings) for seed in range(given.seeds)])
         rows.append([name, *(mean_and_error(column[np.isfinite(column)]) for column in found.T)])
-        print(rows[-1], file=sys.stderr, flush=True)
+        print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     print(f"{given.labels} labels, {given.seeds} seeds, pairs of new images")
     print("\n".join(aligned(rows)))
     return 0

@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{int(found.wrong.sum())}/{runs}",
             f"{found.pvalue(given.delta):.2g}",
         ])  # fmt: skip
-        print(rows[-1], file=sys.stderr, flush=True)
+        print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     print("\n".join(aligned(rows)))
     return 0
 
