@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def is_recorded(*tensors: Tensor) -> bool:
     return forward_ad._current_level >= 0 and any(_has_tangent(t) for t in tensors)
 
 
-def is_plain(tensor: object) -> bool:
+def is_plain(tensor: object) -> TypeGuard[Tensor]:
     """Whether this is a tensor of the CPU that compiled code may read as it lies in memory.
 
     Not one whose numbers are somewhere else or have the other sign there: sparse tensors, lazy

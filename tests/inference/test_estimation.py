@@ -115,3 +115,27 @@ def test_masks_and_weights_that_do_not_fit_leave_no_trace(given, message):
     with pytest.raises(glb.InputError, match=message):
         sequence.update([[0.6, 0.8]], [1.0], **given)
     assert len(sequence) == 0
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_rows_that_a_radius_is_shown_late_give_the_same_level(batch, generator):
+    """One by one, several at a time, before or after weighted rows: bit by bit the same."""
+
+    def sequence():
+        given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05, "pac-bayes")
+        return glb.ConfidenceSequence(*given, batch_shape=batch)
+
+    at_once, late = sequence(), sequence()
+    for t in range(60):
+        x = torch.randn(*batch, 2, generator=generator, dtype=torch.float64)
+        x = torch.nn.functional.normalize(x, dim=-1)
+        r = glb.Bernoulli().sample(x[..., 0], generator)
+        weight = torch.full(batch, 0.5, dtype=torch.float64) if t % 13 == 12 else None
+        for one in (at_once, late):
+            one.update(x, r, weight)
+        at_once.sums()  # which shows the radius the row by torch
+        if t % 4 == 3:
+            level = at_once.height(advance=True).level
+            assert torch.equal(late.height().level, level)  # a question
+            assert torch.equal(late.height(advance=True).level, level)
+    assert all(torch.equal(late.sums()[name], t) for name, t in at_once.sums().items())

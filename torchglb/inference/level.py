@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.backend import Floats
 from torchglb.checks import check_same, check_shape, refuse
 from torchglb.estimate import Estimate
 from torchglb.forgetting import ForgettingHistory
@@ -21,7 +22,8 @@ from torchglb.radii import (
     theorem32,
     theorem32_fixed_point,
 )
-from torchglb.radii.base import State
+from torchglb.radii.base import LateRows, State, as_level
+from torchglb.radii.posterior.base import PosteriorRadius
 
 
 class Height(NamedTuple):
@@ -30,10 +32,12 @@ class Height(NamedTuple):
     Attributes:
         radius: how far it is above the minimum of the loss, a number or ``(*B)``.
         level: B itself, ``(*B)``.
+        levels: the level of N problems once more, ``(N,)``, as compiled code reads it.
     """
 
     radius: float | Tensor | None = None
     level: Tensor | None = None
+    levels: Floats | None = None
 
 
 #: rows that came by another way are shown to a radius so many at a time, which bounds the copies
@@ -64,6 +68,15 @@ class GrowingLevel:
         self._seen = 0  # rows that the radius' state has
         #: whether the radius depends on the number of rows alone
         self.counts_rows = radius.of_rows(problem, 0) is not None
+        #: whether the radius may be shown plain rows when it is asked, from the history
+        self._reads_late = (
+            isinstance(radius, PosteriorRadius)
+            and not self._forgets
+            and not self.history.aggregate
+            and self.history.is_whole
+            and self.history.dtype == torch.float64
+            and self.history.device.type == "cpu"
+        )
         self._fresh: Any = None  # what was made of the rows so far: a cache
 
     def __len__(self) -> int:
@@ -99,6 +112,11 @@ class GrowingLevel:
         Returns:
             How many rows; 0 for anything that has to go the long way, which has changed nothing.
         """
+        if self._reads_late:
+            rows = self.fitted.append_at_once(x, r, longest)
+            if rows:
+                self._fresh = None
+            return rows
         if self._forgets or self._seen != len(self.history):
             return 0
         mark = self.mark()
@@ -161,13 +179,28 @@ class GrowingLevel:
             if self.counts_rows:
                 return Height(self.radius.of_rows(problem, rows.num_rows))
             return Height(level=self._evaluated(rows, problem, state)[0])
-        self._catch_up()
-        known = self.radius.level(self.problem, self._state, likelihood)
+        late = self._late()
+        if late is None:
+            self._catch_up()
+        known = self.radius.levels(self.problem, self._state, likelihood, late)
         if known is None:
-            known = self._evaluated(likelihood(), self.problem, self._state)
+            self._catch_up()
+            level, state = self._evaluated(likelihood(), self.problem, self._state)
+            height = Height(level=level)
+        else:
+            levels, state = known
+            height = Height(level=as_level(self.problem, levels), levels=levels)
         if advance:
-            self._state = known[1]
-        return Height(level=known[0])
+            self._state, self._seen = state, len(self.history)
+        return height
+
+    def _late(self) -> LateRows | None:
+        """The rows that the radius has not seen, if compiled code may read them where they lie."""
+        history, rows = self.history, len(self.history)
+        if self._seen >= rows or not self._reads_late or history.keeps_graph:
+            return None
+        X, w, y, used = history.arrays()
+        return LateRows(X, w, y, self._seen, used) if used == rows else None
 
     def _evaluated(
         self, likelihood: NegativeLogLikelihood, problem: Problem, state: State

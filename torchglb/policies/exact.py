@@ -36,6 +36,7 @@ from torchglb.optim import Status, raise_unless_converged
 from torchglb.policies.base import BoundTracker, Policy, towards
 from torchglb.policies.settings import SOLVERS, ExactSettings, PolicySettings, SolverName
 from torchglb.radii import Lipschitz, Radius, by_name
+from torchglb.recording import is_plain
 from torchglb.rounding import round_up
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import Interval, LikelihoodRatioSet
@@ -59,6 +60,8 @@ BOUND_TOLERANCE = 0.01
 TRACKED = 64
 #: wide enough for what is carried, without a pass
 UNREFINED = 1e300
+#: of a height, what a state has
+SAVED = ("radius", "level")
 
 
 class ProgramEstimate(RunningEstimate):
@@ -169,7 +172,7 @@ class ExactPolicy(Policy):
 
     def _level(self, minimum: Estimate) -> Tensor:
         """B, ``(*B)``, and never below the minimum."""
-        radius, level = self._known_height()
+        radius, level, _ = self._known_height()
         if level is None:
             assert radius is not None
             level = round_up(minimum.loss.double() + radius, self.dtype)
@@ -191,7 +194,7 @@ class ExactPolicy(Policy):
 
     def _ask(self, question: Callable[..., Choice], arms: Tensor, **options: Any) -> Choice:
         """What a program's ``argmax`` or ``bound`` says; an empty set is widened first."""
-        radius, level = self._known_height()
+        radius, level, _ = self._known_height()
         ridge = self._ridge()
         choice = question(arms, radius, level=level, regularization=ridge, **options)
         if level is not None and not settled(choice.status == Status.CONVERGED):
@@ -249,12 +252,12 @@ class ExactPolicy(Policy):
 
     def _state(self) -> dict[str, Any]:
         decided = self._decided
-        kept = None if decided is None else {k: _copied(v) for k, v in decided._asdict().items()}
+        kept = None if decided is None else {k: _copied(getattr(decided, k)) for k in SAVED}
         return {"program": self._program.state_dict(), "decided": kept}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         program, decided = state["program"], state["decided"]
-        kept = None if decided is None else Height(*(_copied(decided[f]) for f in Height._fields))
+        kept = None if decided is None else Height(*(_copied(decided[k]) for k in SAVED))
         self._program.load_state_dict(program)
         self._decided = kept
 
@@ -355,7 +358,11 @@ class LikelihoodRatioPolicy(ExactPolicy):
         if exact and isinstance(self._program, AnchoredProgram):
             mark, height = self._sequence.mark(), self._height()
             longest = self._longest if self.validate else 0.0
-            index = self._program.decide(arms, height.radius, longest, height.level)
+            index, levels = None, height.levels
+            if levels is None and is_plain(height.level):
+                levels = height.level.numpy().reshape(-1)
+            if levels is not None or height.radius is not None:
+                index = self._program.decide(arms, height.radius, longest, levels)
             if index is not None:
                 self._decided = height
                 return index

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.backend import Floats
 from torchglb.checks import ValueChecks, as_rows, refuse
 from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
@@ -54,6 +55,24 @@ class Refinement(NamedTuple):
         """From what :meth:`tensors` gives."""
         outer, level, ridge, center, *region = tensors
         return cls(outer, level, ridge, center, ConvexRegion(*region))
+
+
+class LateRows(NamedTuple):
+    """Rows that a state does not know yet, where they lie in the memory of a history.
+
+    Attributes:
+        X: features, ``(N, d, capacity)``.
+        w: weights, ``(N, capacity)``.
+        y: weights times rewards, ``(N, capacity)``.
+        first: the first of them.
+        last: after the last one.
+    """
+
+    X: Floats
+    w: Floats
+    y: Floats
+    first: int
+    last: int
 
 
 class Evaluation(NamedTuple):
@@ -121,6 +140,24 @@ class Radius(ABC):
 
         As valid as that of :meth:`evaluate`. The likelihood is asked for only if rows are needed.
         """
+        known = self.levels(problem, state, likelihood)
+        return None if known is None else (as_level(problem, known[0]), known[1])
+
+    def levels(
+        self,
+        problem: Problem,
+        state: State,
+        likelihood: Callable[[], NegativeLogLikelihood],
+        late: LateRows | None = None,
+    ) -> tuple[Floats, State] | None:
+        """:meth:`level` of N problems as compiled code reads it, ``(N,)``.
+
+        Args:
+            problem: as in ``init``.
+            state: with all rows of the likelihood, but for
+            likelihood: makes it.
+            late: the last of its rows.
+        """
         return None
 
     @abstractmethod
@@ -140,6 +177,12 @@ class Radius(ABC):
                 (:class:`torchglb.history.History` with ``aggregate``).
             estimate: any point of the ball with its loss; the better, the smaller the level.
         """
+
+
+def as_level(problem: Problem, levels: Floats) -> Tensor:
+    """``(*B)`` in the dtype of a problem, from ``(N,)``; not below what it was."""
+    level = torch.from_numpy(levels.reshape(problem.batch_shape))
+    return level if problem.dtype == torch.float64 else round_up(level, problem.dtype)
 
 
 class StatisticsRadius(Radius):

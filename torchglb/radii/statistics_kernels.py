@@ -79,8 +79,8 @@ def ball_mean(family: CompiledFamily, rule: CompiledRule, a: float, scratch: Flo
 @inlined
 def undispersed(family: CompiledFamily) -> CompiledFamily:
     """The same family with g = 1."""
-    code, trials, _, low, high, whole, largest = family
-    return CompiledFamily(code, trials, 1.0, low, high, whole, largest)
+    f = family
+    return CompiledFamily(f.code, f.trials, 1.0, f.low, f.high, f.whole, f.largest)
 
 
 @kernel

@@ -30,6 +30,7 @@ from torchglb.families.compiled import CompiledFamily
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import (
     Evaluation,
+    LateRows,
     State,
     StatisticsRadius,
     check_likelihood,
@@ -49,7 +50,6 @@ from torchglb.radii.posterior.search_kernels import carry_posteriors, held_level
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
 from torchglb.recording import constant, is_recorded, is_transformed, wants_gradient
-from torchglb.rounding import round_up
 
 PASSES = ("auto", "rows", "aggregated")
 EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its loss
@@ -68,10 +68,19 @@ class Screening(NamedTuple):
     hoped: Tensor
 
 
+class _Memory(NamedTuple):
+    """A state and the arrays of its tensors, for which torch takes as long as a small round."""
+
+    tensors: State
+    statistics: Floats
+    held: Floats
+
+
 class Prepared(NamedTuple):
     """What compiled code needs of a radius and its problems, computed once.
 
     Attributes:
+        radius: whose they are.
         family: as compiled code knows it.
         normal: whether the prior is Gaussian.
         numbers: of :func:`.centre_kernels.prior_in`, and after them those of
@@ -81,8 +90,10 @@ class Prepared(NamedTuple):
         table: the monomials of second order.
         carry: :func:`carry_posteriors`, bound.
         levels: :func:`held_levels`, bound.
+        last: the state that was made last, and the arrays that it was made of.
     """
 
+    radius: PosteriorRadius
     family: CompiledFamily
     normal: bool
     numbers: Floats
@@ -91,6 +102,29 @@ class Prepared(NamedTuple):
     table: Packed
     carry: Callable[..., None]
     levels: Callable[..., bool]
+    last: list[_Memory]
+
+    def arrays(self, state: State) -> tuple[Floats, Floats]:
+        """Statistics and held numbers of a state, each ``(N, size)``, to be read only."""
+        if self.made(state):
+            return self.last[0].statistics, self.last[0].held
+        N = len(self.numbers)
+        statistics, held = state["statistics"].detach().numpy(), state["held"].numpy()
+        return statistics.reshape(N, -1), held.reshape(N, -1)
+
+    def made(self, state: State) -> bool:
+        """Whether a state is the last one that :meth:`state` has made: plain, and known."""
+        return len(self.last) > 0 and self.last[0].tensors is state
+
+    def state(self, problem: Problem, statistics: Floats, held: Floats) -> State:
+        """A state of new arrays, ``(N, size)``."""
+        shape = (*problem.batch_shape, -1)
+        tensors = {
+            "statistics": torch.from_numpy(statistics.reshape(shape)),
+            "held": torch.from_numpy(held.reshape(shape)),
+        }
+        self.last[:] = [_Memory(tensors, statistics, held)]
+        return tensors
 
 
 class PosteriorRadius(StatisticsRadius):
@@ -179,30 +213,36 @@ class PosteriorRadius(StatisticsRadius):
         if "held" not in state:
             return self.update(problem, state, *as_rows(x, r, problem.batch_shape, problem.dim), w)
         ready = self._prepared(problem)
-        N = len(ready.numbers)
-        sums, held = state["statistics"].detach().numpy().copy(), state["held"].numpy().copy()
+        sums, held = (memory.copy() for memory in ready.arrays(state))
         ready.carry(
             ready.family,
             x.data_ptr(),
             r.data_ptr(),
             0 if w is None else w.data_ptr(),
-            r.numel() // N,
+            r.numel() // len(sums),
             ready.normal,
             ready.numbers,
             ready.table,
-            sums.reshape(N, -1),
-            held.reshape(N, -1),
+            sums,
+            held,
         )
-        return {"statistics": torch.from_numpy(sums), "held": torch.from_numpy(held)}
+        return ready.state(problem, sums, held)
 
-    def level(  # noqa: D102
-        self, problem: Problem, state: State, likelihood: Callable[[], NegativeLogLikelihood]
-    ) -> tuple[Tensor, State] | None:
-        if wants_gradient(state["statistics"]) or not _is_held(state):
+    def levels(  # noqa: D102
+        self,
+        problem: Problem,
+        state: State,
+        likelihood: Callable[[], NegativeLogLikelihood],
+        late: LateRows | None = None,
+    ) -> tuple[Floats, State] | None:
+        if "held" not in state:
             return None
-        out, new, _ = self._search(problem, state, likelihood, NO_NUMBERS, NOTHING_OFFERED)
-        best = torch.from_numpy(np.fmin(out[:, 0], out[:, 1])).view(problem.batch_shape)
-        return best if problem.dtype == torch.float64 else round_up(best, problem.dtype), new
+        if not self._prepared(problem).made(state) and (
+            wants_gradient(state["statistics"]) or not _is_known(state)
+        ):
+            return None
+        out, new, _ = self._search(problem, state, likelihood, NO_NUMBERS, NOTHING_OFFERED, late)
+        return out[:, 2].copy(), new
 
     def evaluate(  # noqa: D102
         self,
@@ -224,7 +264,8 @@ class PosteriorRadius(StatisticsRadius):
         check_likelihood(likelihood)
         loss = estimate.loss.double()
         smooth = wants_gradient(*likelihood.tensors(), loss, state["statistics"])
-        if not smooth and _is_held(state) and compiled_family(likelihood) is not None:
+        held = not smooth and "held" in state and _is_known(state)
+        if held and compiled_family(likelihood) is not None:
             offers = _offered(problem, estimate)
             at = loss.detach().reshape(-1).contiguous().numpy()  # one number may stand for all
             level, new, passes = self._search(problem, state, lambda: likelihood, at, offers)
@@ -256,8 +297,8 @@ class PosteriorRadius(StatisticsRadius):
     # ---- held ----------------------------------------------------------------------------
 
     def _prepared(self, problem: Problem) -> Prepared:
-        ready = problem.prepared.get(self)
-        if ready is None:
+        ready = problem.prepared.get(id(self))  # its hash would be that of all its settings
+        if ready is None or ready.radius is not self:
             S, family = problem.S.reshape(-1), problem.compiled
             assert family is not None
             columns = (
@@ -273,13 +314,18 @@ class PosteriorRadius(StatisticsRadius):
             numbers = np.concatenate([prior, problem.compiled_rules()], axis=-1)
             etas, table = np.asarray(self.centre_weights(problem)), monomials(problem.dim, 2)
             memory, known = np.empty((1, 1)), (family, not self.confined, numbers, etas)
-            ready = problem.prepared[self] = Prepared(
+            ready = problem.prepared[id(self)] = Prepared(
+                self,
                 *known,
                 np.ascontiguousarray(self.candidates(problem).numpy()),
                 table,
                 bound(carry_posteriors, family, 0, 0, 0, 1, *known[1:3], table, memory, memory),
-                bound(held_levels, *known, 1, table, memory, memory, NO_NUMBERS, memory),
-            )
+                bound(
+                    held_levels, family, *NO_ROWS, *known[1:], 1, table, memory, memory, NO_NUMBERS,
+                    memory,
+                ),
+                [],
+            )  # fmt: skip
         return ready
 
     def _search(
@@ -289,16 +335,20 @@ class PosteriorRadius(StatisticsRadius):
         likelihood: Callable[[], NegativeLogLikelihood],
         loss_hat: Floats,
         offers: Floats,
+        late: LateRows | None = None,
     ) -> tuple[Floats, State, float]:
-        """``(N, 3)``: the levels and those of the mean loss; the new state; the passes."""
-        family, normal, numbers, etas, candidates, table, _, levels = self._prepared(problem)
-        N, kinds = len(numbers), len(candidates)
-        out = np.empty((N, 3))
-        sums, held = _arrays(state, N)
-        known = (family, normal, numbers, etas)
-        if not levels(*known, kinds, table, sums, held, loss_hat, out):
-            return out, state, 0.0
-        where, held = out[:, 2].nonzero()[0], held.copy()
+        """What :func:`held_levels` puts out; the new state; the passes."""
+        ready = self._prepared(problem)
+        _, family, normal, numbers, etas, candidates, table, *_ = ready
+        sums, held = ready.arrays(state)
+        N = len(numbers)
+        out = np.empty((N, 4))
+        if late is not None:
+            sums, held = sums.copy(), held.copy()
+        known = (family, *(late or NO_ROWS), normal, numbers, etas, len(candidates), table)
+        if not ready.levels(*known, sums, held, loss_hat, out):
+            return out, state if late is None else ready.state(problem, sums, held), 0.0
+        where, held = out[:, 3].nonzero()[0], held.copy()
         part = select(flatten_batch(likelihood()), torch.from_numpy(where))
         copies = [block.rows for block in blocks(part, family, 1.0, None)]
         rows = copies[0] if len(copies) == 1 else np.concatenate(copies)
@@ -306,7 +356,10 @@ class PosteriorRadius(StatisticsRadius):
         search_posteriors(
             family, rows, normal, numbers, etas, candidates, table, held, offered, where, out
         )
-        return out, state | {"held": _tensor(held, state["held"])}, float(out[:, 2].sum()) / N
+        new = ready.state(problem, sums, held)
+        if late is None:  # with the graph that it may have
+            new["statistics"] = state["statistics"]
+        return out, new, float(out[:, 3].sum()) / N
 
     # ---- found anew ----------------------------------------------------------------------
 
@@ -334,6 +387,7 @@ class PosteriorRadius(StatisticsRadius):
 #: of no point, the sums that :func:`search_posteriors` is offered
 NOTHING_OFFERED = np.empty((1, 0))
 NO_NUMBERS = np.empty(0)
+NO_ROWS = LateRows(np.empty((1, 1, 0)), np.empty((1, 0)), np.empty((1, 0)), 0, 0)
 
 
 def _offered(problem: Problem, estimate: Estimate) -> Floats:
@@ -353,16 +407,6 @@ def _offered(problem: Problem, estimate: Estimate) -> Floats:
     return np.concatenate([t.detach().numpy().reshape(N, -1) for t in parts], axis=-1, dtype=float)
 
 
-def _is_held(state: State) -> bool:
-    """Whether the state holds a posterior, with sums that are known."""
-    return "held" in state and not math.isnan(state["held"].numpy().flat[-1])
-
-
-def _arrays(state: State, problems: int) -> tuple[Floats, Floats]:
-    """The memory of N problems, as compiled code reads it."""
-    statistics, held = state["statistics"].detach().numpy(), state["held"].numpy()
-    return statistics.reshape(problems, -1), held.reshape(problems, -1)
-
-
-def _tensor(array: Floats, like: Tensor) -> Tensor:
-    return torch.from_numpy(array).view(like.shape)
+def _is_known(state: State) -> bool:
+    """Whether the numbers of the held posterior are: not those of rows that nobody shows."""
+    return not math.isnan(state["held"].numpy().item(-1))

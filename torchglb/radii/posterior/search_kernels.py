@@ -18,7 +18,7 @@ import numpy as np
 from torchglb.backend import Floats, Ints, allocating, entry, floats_at, inlined, kernel
 from torchglb.backend.dense import copy_vector
 from torchglb.carried.kernels import FACTS, Carried, LossRows, carried_in, carry_row, workspace
-from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.monomials import Monomials, Packed, unpack
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
 from torchglb.radii.posterior.candidate_kernels import level_of, posterior_at, screen
@@ -32,8 +32,20 @@ from torchglb.radii.posterior.centre_kernels import (
     put,
     recentre,
 )
-from torchglb.radii.posterior.increment_kernels import add_increment, law_of, sum_increments
-from torchglb.radii.statistics_kernels import add_statistics, rule_in, statistics_in, undispersed
+from torchglb.radii.posterior.increment_kernels import (
+    CompiledLaw,
+    add_increment,
+    law_of,
+    sum_increments,
+)
+from torchglb.radii.statistics_kernels import (
+    CompiledRule,
+    CompiledStatistics,
+    add_statistics,
+    rule_in,
+    statistics_in,
+    undispersed,
+)
 
 #: what a problem wants of the rows
 NOTHING, REFRESH, LOOK = 0, 1, 2
@@ -107,6 +119,49 @@ def hold_if_better(
     held.rest[0], held.rest[1], held.rest[2] = candidate[2], cost, at
 
 
+# ---- rows --------------------------------------------------------------------------------------
+
+
+class RowMemory(NamedTuple):
+    """Memory for adding rows: of the terms of a row, its monomials, a point and a row."""
+
+    scratch: Floats
+    monomial: Floats
+    point: Floats
+    row: Floats
+
+
+@inlined
+def row_memory(dim: int, count: int) -> RowMemory:
+    """For so many features and monomials."""
+    return RowMemory(np.zeros(SCRATCH), np.empty(count), np.empty(dim), np.empty(dim))
+
+
+@kernel
+def add_row(
+    family: CompiledFamily,
+    prior: Prior,
+    law: CompiledLaw,
+    rule: CompiledRule,
+    x: Floats,
+    r: float,
+    w: float,
+    table: Monomials,
+    seen: CompiledStatistics,
+    held: Held,
+    memory: RowMemory,
+) -> None:
+    """Adds a row to all that is carried of a problem; ``law`` is that of its posterior."""
+    sums, point, scratch = held.carried, memory.point, memory.scratch
+    for i in range(x.shape[0]):
+        point[i] = sums.points[i, sums.points.shape[1] - 1]
+    add_statistics(undispersed(family), rule, prior.S, x, r, w, seen, scratch)
+    carry_row(family, x, w, w * r, sums, table, scratch, memory.monomial)
+    held.rest[1] += w * add_increment(
+        family, law, x, point, held.cover, prior.concordance, prior.top
+    )
+
+
 # ---- doors -------------------------------------------------------------------------------------
 
 
@@ -137,31 +192,28 @@ def carry_posteriors(
         statistics: ``(N, size)``.
         held: of :func:`held_in`, ``(N, size)``.
     """
-    table, d, plain = unpack(packed), packed.dim, undispersed(family)
-    x, r = floats_at(x_address, (held.shape[0], k, d)), floats_at(r_address, (held.shape[0], k))
-    w = floats_at(w_address, (held.shape[0], k))
+    table, d, N = unpack(packed), packed.dim, held.shape[0]
+    x, r = floats_at(x_address, (N, k, d)), floats_at(r_address, (N, k))
+    w = floats_at(w_address, (N, k))
     points = (held.shape[1] - d * d - 4 - FACTS) // (2 + 2 * d + packed.count)
-    scratch, monomial, point = np.zeros(SCRATCH), np.empty(packed.count), np.empty(d)
-    for b in range(held.shape[0]):
+    memory = row_memory(d, packed.count)
+    for b in range(N):
         prior, rule = prior_in(normal, numbers[b]), rule_in(numbers[b, PRIOR:])
         found, seen = held_in(held[b], d, points, packed.count), statistics_in(statistics[b], d)
         law = law_of(family, normal, d, found.rest[0], prior.terms)
-        for i in range(d):
-            point[i] = found.carried.points[i, points - 1]
         for s in range(k):
-            row, reward, weight = x[b, s], r[b, s], 1.0
-            if w_address != 0:
-                weight = w[b, s]
-            add_statistics(plain, rule, prior.S, row, reward, weight, seen, scratch)
-            carry_row(family, row, weight, weight * reward, found.carried, table, scratch, monomial)
-            found.rest[1] += weight * add_increment(
-                family, law, row, point, found.cover, prior.concordance, prior.top
-            )
+            weight = 1.0 if w_address == 0 else w[b, s]
+            add_row(family, prior, law, rule, x[b, s], r[b, s], weight, table, seen, found, memory)
 
 
 @entry
 def held_levels(
     family: CompiledFamily,
+    X: Floats,
+    w: Floats,
+    y: Floats,
+    first: int,
+    last: int,
     normal: bool,
     numbers: Floats,
     etas: Floats,
@@ -172,28 +224,44 @@ def held_levels(
     loss_hat: Floats,
     out: Floats,
 ) -> bool:
-    """The levels of the held posteriors: no row is read, nothing is changed.
+    """The levels of the held posteriors, once they know the rows from first to last.
 
     Args:
         family: the family.
+        X: features, ``(N, d, capacity)``.
+        w: weights, ``(N, capacity)``.
+        y: weights times rewards, ``(N, capacity)``.
+        first: the first row that they do not know.
+        last: after the last one; where it is ``first`` no row is read, and nothing is changed.
         normal: whether the prior is Gaussian.
-        numbers: of :func:`prior_in`, ``(N, 8)`` or more.
+        numbers: those of :func:`prior_in`, and after them those of ``rule_in``.
         etas: weights of the barrier, ``(P,)``.
         kinds: J.
         packed: the monomials of second order.
         statistics: ``(N, size)``.
         held: of :func:`held_in`, ``(N, size)``.
         loss_hat: loss at a point of the ball, ``(N,)``, or nothing for that of the centre in use.
-        out: for each problem the level, that of the mean loss, and what is wanted of the rows.
+        out: for each problem the level, that of the mean loss, the smaller one, and what is wanted
+            of the rows, ``(N, 4)``.
 
     Returns:
         Whether anything is wanted of the rows.
     """
     d, slots, any_wanted = packed.dim, etas.shape[0], False
-    memory, point = matrices(d), np.empty(d)
+    memory, adding, table = matrices(d), row_memory(d, packed.count), unpack(packed)
+    point, row = adding.point, adding.row
     for b in range(held.shape[0]):
         prior, found = prior_in(normal, numbers[b]), held_in(held[b], d, slots + 1, packed.count)
-        sums = found.carried
+        sums, rule = found.carried, rule_in(numbers[b, PRIOR:])
+        seen = statistics_in(statistics[b], d)
+        if first < last:
+            law = law_of(family, normal, d, found.rest[0], prior.terms)
+            for s in range(first, last):
+                for i in range(d):
+                    row[i] = X[b, i, s]
+                weight = w[b, s]
+                reward = y[b, s] / weight if weight > 0.0 else 0.0
+                add_row(family, prior, law, rule, row, reward, weight, table, seen, found, adding)
         level = held_level(prior, found, point)
         slot = int(found.rest[2]) // kinds
         for i in range(d):
@@ -201,7 +269,7 @@ def held_levels(
         mean = math.inf
         if not normal:
             loss = loss_hat[b] if loss_hat.shape[0] > 0 else sums.sums[0, slot]
-            slope = statistics_in(statistics[b], d).rest[0] * family.scale - loss
+            slope = seen.rest[0] * family.scale - loss
             infimum = slope if slope <= d else d * math.log(slope / d) + d
             mean = level_of(prior, point, loss, infimum, sums.facts)
         behind = newton_step(prior, etas[slot], sums, slot, point, memory)
@@ -211,8 +279,14 @@ def held_levels(
         if rows >= GROWTH * found.rest[3] and rows > found.rest[3]:
             wanted = LOOK
         any_wanted = any_wanted or wanted != NOTHING
-        out[b, 0], out[b, 1], out[b, 2] = level, mean, wanted
+        out[b, 0], out[b, 1], out[b, 2], out[b, 3] = level, mean, smaller(level, mean), wanted
     return any_wanted
+
+
+@kernel
+def smaller(level: float, mean: float) -> float:
+    """That of the mean loss, where the arithmetic of a posterior has overflowed."""
+    return level if level < mean or math.isnan(mean) else mean
 
 
 @kernel
@@ -251,7 +325,7 @@ def search_posteriors(
         held: of :func:`held_in`, ``(N, size)``; changed.
         offers: of :func:`recentre`, ``(N, 0)``, ``(N, d)`` or ``(N, d + count)``.
         where: the problems, ``(M,)``.
-        out: of :func:`held_levels`; the level is changed, and passes go in place of wishes.
+        out: of :func:`held_levels`; levels are changed, and passes go in place of wishes.
     """
     d, slots, table = packed.dim, etas.shape[0], unpack(packed)
     memory, work, point = matrices(d), workspace(d, packed.count), np.empty(d)
@@ -260,7 +334,7 @@ def search_posteriors(
         prior, found = prior_in(normal, numbers[b]), held_in(held[b], d, slots + 1, packed.count)
         sums, data = found.carried, LossRows(rows[m, :d], rows[m, d], rows[m, d + 1])
         bold = safe = int(found.rest[2])
-        slot, full = bold // candidates.shape[0], out[b, 2] == LOOK
+        slot, full = bold // candidates.shape[0], out[b, 3] == LOOK
         for a in range(0 if full else slot, slots if full else slot + 1):
             passes += recentre(
                 family, data, prior, etas[a], sums, a, offers[b], table, work, memory
@@ -278,4 +352,5 @@ def search_posteriors(
         if safe >= 0 and safe != bold:
             hold_if_better(family, data, prior, etas, candidates, safe, found, memory)
             passes += 1
-        out[b, 0], out[b, 2] = held_level(prior, found, point), passes
+        level = held_level(prior, found, point)
+        out[b, 0], out[b, 2], out[b, 3] = level, smaller(level, out[b, 1]), passes

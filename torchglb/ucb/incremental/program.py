@@ -365,7 +365,7 @@ class AnchoredProgram:
         arms: Any,
         radius: float | Tensor | None,
         longest: float,
-        level: Tensor | None = None,
+        levels: Floats | None = None,
     ) -> Tensor | None:
         """The index of :meth:`argmax` alone, in one compiled call that checks the arms too.
 
@@ -373,7 +373,7 @@ class AnchoredProgram:
             arms: ``(*B, K, d)``.
             radius: beta^2; or
             longest: an arm may be so long; 0 for no checks of values.
-            level: B, ``(*B)``.
+            levels: B, ``(N,)``.
 
         Returns:
             ``(*B)``; or None for arms that are not plain or do not fit, and where the set of some
@@ -388,11 +388,9 @@ class AnchoredProgram:
                 return None
         if arms.dtype is not torch.float64 or not self._is_double or not arms.is_contiguous():
             return None
-        if level is not None and not (is_plain(level) and level.shape == self.batch_shape):
-            return None
         _, settings, absolute, heights, out, winner = plain
-        if level is not None:
-            heights[:] = level.numpy().reshape(-1)
+        if levels is not None:
+            heights[:] = levels
             settings = absolute
         else:
             heights[:] = radius if type(radius) is float else self._numbers("radius", radius)
@@ -400,7 +398,7 @@ class AnchoredProgram:
         ridge, tilt = self._no_ridge, self._no_tilt
         asked = RoundInput(heights, ridge, tilt, settings, count, longest, rows)
         if not rounds.play(arms, asked, out) or (
-            level is not None and np.count_nonzero(out.status)
+            levels is not None and np.count_nonzero(out.status)
         ):
             return None
         return winner.clone()
