@@ -106,15 +106,16 @@ class Prepared(NamedTuple):
 
     def arrays(self, state: State) -> tuple[Floats, Floats]:
         """Statistics and held numbers of a state, each ``(N, size)``, to be read only."""
-        if self.made(state):
-            return self.last[0].statistics, self.last[0].held
+        memory = self.last[0] if self.last else None  # once: other threads may put theirs there
+        if memory is not None and memory.tensors is state:
+            return memory.statistics, memory.held
         N = len(self.numbers)
         statistics, held = state["statistics"].detach().numpy(), state["held"].numpy()
         return statistics.reshape(N, -1), held.reshape(N, -1)
 
     def made(self, state: State) -> bool:
         """Whether a state is the last one that :meth:`state` has made: plain, and known."""
-        return len(self.last) > 0 and self.last[0].tensors is state
+        return any(memory.tensors is state for memory in self.last)
 
     def state(self, problem: Problem, statistics: Floats, held: Floats) -> State:
         """A state of new arrays, ``(N, size)``."""
