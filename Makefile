@@ -28,6 +28,9 @@ help:
 demo: $(STAMP)
 	$(VENV)/bin/torchglb run figure1 --quick
 
+# tests start many processes, which read what the first has translated: bytecode is written
+export PYTHONDONTWRITEBYTECODE :=
+
 # two processes, a file at a time, in the order of tests/conftest.py: the longest first
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 

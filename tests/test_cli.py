@@ -352,14 +352,6 @@ def test_presets_are_found_and_load():
             assert config.name == name
 
 
-def test_it_is_a_program():
-    done = subprocess.run(
-        [sys.executable, "-m", "torchglb.cli", "list"], capture_output=True, text=True
-    )
-    assert done.returncode == 0
-    assert "figure1" in done.stdout
-
-
 def test_python_m_torchglb_is_the_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["torchglb", "list"])
     with pytest.raises(SystemExit) as left:

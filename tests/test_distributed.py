@@ -1,7 +1,8 @@
-"""Histories sharded over two gloo ranks: the same numbers and choices as in one place.
+"""Histories sharded over gloo ranks: the same numbers and choices as in one place.
 
-Two processes run every case of ``CASES`` twice, whole and sharded, and compare: once against each
-other (bit by bit) and once against the whole. The two processes are started once for all cases.
+Two ranks run every case of ``CASES``, sharded, and the first of them whole as well: they are
+compared with each other (bit by bit) and with the whole. A third joins them for some cases, and for
+what goes wrong. The three processes are started once for all tests.
 """
 
 import math
@@ -224,9 +225,7 @@ def saved_and_continued():
     return [*other.whole()[:2], X, r], len(other), other.X.shape[-2]
 
 
-def main(rank, store, target):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def of_two(rank):
     report = {}
     for name, case in CASES.items():
         alone = case() if rank == 0 else None
@@ -236,110 +235,119 @@ def main(rank, store, target):
     with sharded():
         report["refusals"] = refusals()
         report["saved"] = saved_and_continued()
-    torch.save(report, f"{target}/{rank}.pt")
+    return report
+
+
+#: the cases of three ranks
+SOME = ("loss", "mle logistic", "mle poisson", "ofuglb-e")
+
+
+def of_three():
+    with sharded(checked=True):
+        return {name: [t.clone() for t in CASES[name]()] for name in SOME}
+
+
+def disturbed(rank, fault):
+    """Rank 1 is given another row, or rank 2 dies: the error, and how many rows there are then."""
+    with sharded(checked=True):
+        kept = glb.History(3, (2,))
+    X, r = rows(8, 3)
+    kept.append(X[:, :4], r[:, :4])
+    if fault == "died" and rank == 2:
+        os._exit(7)
+    if fault == "differs" and rank == 1:
+        r = r.clone()
+        r[0, 5] = 1 - r[0, 5]
+    try:
+        kept.append(X[:, 4:], r[:, 4:])
+        glb.constrained_mle(glb.Bernoulli(), kept, glb.Ball(3, 3.0), validate=False)
+    except (InputError, LostRankError) as error:
+        return f"{type(error).__name__}: {error}", len(kept)
+    return "no error", len(kept)
+
+
+def main(rank, folder):
+    torch.set_num_threads(1)
+
+    def meet(name, ranks):
+        store = f"file://{folder}/{name}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+
+    report = {}
+    if rank < 2:
+        meet("two", 2)
+        report["two"] = of_two(rank)
+        dist.destroy_process_group()
+    meet("three", 3)
+    report["three"] = of_three()
     dist.destroy_process_group()
+    meet("differs", 3)
+    report["differs"] = disturbed(rank, "differs")
+    dist.destroy_process_group()
+    torch.save(report, f"{folder}/{rank}.pt")
+    meet("died", 3)
+    report["died"] = disturbed(rank, "died")
+    torch.save(report, f"{folder}/{rank}.pt")
+    # gloo cannot take down a group that has lost a rank: now and then its threads abort the
+    # process when the interpreter ends, long after the report is on disk
+    os._exit(0)
 
 
 @pytest.fixture(scope="module")
-def reports():
+def all_reports():
+    """Of the three ranks, the last of which dies in the end."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, f"{folder}/store", folder]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         running = [
-            subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, env=environment)
-            for rank in range(2)
+            subprocess.Popen(
+                [sys.executable, __file__, folder, str(rank)],
+                stderr=subprocess.PIPE,
+                env=environment,
+            )
+            for rank in range(3)
         ]
         try:
-            errors = [process.communicate(timeout=300)[1].decode() for process in running]
+            for process, code in zip(running, (0, 0, 7), strict=True):
+                error = process.communicate(timeout=300)[1].decode()
+                assert process.returncode == code, error
         finally:
             for process in running:
                 process.kill()
-        assert all(process.returncode == 0 for process in running), "\n".join(errors)
-        return [torch.load(f"{folder}/{rank}.pt") for rank in range(2)]
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(3)]
+
+
+@pytest.fixture(scope="module")
+def reports(all_reports):
+    """What two ranks found."""
+    return [report["two"] for report in all_reports[:2]]
 
 
 # ---- three ranks, one of which goes wrong ------------------------------------------------------------
 
-SOME = ("loss", "mle logistic", "mle poisson", "ofuglb-e")
+
+@pytest.mark.parametrize("case", SOME)
+def test_three_ranks_agree_with_one(case, reports, all_reports):
+    found = [report["three"][case] for report in all_reports]
+    for one, three in zip(reports[0][case]["alone"], found[0], strict=True):
+        torch.testing.assert_close(three, one, rtol=AGREEMENT, atol=AGREEMENT)
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
 
 
-def of_three(rank, store, target, fault):
-    """All is well; or rank 1 is given another row; or rank 2 dies."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3)
-    report = {}
-    if fault == "none":
-        for name in SOME:
-            with sharded(checked=True):
-                shared = CASES[name]()
-            alone = CASES[name]() if rank == 0 else None
-            report[name] = {"alone": alone, "shared": [t.clone() for t in shared]}
-    else:
-        with sharded(checked=True):
-            kept = glb.History(3, (2,))
-        X, r = rows(8, 3)
-        kept.append(X[:, :4], r[:, :4])
-        if fault == "died" and rank == 2:
-            os._exit(7)
-        if fault == "differs" and rank == 1:
-            r = r.clone()
-            r[0, 5] = 1 - r[0, 5]
-        try:
-            kept.append(X[:, 4:], r[:, 4:])
-            glb.constrained_mle(glb.Bernoulli(), kept, glb.Ball(3, 3.0), validate=False)
-            report["error"] = None
-        except (InputError, LostRankError) as error:
-            report["error"], report["rows"] = f"{type(error).__name__}: {error}", len(kept)
-    torch.save(report, f"{target}/{rank}.pt")
-    if fault == "died":
-        # gloo cannot take down a group that has lost a rank: now and then its threads abort the
-        # process when the interpreter ends, long after the report is on disk
-        os._exit(0)
-    dist.destroy_process_group()
-
-
-def run_three(folder, fault):
-    command = [sys.executable, __file__, f"{folder}/store", str(folder)]
-    running = [
-        subprocess.Popen(
-            [*command, str(rank), fault],
-            stderr=subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(3)
-    ]
-    try:
-        errors = [process.communicate(timeout=300)[1].decode() for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    survivors = range(2) if fault == "died" else range(3)
-    assert all(running[rank].returncode == 0 for rank in survivors), "\n".join(errors)
-    return [torch.load(f"{folder}/{rank}.pt") for rank in survivors]
-
-
-def test_three_ranks_agree_with_one(tmp_path):
-    reports = run_three(tmp_path, "none")
-    for case in SOME:
-        for one, two in zip(reports[0][case]["alone"], reports[0][case]["shared"], strict=True):
-            torch.testing.assert_close(two, one, rtol=AGREEMENT, atol=AGREEMENT)
-        for other in reports[1:]:
-            pairs = zip(reports[0][case]["shared"], other[case]["shared"], strict=True)
-            assert all(torch.equal(one, two) for one, two in pairs)
-
-
-def test_the_rank_that_was_given_another_row_is_named(tmp_path):
-    for report in run_three(tmp_path, "differs"):
+def test_the_rank_that_was_given_another_row_is_named(all_reports):
+    for report in all_reports:
+        error, kept = report["differs"]
         expected = "InputError: rows: expected the same on all ranks, got different ones on rank 1"
-        assert report["error"] == expected
-        assert report["rows"] == 4  # the refused rows are nowhere
+        assert error == expected
+        assert kept == 4  # the refused rows are nowhere
 
 
-def test_a_rank_that_dies_is_an_error_that_says_so(tmp_path):
-    for rank, report in enumerate(run_three(tmp_path, "died")):
-        assert report["error"].startswith(
+def test_a_rank_that_dies_is_an_error_that_says_so(all_reports):
+    for rank, report in enumerate(all_reports[:2]):
+        assert report["died"][0].startswith(
             f"LostRankError: rank {rank}: another of the 3 ranks that share the history has ended"
         )
+    assert "died" not in all_reports[2]
 
 
 # ---- what they must have found ----------------------------------------------------------------------
@@ -421,7 +429,4 @@ def test_shares_are_disjoint_and_complete(monkeypatch):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    if len(sys.argv) == 5:
-        of_three(int(sys.argv[3]), sys.argv[1], sys.argv[2], sys.argv[4])
-    else:
-        main(int(sys.argv[3]), sys.argv[1], sys.argv[2])
+    main(int(sys.argv[2]), sys.argv[1])

@@ -143,7 +143,8 @@ def texts(figure):
         if text.get_visible() and text.get_text().strip():
             found.append((text.get_text(), text.get_window_extent(renderer)))
 
-    figure.draw_without_rendering()  # the layout is found in a first go
+    figure.draw_without_rendering()  # the layout is found in a first go, and kept
+    figure.set_layout_engine("none")
     with mock.patch.object(matplotlib.text.Text, "draw", record):
         figure.draw_without_rendering()
     return found
@@ -181,10 +182,16 @@ def test_titles_are_wrapped_and_taken_as_they_are(tmp_path, title, S):
             assert title.replace(" ", "") in shown
 
 
-@pytest.mark.parametrize("dim", [2, 5])
+TWO, ONE_LABEL = ("ofuglb", "random"), ("oracle",)
+MANY = (*PAPER, "glm-ucb", "gloc", "ol2m", "ts", "greedy")
+WITHOUT_SETS = [
+    pytest.param(5, labels, marks=pytest.mark.slow) for labels in (PAPER, ONE_LABEL, MANY)
+]
+
+
 @pytest.mark.parametrize(
-    "labels",
-    [PAPER, ("ofuglb", "random"), ("oracle",), (*PAPER, "glm-ucb", "gloc", "ol2m", "ts", "greedy")],
+    ("dim", "labels"),
+    [(2, PAPER), (2, TWO), (2, ONE_LABEL), (2, MANY), (5, TWO), *WITHOUT_SETS],
 )
 def test_no_text_leaves_the_canvas_or_another_one(tmp_path, dim, labels):
     record = Record.open(fake_record(tmp_path, labels, S=(4.0, 6.0, 8.0, 10.0), dim=dim))

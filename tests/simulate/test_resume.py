@@ -153,13 +153,10 @@ def killed_three_times(tmp_path, undisturbed, executor):
     return kills
 
 
-def test_killed_at_random_moments_the_arrays_are_the_same(undisturbed, tmp_path):
-    assert killed_three_times(tmp_path, undisturbed, "serial") == 3
-
-
-@pytest.mark.slow
-def test_killed_with_workers_the_arrays_are_the_same(undisturbed, tmp_path):
-    assert killed_three_times(tmp_path, undisturbed, "processes") == 3
+@pytest.mark.slow  # test_faults.py kills more often what it need not start afresh
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_killed_at_random_moments_the_arrays_are_the_same(undisturbed, tmp_path, executor):
+    assert killed_three_times(tmp_path, undisturbed, executor) == 3
 
 
 def test_a_torn_file_is_never_seen(tmp_path, monkeypatch):
@@ -245,6 +242,7 @@ class Murderer(Watch):
         self.notices.append(text)
 
 
+@pytest.mark.slow  # test_faults.py kills one worker after the other
 def test_two_workers_of_which_some_die(undisturbed, tmp_path):
     watch = Murderer()
     out = tmp_path / "run"

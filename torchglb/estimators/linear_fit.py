@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from torchglb.checks import check_positive, check_probability, refuse
@@ -400,9 +400,7 @@ class LinearFit:
         A, _ = self.scale.contrasts(np.atleast_2d(np.asarray(C, float)))
         A = A * (unit / self.scale.unit)
         spread = np.linalg.pinv(self.estimate.hessian, hermitian=True)
-        half = stats.norm.ppf(1.0 - self.delta / 2) * np.sqrt(
-            np.einsum("ij,jk,ik->i", A, spread, A)
-        )
+        half = special.ndtri(1.0 - self.delta / 2) * np.sqrt(np.einsum("ij,jk,ik->i", A, spread, A))
         middle = self.value(C)
         return Bounds(middle, middle - half, middle + half)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from torchglb.checks import refuse
@@ -109,7 +109,7 @@ class OffsetFit(LinearFit):
         u, size, shift = self._directions(C)
         loss = self.likelihood
         theta = torch.from_numpy(self.estimate.phi * self.length)
-        level = loss.value(theta) + 0.5 * float(stats.chi2.ppf(1.0 - self.delta, 1))
+        level = loss.value(theta) + 0.5 * float(special.chdtri(1, self.delta))
         S = 30.0 * max(float(theta.norm()), FAR[0] * self.prior * self.length)
         program = SublevelProgram(loss, Ball(loss.dim, S), level)
 
@@ -171,8 +171,6 @@ class OffsetFit(LinearFit):
         A, _ = self.scale.contrasts(np.atleast_2d(np.asarray(C, float)))
         hessian = self.estimate.hessian[: self.dim, : self.dim]
         spread = np.linalg.pinv(hessian, hermitian=True)
-        half = stats.norm.ppf(1.0 - self.delta / 2) * np.sqrt(
-            np.einsum("ij,jk,ik->i", A, spread, A)
-        )
+        half = special.ndtri(1.0 - self.delta / 2) * np.sqrt(np.einsum("ij,jk,ik->i", A, spread, A))
         middle = self.value(C)
         return Bounds(middle, middle - half, middle + half)
