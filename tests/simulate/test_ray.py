@@ -207,19 +207,8 @@ def test_the_command_with_an_address(cluster, tmp_path):
     assert "a word from the task" in done.stderr + done.stdout
 
 
-def test_a_wrong_address_is_refused(tmp_path):
-    if ray.is_initialized():
-        ray.shutdown()
-    begin = time.monotonic()
-    with pytest.raises(glb.InputError, match="address: expected that of a running Ray cluster"):
-        simulate(LABELS, **SETTINGS, out=tmp_path, executor="ray", address="127.0.0.1:1")
-    assert time.monotonic() - begin < 20
-
-
 def test_a_node_that_is_lost(undisturbed, cluster, tmp_path):
     """The tasks that ran there go on elsewhere, from their checkpoints."""
-    if not ray.is_initialized():
-        ray.init(address=cluster.address, logging_level="warning")
     lost = Told(lambda: cluster.remove_node(cluster.second, allow_graceful=False))
     simulate(LABELS, **SETTINGS, **RAY, out=tmp_path / "run", watch=lost)
     assert files(tmp_path / "run") == undisturbed
@@ -231,3 +220,11 @@ def test_a_cluster_of_its_own(undisturbed, tmp_path, cluster):
     simulate(LABELS, **SETTINGS, **RAY, out=tmp_path / "run")
     assert files(tmp_path / "run") == undisturbed
     assert not ray.is_initialized()
+
+
+def test_a_wrong_address_is_refused(tmp_path):
+    ray.shutdown()
+    begin = time.monotonic()
+    with pytest.raises(glb.InputError, match="address: expected that of a running Ray cluster"):
+        simulate(LABELS, **SETTINGS, out=tmp_path, executor="ray", address="127.0.0.1:1")
+    assert time.monotonic() - begin < 20

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchglb.checks import refuse
+from torchglb.simulate import mailbox
 from torchglb.simulate.executors import (
     FAILED,
     FINISHED,
@@ -36,6 +37,9 @@ except ModuleNotFoundError:
     message = "'serial' or 'processes', or Ray installed (pip install ray)"
     raise refuse("executor", message, "'ray'") from None
 
+# travels as code, not by its name: its process is there at once, without importing torch
+ray.cloudpickle.register_pickle_by_value(mailbox)
+
 #: seconds between two looks at the mailbox
 LOOK_EVERY = 0.5
 #: seconds for what tasks have printed to arrive: Ray sends it along a little later
@@ -44,42 +48,14 @@ LAST_WORDS = 1.5
 CUT_OFF = "cut off"
 
 
-class Mailbox:
-    """An actor between the tasks and this process: progress and checkpoints one way, stop back."""
-
-    def __init__(self) -> None:
-        self._rounds: dict[int, int] = {}
-        self._checkpoints: dict[int, bytes] = {}
-        self._stop = False
-
-    def tell(self, number: int, rounds: int) -> bool:
-        """A task says how far it is; whether it should go on."""
-        self._rounds[number] = rounds
-        return not self._stop
-
-    def keep(self, number: int, checkpoint: bytes) -> None:
-        """A task leaves a checkpoint."""
-        self._checkpoints[number] = checkpoint
-
-    def stop(self) -> None:
-        """All tasks should save and stop."""
-        self._stop = True
-
-    def empty(self) -> tuple[dict[int, int], dict[int, bytes]]:
-        """What has come in since the last time."""
-        found = self._rounds, self._checkpoints
-        self._rounds, self._checkpoints = {}, {}
-        return found
-
-
-def _play(task: Task, number: int, saved: bytes | None, mailbox: Any) -> tuple[str, Any]:
+def _play(task: Task, number: int, saved: bytes | None, box: Any) -> tuple[str, Any]:
     """The remote function: what came of the task, and its results or its traceback."""
 
     def report(rounds: int) -> bool:
-        return bool(ray.get(mailbox.tell.remote(number, rounds)))
+        return bool(ray.get(box.tell.remote(number, rounds)))
 
     def keep(checkpoint: bytes) -> None:
-        ray.get(mailbox.keep.remote(number, checkpoint))
+        ray.get(box.keep.remote(number, checkpoint))
 
     try:
         found = run_task(task, report, saved, keep)
@@ -245,4 +221,4 @@ def _new_mailbox() -> Any:
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     settings = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    return ray.remote(Mailbox).options(**settings, scheduling_strategy=here).remote()
+    return ray.remote(mailbox.Mailbox).options(**settings, scheduling_strategy=here).remote()
