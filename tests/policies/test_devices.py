@@ -35,11 +35,11 @@ def build(name, family=None, **options):
 
 
 def play(device, policy):
-    """Two rounds, the second with two rows at once, and a third choice."""
-    found, there = [], {"dtype": policy.dtype, "device": device}
+    """A choice before all rows, one row, two rows at once, and a choice after them."""
+    there = {"dtype": policy.dtype, "device": device}
+    arms = torch.rand(*BATCH, ARMS, D, **there)
+    found = policy.select(arms)
     for rows in ((), (2,)):
-        arms = torch.rand(*BATCH, ARMS, D, **there)
-        found.append(policy.select(arms))
         policy.update(torch.rand(*BATCH, *rows, D, **there), torch.ones(*BATCH, *rows, **there))
     return found, policy.select(arms)
 

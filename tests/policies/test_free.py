@@ -192,7 +192,7 @@ def test_an_imagined_row_counts_and_leaves_no_trace(family):
     )
     x, r = rows_for(family, 3, 2, seed=9)
     for s in range(3):
-        row, w = x[:, s].numpy(), np.full(PROBLEMS, 2.0)
+        row, w = x[:, s].contiguous().numpy(), np.full(PROBLEMS, 2.0)
         found = minimum.predict(row, 2.0 * r[:, s].numpy(), w, ridge, zero, 1e-12)
         other = copy.deepcopy(source.history)
         other.append(x[:, s], r[:, s], torch.full((PROBLEMS,), 2.0, dtype=DTYPE))

@@ -117,7 +117,11 @@ def options_of(found):
 
 
 @on_every_device
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(
+    "question",
+    # the interval of the mean comes from that of the linear predictor
+    [pytest.param(q, marks=pytest.mark.slow if q == "interval" else []) for q in QUESTIONS],
+)
 @pytest.mark.parametrize("kind", SETS)
 def test_set(kind, question, device_name):
     def call(device):
@@ -140,7 +144,7 @@ def test_boundary_and_volume(kind, device_name):
 
 
 @on_every_device
-@pytest.mark.parametrize("found", [(), ("all",) * 2])
+@pytest.mark.parametrize("found", [pytest.param((), marks=pytest.mark.slow), ("all",) * 2])
 @pytest.mark.parametrize(
     "options",
     [

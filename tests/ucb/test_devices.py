@@ -61,11 +61,18 @@ def test_native_support_with_a_center_and_a_ridge(device_name):
 
 #: what the searches for stuck arms find: none, one, all
 SCRIPTS = {"no arm is stuck": (), "one arm is stuck": ("one",), "all arms are stuck": ("all",)}
+#: each family and each script at least once by default
+BY_DEFAULT = {(0, "no arm is stuck"), (0, "one arm is stuck"), (0, "all arms are stuck")}
+BY_DEFAULT |= {(1, "all arms are stuck"), (2, "one arm is stuck")}
+ROUNDS = [
+    pytest.param(family, script, marks=[] if (i, script) in BY_DEFAULT else pytest.mark.slow)
+    for i, family in enumerate(FAMILIES)
+    for script in SCRIPTS
+]
 
 
 @on_every_device
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "script"), ROUNDS)
 def test_rounds_of_a_growing_history(device_name, family, script):
     def call(device):
         program = RefitProgram(family, glb.Ball(3, 3.0), (2, 2), validate=False, device=device)
