@@ -82,7 +82,7 @@ def warm_rounds() -> None:
 
 def warm_single() -> None:
     """Rows in float32."""
-    play("ofuglb", "evill", single=True)
+    play("ofuglb", "ofuglb-e", "evill", single=True)
 
 
 def warm_own() -> None:
@@ -97,7 +97,7 @@ def warm_own() -> None:
         self_concordance=1.0,
         max_variance=0.25,
     )
-    play("ofuglb", "evill", family=family)
+    play("ofuglb", "ofuglb-e", "evill", family=family)
     play("ofuglb-contrast")
     play("ofuglb-contrast", single=True)
     play("oful-contrast", family=Gaussian(0.5))

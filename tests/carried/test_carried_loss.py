@@ -194,9 +194,18 @@ def test_an_infinite_loss_stays_infinite():
 # ---- the polynomial ------------------------------------------------------------------------------
 
 
+#: the slower families in two dimensions only, by default
+DIMENSIONS = [
+    pytest.param(
+        family, d, marks=pytest.mark.slow if isinstance(family, glb.QuasiBounded) and d != 2 else []
+    )
+    for family in FAMILIES
+    for d in (1, 2, 3)
+]
+
+
 @pytest.mark.parametrize("distance", [1e-3, 0.1, 1.0, 4.0])
-@pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("family", FAMILIES, ids=by_name)
+@pytest.mark.parametrize(("family", "d"), DIMENSIONS)
 def test_the_polynomial_never_says_more_than_is_true(family, d, distance, generator):
     """The loss lies within its error; and nowhere in the ball below the tangent, but for it."""
     N = 30

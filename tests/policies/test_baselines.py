@@ -25,6 +25,7 @@ class TestEVILL(PolicyContract):
     families = ALL
 
 
+@pytest.mark.slow
 class TestEVILLAggregated(PolicyContract):
     name = "evill"
     families = ALL
@@ -59,6 +60,7 @@ class TestRSGLinCBAfterTheWarmUp(PolicyContract):
     greedy = False
 
 
+@pytest.mark.slow
 class TestRSGLinCBBetween(PolicyContract):
     name = "rs-glincb"
     ball_arms = False
@@ -71,6 +73,7 @@ class TestAdaOFUECOLog(PolicyContract):
     uncovered = UNBOUNDED
 
 
+@pytest.mark.slow
 class TestAdaOFUECOLogPublic(PolicyContract):
     name = "ada-ofu-ecolog"
     options = {"constants": "public"}
@@ -99,6 +102,7 @@ class TestGLMUCB(PolicyContract):
     uncovered = UNBOUNDED
 
 
+@pytest.mark.slow
 class TestGLMUCBPublic(PolicyContract):
     name = "glm-ucb"
     options = {"constants": "public"}
@@ -110,6 +114,7 @@ class TestGLOC(PolicyContract):
     families = ALL
 
 
+@pytest.mark.slow
 class TestGLOCPublic(PolicyContract):
     name = "gloc"
     options = {"constants": "public"}
@@ -122,6 +127,7 @@ class TestLogUCB1(PolicyContract):
     uncovered = UNBOUNDED
 
 
+@pytest.mark.slow
 class TestLogUCB1Public(PolicyContract):
     name = "log-ucb-1"
     options = {"constants": "public"}

@@ -73,6 +73,7 @@ class TestEMK(PolicyContract):
     families = ALL
 
 
+@pytest.mark.slow
 class TestEMKFTRL(PolicyContract):
     name = "emk"
     options: ClassVar[dict[str, Any]] = {"regularizer": "ftrl"}
@@ -88,6 +89,7 @@ class TestOFULogR(PolicyContract):
     uncovered = NOT_LOGISTIC
 
 
+@pytest.mark.slow
 class TestOFULogRPublic(PolicyContract):
     name = "ofulog-r"
     options: ClassVar[dict[str, Any]] = {"constants": "public"}

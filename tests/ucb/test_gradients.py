@@ -114,8 +114,15 @@ def test_first_derivatives_of_theta(case, family):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("case", CASES)
+#: by default every case of one family, and of the others the one in which all is active
+SOME = [
+    pytest.param(case, family, marks=pytest.mark.slow if i and case != "both" else [])
+    for i, family in enumerate(FAMILIES)
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize(("case", "family"), SOME)
 @pytest.mark.parametrize("field", ["upper", "theta", "multiplier"])
 def test_second_derivatives(case, family, field):
     tensors = needing(inputs(case, family, n=3, K=1))

@@ -123,8 +123,14 @@ def test_nothing_requires_grad_without_need(generator):
 # ---- gradients ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: type(f).__name__)
-@pytest.mark.parametrize("ball", [False, True])
+BALLS = [
+    pytest.param(family, ball, marks=pytest.mark.slow if i and ball else [])
+    for i, family in enumerate(FAMILIES)
+    for ball in (False, True)
+]
+
+
+@pytest.mark.parametrize(("family", "ball"), BALLS)
 def test_gradients(family, ball, generator):
     """Of value, maximiser and multiplier, with the ball active or not, in every input.
 
