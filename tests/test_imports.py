@@ -29,6 +29,7 @@ ROOMS = (
     "families",
     "domain",
     "merging",
+    "row_buffers",
     "history",
     "likelihood",
     "forgetting",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.arrays import array
 from torchglb.backend import bound_once
 from torchglb.backend.value_checks import write_rows
 from torchglb.checks import (
@@ -32,49 +31,20 @@ from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
 from torchglb.merging import MergedRows, merge
 from torchglb.recording import is_plain, is_recorded, is_transformed
+from torchglb.row_buffers import (
+    RowBuffers,
+    Rows,
+    RowViews,
+    cloned,
+    copied_on,
+    copies,
+    enlarged,
+    extended,
+    reserved,
+)
 
 #: rows that are merged in one go: there has to be room for them all
 MERGED_AT_ONCE = 256
-
-
-class Rows(NamedTuple):
-    """Features ``(*B, n, d)``, rewards and weights ``(*B, n)``; no weights mean weights of 1."""
-
-    X: Tensor
-    r: Tensor
-    w: Tensor | None = None
-
-
-class _Held(NamedTuple):
-    """All that a history has: replaced as a whole, in one assignment, or not at all."""
-
-    used: int  # rows in use; with aggregation an upper bound on them
-    observations: int
-    X: Tensor  # (*B, capacity, d)
-    w: Tensor  # (*B, capacity)
-    # weight times reward: sums of it merge, means do not; of weighted rows in float32 that are not
-    # merged it is in float64, which has all its digits
-    y: Tensor
-    w_rest: Tensor | None  # with aggregation, what the sums w and y were rounded by
-    y_rest: Tensor | None
-    distinct: Tensor  # (*B), rows in use with aggregation
-    unit_weights: bool  # every weight so far is 1
-    recorded: bool  # whether a row carries derivatives
-    last: Rows | None  # with aggregation, what was appended last, which merged rows do not show
-
-    def with_plain(self, rows: int) -> _Held:
-        """With so many rows of weight 1, which are written behind those in use."""
-        return _Held(self.used + rows, self.observations + rows, *self[2:])
-
-
-class _Arrays(NamedTuple):
-    """The rows for compiled code."""
-
-    key: Tensor  # the y they are of
-    copied: int | None  # rows in use that were copied; None for views, which show all rows
-    X: Any  # (N, d, capacity)
-    w: Any  # (N, capacity)
-    y: Any
 
 
 _write_rows = bound_once(write_rows)
@@ -146,13 +116,15 @@ class History:
         w, y, *rests = (torch.zeros_like(X[..., 0]) for _ in range(4))
         w_rest, y_rest = rests if self.aggregate else (None, None)
         distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=X.device)
-        self._held = _Held(0, 0, X, w, y, w_rest, y_rest, distinct, not self.aggregate, False, None)
+        self._held = RowBuffers(
+            0, 0, X, w, y, w_rest, y_rest, distinct, not self.aggregate, False, None
+        )
         known = (-math.inf, math.inf, False) if family is None else family.compiled()
         # the least reward, the largest, whether they are whole; None if compiled code cannot tell
         self._rewards = known[3:6] if isinstance(known, CompiledFamily) else known
         self.epoch = 0  # how often its rows were replaced by others
         self._shards = current()
-        self._arrays: _Arrays | None = None  # a cache of arrays()
+        self._arrays: RowViews | None = None  # a cache of arrays()
 
     def __copy__(self) -> History:
         """A copy of its own: two histories that shared buffers would write over each other."""
@@ -167,7 +139,7 @@ class History:
         # torch's own deepcopy refuses tensors that keep a graph
         parts = self._held._asdict()
         copies: dict[str, Any] = {
-            name: _cloned(t) for name, t in parts.items() if isinstance(t, Tensor)
+            name: cloned(t) for name, t in parts.items() if isinstance(t, Tensor)
         }
         new._held = self._held._replace(**copies)
         return new
@@ -243,23 +215,23 @@ class History:
         """
         return self._arrays_of(self._held)
 
-    def _arrays_of(self, held: _Held) -> tuple[Any, Any, Any, int]:
+    def _arrays_of(self, held: RowBuffers) -> tuple[Any, Any, Any, int]:
         known = self._arrays
         if known is None or known.key is not held.y or self.aggregate:
-            known = self._arrays = self._views(held) if self._is_narrow(held) else _copies(held)
+            known = self._arrays = self._views(held) if self._is_narrow(held) else copies(held)
         elif known.copied is not None and known.copied < held.used:
-            known = self._arrays = _copied_on(known, held)
+            known = self._arrays = copied_on(known, held)
         return known.X, known.w, known.y, held.used
 
-    def _is_narrow(self, held: _Held) -> bool:
+    def _is_narrow(self, held: RowBuffers) -> bool:
         """Whether all there is to a row is in X, w and y, in the dtype of the history."""
         return not self.aggregate and held.y.dtype == held.X.dtype
 
-    def _views(self, held: _Held) -> _Arrays:
+    def _views(self, held: RowBuffers) -> RowViews:
         N, capacity = self.batch_shape.numel(), held.X.shape[-2]
         X = held.X.detach().mT.reshape(N, self.dim, capacity)
         w, y = (t.detach().reshape(N, capacity).numpy() for t in (held.w, held.y))
-        return _Arrays(held.y, None, X.contiguous().numpy(), w, y)
+        return RowViews(held.y, None, X.contiguous().numpy(), w, y)
 
     # ---- writing by compiled code: reserve, write behind the rows in use, commit -----------
 
@@ -293,7 +265,7 @@ class History:
         """:meth:`arrays` with room for so many plain rows more, which :meth:`commit` adds."""
         if not self._is_narrow(self._held) or not self._shards.is_whole:
             raise refuse("history", "one of plain rows", "another kind")
-        self._held = _reserved(self._held, self._held.used + rows)  # the same rows
+        self._held = reserved(self._held, self._held.used + rows)  # the same rows
         return self.arrays()
 
     def commit(self, rows: int) -> None:
@@ -333,20 +305,20 @@ class History:
         self._held = before if held is None else held
         return self._held.used - before.used
 
-    def _with_plain_rows(self, x: Any, r: Any, longest: float) -> _Held | None:
+    def _with_plain_rows(self, x: Any, r: Any, longest: float) -> RowBuffers | None:
         if self._rewards is None or self.dtype is not torch.float64:
             return None
         found = self.plain_rows(x, r)
         if found is None:
             return None
         x, r, rows = found
-        held = _reserved(self._held, self._held.used + rows)
+        held = reserved(self._held, self._held.used + rows)
         given = (x.data_ptr(), r.data_ptr(), rows, longest, *self._rewards)
         if not _write_rows(*given, *self._arrays_of(held)):
             return None
         return held.with_plain(rows)
 
-    def _view(self, held: _Held, count: int) -> Rows:
+    def _view(self, held: RowBuffers, count: int) -> Rows:
         X, w, y = held.X[..., :count, :], held.w[..., :count], held.y[..., :count]
         if held.unit_weights:
             r = y
@@ -364,7 +336,7 @@ class History:
         held = self._held
         return self._view(held, self._count(held))
 
-    def _count(self, held: _Held) -> int:
+    def _count(self, held: RowBuffers) -> int:
         """How many rows are in use."""
         if not self.aggregate:
             return held.used
@@ -399,7 +371,7 @@ class History:
         # the one assignment by which the rows are there
         self._held = self._with_rows(x, r, weight) if held is None else held
 
-    def _with_rows(self, x: Any, r: Any, weight: Any) -> _Held:
+    def _with_rows(self, x: Any, r: Any, weight: Any) -> RowBuffers:
         given, x = x, as_tensor("x", x, dtype=self.dtype, device=self.device)
         if self.validate:
             x = within_norm(x, given, self.max_norm)
@@ -437,9 +409,9 @@ class History:
             held = self._merged(held, x, r, w)
         elif held.y.dtype != self.dtype or (weight is not None and self.dtype == torch.float32):
             held = held._replace(y=held.y.double())
-            held = _extended(held, x, w, w.double() * r.double(), copy=keeps_graph)
+            held = extended(held, x, w, w.double() * r.double(), copy=keeps_graph)
         else:
-            held = _extended(held, x, w, r if weight is None else w * r, copy=keeps_graph)
+            held = extended(held, x, w, r if weight is None else w * r, copy=keeps_graph)
         unit = held.unit_weights and weight is None
         last = Rows(x.clone(), r.clone(), w.clone()) if self.aggregate else None
         return held._replace(
@@ -463,18 +435,18 @@ class History:
     def _short_rows(self) -> str:
         return f"rows of norm at most {self.max_norm:g} ({TOO_LONG})"
 
-    def mark(self) -> _Held:
+    def mark(self) -> RowBuffers:
         """Where the history stands, for :meth:`reset`; costs nothing."""
         return self._held
 
-    def reset(self, mark: _Held) -> None:
+    def reset(self, mark: RowBuffers) -> None:
         """Forgets all rows that came after a mark: what undoes a step that failed half-way."""
         self._arrays = None  # others may take the place of those that were copied
         self._held = mark
 
     # ---- aggregation ---------------------------------------------------------------------
 
-    def _merged(self, held: _Held, x: Tensor, r: Tensor, w: Tensor) -> _Held:
+    def _merged(self, held: RowBuffers, x: Tensor, r: Tensor, w: Tensor) -> RowBuffers:
         """With rows added to the earlier equal ones, of the history or of ``x`` itself."""
         if held.X.device.type != "cpu":  # where it would be a wait to count the rows in between
             held = self._with_room(held, x.shape[-2])
@@ -489,11 +461,11 @@ class History:
             held = held._replace(**after._asdict())
         return held
 
-    def _with_room(self, held: _Held, rows: int) -> _Held:
+    def _with_room(self, held: RowBuffers, rows: int) -> RowBuffers:
         """Room for so many more rows; how many are in use is asked only when buffers are full."""
         if held.used > 0 and held.used + rows > held.X.shape[-2]:
             held = held._replace(used=self._count(held))
-        return _reserved(held, held.used + rows)
+        return reserved(held, held.used + rows)
 
     # ---- saving --------------------------------------------------------------------------
 
@@ -560,67 +532,6 @@ class History:
             last=None,
             **{name: state[name].to(self.device) for name in sums},
         )
-        held = _enlarged(held, capacity)  # copies them
+        held = enlarged(held, capacity)  # copies them
         self.epoch += 1  # first, so that nobody takes the new rows for the old ones
         self._held = held
-
-
-def _cloned(tensor: Tensor) -> Tensor:
-    """A copy with the same memory layout: sums are rounded in its order."""
-    return tensor.mT.clone().mT if tensor.ndim > 1 and tensor.mT.is_contiguous() else tensor.clone()
-
-
-def _copies(held: _Held) -> _Arrays:
-    """The rows in float64, with all digits of w and y."""
-    N, (capacity, d) = held.distinct.numel(), held.X.shape[-2:]
-    w, y = held.w.detach().double(), held.y.detach().double()
-    if held.w_rest is not None and held.y_rest is not None:
-        w, y = w + held.w_rest.double(), y + held.y_rest.double()
-    X = held.X.detach().mT.double().reshape(N, d, capacity).contiguous().numpy()
-    flat = (t.reshape(N, capacity).clone().numpy() for t in (w, y))
-    return _Arrays(held.y, None if held.w_rest is not None else held.used, X, *flat)
-
-
-def _copied_on(known: _Arrays, held: _Held) -> _Arrays:
-    """With the rows that came since; rows are not merged."""
-    N, (capacity, d) = held.distinct.numel(), held.X.shape[-2:]
-    new = slice(known.copied, held.used)
-    X = held.X.detach().mT.reshape(N, d, capacity)
-    known.X[..., new] = X[..., new].numpy()
-    for copy_, value in ((known.w, held.w), (known.y, held.y)):
-        copy_[:, new] = value.detach().reshape(N, capacity)[:, new].numpy()
-    return known._replace(copied=held.used)
-
-
-def _extended(held: _Held, x: Tensor, w: Tensor, y: Tensor, *, copy: bool) -> _Held:
-    """With more rows; they are written behind those that are in use, where nobody looks."""
-    used, end = held.used, held.used + x.shape[-2]
-    if copy:  # a fresh tensor keeps every graph intact
-        X = torch.cat([held.X[..., :used, :], x], dim=-2)
-        w, y = torch.cat([held.w[..., :used], w], dim=-1), torch.cat([held.y[..., :used], y], -1)
-        return held._replace(X=X, w=w, y=y, used=end)
-    held = _reserved(held, end)
-    array(held.X)[..., used:end, :] = array(x)
-    array(held.w)[..., used:end], array(held.y)[..., used:end] = array(w), array(y)
-    return held._replace(used=end)
-
-
-def _reserved(held: _Held, rows: int) -> _Held:
-    """With buffers for so many rows."""
-    capacity = held.X.shape[-2]
-    return held if rows <= capacity else _enlarged(held, max(rows, 2 * capacity, 64))
-
-
-def _enlarged(held: _Held, capacity: int) -> _Held:
-    """With buffers of exactly this size."""
-
-    def grow(old: Tensor) -> Tensor:
-        new = old.new_zeros((*old.shape[:-1], capacity))  # the only copy, for rows may be many
-        new[..., : old.shape[-1]] = old
-        return new
-
-    # feature by feature in memory: a pass is then several times faster for small d
-    held = held._replace(X=grow(held.X.mT).mT, w=grow(held.w), y=grow(held.y))
-    if held.w_rest is None or held.y_rest is None:
-        return held
-    return held._replace(w_rest=grow(held.w_rest), y_rest=grow(held.y_rest))

@@ -1,0 +1,115 @@
+"""The memory of a history: buffers that grow, and how compiled code reads them.
+
+Nothing here changes a row that is in use: new rows are written behind them, and a history then
+takes the new :class:`RowBuffers` in one assignment.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.arrays import array
+
+
+class Rows(NamedTuple):
+    """Features ``(*B, n, d)``, rewards and weights ``(*B, n)``; no weights mean weights of 1."""
+
+    X: Tensor
+    r: Tensor
+    w: Tensor | None = None
+
+
+class RowBuffers(NamedTuple):
+    """All that a history has: replaced as a whole, in one assignment, or not at all."""
+
+    used: int  # rows in use; with aggregation an upper bound on them
+    observations: int
+    X: Tensor  # (*B, capacity, d)
+    w: Tensor  # (*B, capacity)
+    # weight times reward: sums of it merge, means do not; of weighted rows in float32 that are not
+    # merged it is in float64, which has all its digits
+    y: Tensor
+    w_rest: Tensor | None  # with aggregation, what the sums w and y were rounded by
+    y_rest: Tensor | None
+    distinct: Tensor  # (*B), rows in use with aggregation
+    unit_weights: bool  # every weight so far is 1
+    recorded: bool  # whether a row carries derivatives
+    last: Rows | None  # with aggregation, what was appended last, which merged rows do not show
+
+    def with_plain(self, rows: int) -> RowBuffers:
+        """With so many rows of weight 1, which are written behind those in use."""
+        return RowBuffers(self.used + rows, self.observations + rows, *self[2:])
+
+
+class RowViews(NamedTuple):
+    """The rows for compiled code."""
+
+    key: Tensor  # the y they are of
+    copied: int | None  # rows in use that were copied; None for views, which show all rows
+    X: Any  # (N, d, capacity)
+    w: Any  # (N, capacity)
+    y: Any
+
+
+def cloned(tensor: Tensor) -> Tensor:
+    """A copy with the same memory layout: sums are rounded in its order."""
+    return tensor.mT.clone().mT if tensor.ndim > 1 and tensor.mT.is_contiguous() else tensor.clone()
+
+
+def copies(held: RowBuffers) -> RowViews:
+    """The rows in float64, with all digits of w and y."""
+    N, (capacity, d) = held.distinct.numel(), held.X.shape[-2:]
+    w, y = held.w.detach().double(), held.y.detach().double()
+    if held.w_rest is not None and held.y_rest is not None:
+        w, y = w + held.w_rest.double(), y + held.y_rest.double()
+    X = held.X.detach().mT.double().reshape(N, d, capacity).contiguous().numpy()
+    flat = (t.reshape(N, capacity).clone().numpy() for t in (w, y))
+    return RowViews(held.y, None if held.w_rest is not None else held.used, X, *flat)
+
+
+def copied_on(known: RowViews, held: RowBuffers) -> RowViews:
+    """With the rows that came since; rows are not merged."""
+    N, (capacity, d) = held.distinct.numel(), held.X.shape[-2:]
+    new = slice(known.copied, held.used)
+    X = held.X.detach().mT.reshape(N, d, capacity)
+    known.X[..., new] = X[..., new].numpy()
+    for copy_, value in ((known.w, held.w), (known.y, held.y)):
+        copy_[:, new] = value.detach().reshape(N, capacity)[:, new].numpy()
+    return known._replace(copied=held.used)
+
+
+def extended(held: RowBuffers, x: Tensor, w: Tensor, y: Tensor, *, copy: bool) -> RowBuffers:
+    """With more rows; they are written behind those that are in use, where nobody looks."""
+    used, end = held.used, held.used + x.shape[-2]
+    if copy:  # a fresh tensor keeps every graph intact
+        X = torch.cat([held.X[..., :used, :], x], dim=-2)
+        w, y = torch.cat([held.w[..., :used], w], dim=-1), torch.cat([held.y[..., :used], y], -1)
+        return held._replace(X=X, w=w, y=y, used=end)
+    held = reserved(held, end)
+    array(held.X)[..., used:end, :] = array(x)
+    array(held.w)[..., used:end], array(held.y)[..., used:end] = array(w), array(y)
+    return held._replace(used=end)
+
+
+def reserved(held: RowBuffers, rows: int) -> RowBuffers:
+    """With buffers for so many rows."""
+    capacity = held.X.shape[-2]
+    return held if rows <= capacity else enlarged(held, max(rows, 2 * capacity, 64))
+
+
+def enlarged(held: RowBuffers, capacity: int) -> RowBuffers:
+    """With buffers of exactly this size."""
+
+    def grow(old: Tensor) -> Tensor:
+        new = old.new_zeros((*old.shape[:-1], capacity))  # the only copy, for rows may be many
+        new[..., : old.shape[-1]] = old
+        return new
+
+    # feature by feature in memory: a pass is then several times faster for small d
+    held = held._replace(X=grow(held.X.mT).mT, w=grow(held.w), y=grow(held.y))
+    if held.w_rest is None or held.y_rest is None:
+        return held
+    return held._replace(w_rest=grow(held.w_rest), y_rest=grow(held.y_rest))
