@@ -9,8 +9,9 @@ of that radius.
 
 The level is evaluated in every round: it moves its centre, with a pass over the history, only when
 that has fallen behind, and sums over the rows only while that gains something. A level so much
-lower leaves more arms in the race: rounds cost as much as those of OFUGLB in few dimensions, and
-several times as much from d = 10 on (``python experiments/bench.py radii``).
+lower leaves more arms in the race, each of which may take a pass: a round takes about one and a
+half times as long as that of OFUGLB up to d = 10, and several times as long from d = 20 on
+(``python experiments/bench.py radii``).
 """
 
 from __future__ import annotations
