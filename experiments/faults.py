@@ -85,13 +85,18 @@ def results(out: Path) -> dict[str, bytes]:
 
 
 def go(
-    out: Path, log: Log, executor: str = "serial", save_every: float = 0.1, **changes: Any
+    out: Path,
+    log: Log,
+    executor: str = "serial",
+    save_every: float = 0.1,
+    workers: int = 2,
+    **changes: Any,
 ) -> Record:
     """The command: it starts, continues or extends the run in a directory."""
     runner.REPORT_EVERY = 0.005
     settings = SETTINGS | changes
     return simulate(
-        **settings, out=out, executor=executor, workers=2, save_every=save_every, watch=log
+        **settings, out=out, executor=executor, workers=workers, save_every=save_every, watch=log
     )
 
 
@@ -105,7 +110,7 @@ def lost(out: Path, expected: dict[str, bytes]) -> str:
 # ---- killing ---------------------------------------------------------------------------------
 
 
-def start(out: Path, log: Log, executor: str) -> int:
+def start(out: Path, log: Log, executor: str, workers: int) -> int:
     """The command in a process of its own; its id."""
     pid = os.fork()
     if pid:
@@ -113,7 +118,7 @@ def start(out: Path, log: Log, executor: str) -> int:
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        go(out, log, executor)
+        go(out, log, executor, workers=workers)
         code = 0
     except BaseException as error:
         log.notice(f"{type(error).__name__}: {error}")
@@ -155,7 +160,12 @@ def strike(pid: int, victims: str, chance: random.Random) -> bool:
 
 
 def killed(
-    victims: str, executor: str, times: int, expected: dict[str, bytes], chance: random.Random
+    victims: str,
+    executor: str,
+    times: int,
+    expected: dict[str, bytes],
+    chance: random.Random,
+    workers: int = 2,
 ) -> Outcome:
     """Kills at random moments, so many times in all, and always goes on afterwards."""
     fault = f"{victims} killed ({executor})"
@@ -166,7 +176,7 @@ def killed(
             out, log = place / "run", Log(place / "log")
             code = None
             while code != 0:
-                pid = start(out, log, executor)
+                pid = start(out, log, executor, workers)
                 hits, code = disturb(pid, place / "log", victims, times - strikes, chance)
                 strikes += hits
                 if code not in (0, -signal.SIGKILL):
@@ -217,11 +227,11 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def killed_idle(expected: dict[str, bytes]) -> Outcome:
+def killed_idle(expected: dict[str, bytes], workers: int = 2) -> Outcome:
     """A worker dies between two tasks, when the next is about to be sent to it."""
     with directory() as place:
         log = IdleKiller(place / "log")
-        go(place / "run", log, "processes")
+        go(place / "run", log, "processes", workers=workers)
         return Outcome(
             "worker killed between tasks",
             log.strikes,

@@ -149,7 +149,8 @@ def test_wrong_usage_exits_with_2(words, capsys):
     assert "torchglb" in capsys.readouterr().err
 
 
-def test_another_configuration_in_the_directory_is_refused(preset, capsys):
+def test_another_configuration_in_the_directory_is_refused(preset, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "_pictures", lambda record: [])
     assert run(preset, "--policies", "random", "--out", "there") == 0
     capsys.readouterr()
     assert run(preset, "--policies", "random", "--out", "there", "--seed", "1") == cli.WRONG
@@ -254,7 +255,8 @@ def test_modules_of_ones_own_are_imported_by_every_worker(preset, tmp_path):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[torchglb.plugins]\nmine = my_plugin\n")
     words = [sys.executable, "-m", "torchglb.cli", "--import", "my_module", "run", preset]
-    words += ["--policies", "last,installed", "--horizon", "5", "--workers", "1", "--out", "there"]
+    words += ["--policies", "last,installed", "--S", "3", "--horizon", "5"]
+    words += ["--workers", "1", "--out", "there"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert Record.open(tmp_path / "there").labels == ["last", "installed"]
@@ -334,7 +336,9 @@ def test_a_broken_pipe_elsewhere_is_an_error(preset, capsys, monkeypatch):
 
 
 def test_a_run_goes_on_when_nobody_sees_its_progress(preset, tmp_path):
-    words = f"{sys.executable} -m torchglb.cli run {preset} --policies random --executor serial"
+    words = (
+        f"{sys.executable} -m torchglb.cli run {preset} --quick --policies random --executor serial"
+    )
     done = subprocess.run(
         f"({words} --out there 3>&2 2>&1 >/dev/null 3>&-; echo $? > code) | true",
         shell=True, capture_output=True, text=True, cwd=tmp_path,

@@ -331,7 +331,7 @@ def test_the_report_says_whether_replicates_share_arms(tmp_path):
         ("c", {"environment": "ball"}, False),
         ("d", {"environment": "fixed", "shared_arms": True}, True),
     ):
-        record = Record.open(fake_record(tmp_path / name, ("ofuglb", "emk"), **settings))
+        record = Record.open(fake_record(tmp_path / name, ("ofuglb",), S=(4.0,), **settings))
         assert summarise(record).shared_arms == shared
         page = write_report(record, tmp_path / f"{name}.html").read_text(encoding="utf-8")
         assert (told in page) == shared
