@@ -83,7 +83,8 @@ class ConfidenceSequence(GrowingLevel):
         ellipsoidal: give ellipsoids (Theorem 3.2) instead of likelihood-ratio sets.
         batch_shape: ``*B``, sequences that advance together.
         estimator: :class:`torchglb.Refit` (a certified fit when asked, differentiable) or
-            :class:`torchglb.Incremental` (carried from row to row, for those who ask often).
+            :class:`torchglb.Incremental` (carried from row to row and from question to question,
+            for those who ask often).
         ellipsoid: ``"fixed_point"`` (sharper) or ``"theorem"`` (as printed).
         aggregate: merge repeated feature vectors.
         running: intersect the set now with those at the times 1, 2, 4, ..., which costs no delta
@@ -221,7 +222,13 @@ class ConfidenceSequence(GrowingLevel):
         self.learn(rows, rewards, w)
 
     def current(self) -> LikelihoodRatioSet | EllipsoidSet | RunningSet:
-        """The set now: an immutable snapshot. Costs a fit, and the passes of the radius."""
+        """The set now: an immutable snapshot. Costs a fit, and the passes of the radius.
+
+        A question leaves no trace with ``Refit()``: later answers are bit by bit those of a sequence
+        that was not asked. With ``Incremental()`` the next question starts from what this one has
+        found (two to three times as fast from 10^4 rows on), and its answer can differ by what the
+        tolerances leave open; both hold.
+        """
         now = self._current()[0]
         return now if self._running is None else self._running.intersect(now)
 
@@ -318,9 +325,8 @@ class ConfidenceSequence(GrowingLevel):
         # ellipsoids depend on theta_hat itself, likelihood-ratio sets on its loss alone
         fit = estimator.estimate(likelihood, loss_only=not self.ellipsoidal)
         found = self.radius.evaluate(problem, state, likelihood, fit)
-        self.fitted = estimator
-        if not self._forgets:
-            self._state = found.state
+        if estimator.carries:
+            self.fitted, self._state = estimator, found.state
         confined = self.radius.confined
         center = fit.theta if confined else self._inside(likelihood, fit, found.level)
         # a share of delta for a Lipschitz constant is part of the level in another way
@@ -334,8 +340,9 @@ class ConfidenceSequence(GrowingLevel):
         if confined and likelihood.X.is_cpu and not is_transformed(fit.theta):
             self._look_at_boundary(outer)
         current = self._as_ellipsoid(outer, fit, found.radius) if self.ellipsoidal else outer
-        self._fresh = current, found
-        return self._fresh
+        if torch.is_grad_enabled() or not self.history.keeps_graph:
+            self._fresh = current, found
+        return current, found
 
     def _look_at_boundary(self, outer: LikelihoodRatioSet) -> None:
         """Warns, once, where the rows refute ``|theta*| <= S``."""

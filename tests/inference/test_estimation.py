@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import torchglb as glb
+from torchglb.testing.policies import assert_same
 
 
 def rows_of(family, batch, n, d, generator):
@@ -139,3 +140,75 @@ def test_rows_that_a_radius_is_shown_late_give_the_same_level(batch, generator):
             assert torch.equal(late.height().level, level)  # a question
             assert torch.equal(late.height(advance=True).level, level)
     assert all(torch.equal(late.sums()[name], t) for name, t in at_once.sums().items())
+
+
+def test_a_set_is_made_anew_after_rows_that_a_round_has_shown_the_radius():
+    sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+    sequence.update([0.6, 0.8], 1.0)
+    before = sequence.current()
+    sequence.update([[0.6, 0.8]] * 50, [1.0] * 50)
+    sequence.height(advance=True)
+    assert sequence.current().likelihood.num_rows == 51
+    assert before.likelihood.num_rows == 1
+
+
+def test_a_question_without_grad_leaves_the_graph():
+    sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+    sequence.update(torch.tensor([[0.6, 0.8]] * 3, dtype=torch.float64, requires_grad=True), [1.0] * 3)
+    with torch.no_grad():
+        assert not sequence.current().level.requires_grad
+        assert not sequence.height(advance=True).level.requires_grad
+    assert sequence.height().level.requires_grad
+    assert sequence.current().level.requires_grad
+
+
+@pytest.mark.parametrize("ask", ["height", "current"])
+def test_plain_rows_after_rows_of_a_transform(ask):
+    """torch.func.grad has the derivative that autograd has."""
+
+    def level(x):
+        sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+        sequence.update(x, [1.0, 0.0])
+        sequence.update([0.6, 0.8], 1.0)
+        return getattr(sequence, ask)().level
+
+    x = torch.tensor([[0.6, 0.8], [0.8, -0.6]], dtype=torch.float64)
+    recorded = x.clone().requires_grad_(True)
+    (expected,) = torch.autograd.grad(level(recorded), recorded)
+    torch.testing.assert_close(torch.func.grad(level)(x), expected)
+
+
+RADII = ["pac-bayes", "centred", "mixture", "gaussian-prior", "lipschitz"]
+
+
+@pytest.mark.parametrize("radius", RADII)
+@pytest.mark.parametrize("options", [{}, {"running": True}, {"aggregate": True}], ids=str)
+def test_questions_leave_no_trace(radius, options, generator):
+    """Later answers and states are those of a sequence that was not asked, bit by bit."""
+    given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05, radius)
+    asked, silent = (glb.ConfidenceSequence(*given, **options) for _ in range(2))
+    for _ in range(12):
+        x = torch.nn.functional.normalize(torch.randn(2, generator=generator).double(), dim=-1)
+        r = glb.Bernoulli().sample(x[0], generator)
+        for one in (asked, silent):
+            one.update(x, r)
+        asked.current().interval(x)
+        asked.height()
+        asked.on_boundary()
+    assert_same(asked.state_dict(), silent.state_dict())
+    mine, other = asked.current().interval(x), silent.current().interval(x)
+    assert torch.equal(mine.lower, other.lower)
+    assert torch.equal(mine.upper, other.upper)
+
+
+def test_incremental_questions_move_later_answers_within_the_tolerance_of_the_radius(generator):
+    given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+    asked, silent = (glb.ConfidenceSequence(*given, estimator=glb.Incremental()) for _ in range(2))
+    for _ in range(40):
+        x = torch.nn.functional.normalize(torch.randn(2, generator=generator).double(), dim=-1)
+        r = glb.Bernoulli().sample(x[0], generator)
+        for one in (asked, silent):
+            one.update(x, r)
+        asked.current()
+    level = silent.current().level
+    torch.testing.assert_close(asked.current().level, level, rtol=1e-2, atol=0)

@@ -11,12 +11,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from torchglb.checks import as_tensor, check_shape, check_tolerance, refuse
+from torchglb.checks import check_tolerance, refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.forgetting import ForgettingHistory
@@ -37,9 +37,11 @@ class RunningEstimate(ABC):
 
     Attributes:
         history: the rows.
+        carries: whether a question starts from what the last one has found.
     """
 
     history: History
+    carries: ClassVar[bool] = False
 
     def append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:
         """Adds rows, as :meth:`torchglb.History.append` does."""
@@ -81,7 +83,7 @@ class EstimatorSettings(ABC):
 
 @dataclass(frozen=True)
 class Refit(EstimatorSettings):
-    """Fits anew when asked, from the last estimate on: certified and differentiable.
+    """Fits anew when asked: certified and differentiable.
 
     Args:
         tol: the loss is within ``tol (1 + |loss|)`` of the minimum; 1e-9 in float64, 1e-4 in
@@ -105,15 +107,13 @@ class Refit(EstimatorSettings):
 class _Refitted(RunningEstimate):
     def __init__(self, domain: Ball, history: History, tol: float | None) -> None:
         self.domain, self.history, self.tol = domain, history, tol
-        self.start: Tensor | None = None  # the last estimate
 
     def append_at_once(self, x: Any, r: Any, longest: float) -> int:
         return self.history.append_at_once(x, r, longest)
 
     def estimate(self, likelihood: NegativeLogLikelihood, loss_only: bool = False) -> Estimate:
-        history, start = self.history, self.start
-        if isinstance(history, ForgettingHistory):
-            start = history.start()
+        history = self.history
+        start = history.start() if isinstance(history, ForgettingHistory) else None
         fit = minimize_likelihood(
             likelihood,
             self.domain,
@@ -124,19 +124,13 @@ class _Refitted(RunningEstimate):
         )
         near = fit.gap <= NEAR * (1.0 + fit.loss.detach().abs())
         raise_unless_converged(torch.where(near, int(Status.CONVERGED), fit.status), "the estimate")
-        self.start = None if isinstance(history, ForgettingHistory) else fit.theta.detach()
         return fit.estimate(hessian=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"start": None if self.start is None else self.start.clone()}
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        history, start = self.history, state["start"]
-        if start is not None:
-            as_tensor("state['start']", start, dtype=history.dtype, device=history.device)
-            check_shape("state['start']", start, (*history.batch_shape, self.domain.dim))
-            start = start.clone()
-        self.start = start
+        pass
 
 
 @dataclass(frozen=True)
@@ -164,6 +158,8 @@ class CarriedEstimate(RunningEstimate):
     Args:
         estimator: over the ball, of the rows of its history.
     """
+
+    carries = True
 
     def __init__(self, estimator: BallEstimator) -> None:
         self.estimator, self.history = estimator, estimator.history

@@ -191,7 +191,10 @@ class GrowingLevel:
             levels, state = known
             height = Height(level=as_level(self.problem, levels), levels=levels)
         if advance:
-            self._state, self._seen = state, len(self.history)
+            rows = len(self.history)
+            # what was made of fewer rows goes with it: nobody else would notice
+            fresh = self._fresh if self._seen == rows else None
+            self._state, self._seen, self._fresh = state, rows, fresh
         return height
 
     def _late(self) -> LateRows | None:

@@ -198,7 +198,7 @@ class PosteriorRadius(StatisticsRadius):
             return super().update(problem, state, x, r, w)
         given = (x, r) if w is None else (x, r, w)
         recorded = is_recorded(state["statistics"], *given)
-        if is_transformed(*given):  # values that nobody shows cannot be carried
+        if is_transformed(state["statistics"], *given):  # values that nobody shows: not carried
             unknown = torch.full_like(state["held"], torch.nan)
             return super().update(problem, state, x, r, w) | {"held": unknown}
         plain = [constant(t) if recorded else t for t in given]
@@ -238,7 +238,8 @@ class PosteriorRadius(StatisticsRadius):
     ) -> tuple[Floats, State] | None:
         if "held" not in state:
             return None
-        if not self._prepared(problem).made(state) and (
+        ready = problem.prepared.get(id(self))
+        if (ready is None or not ready.made(state)) and (
             wants_gradient(state["statistics"]) or not _is_known(state)
         ):
             return None
@@ -358,8 +359,8 @@ class PosteriorRadius(StatisticsRadius):
             family, rows, normal, numbers, etas, candidates, table, held, offered, where, out
         )
         new = ready.state(problem, sums, held)
-        if late is None:  # with the graph that it may have
-            new["statistics"] = state["statistics"]
+        if late is None and state["statistics"].requires_grad:  # asked without grad: keep the graph
+            new = new | {"statistics": state["statistics"]}
         return out, new, float(out[:, 3].sum()) / N
 
     # ---- found anew ----------------------------------------------------------------------
