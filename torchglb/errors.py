@@ -4,11 +4,32 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """An argument was refused at the door; nothing was changed by the refused call."""
+    """An argument was refused at the door; nothing was changed by the refused call.
+
+    Example:
+        >>> import torchglb as glb
+        >>> try:
+        ...     glb.Ball(2, -1.0)
+        ... except InputError as refused:
+        ...     print(refused)
+        radius: expected a positive finite number, got -1.0
+    """
 
 
 class SolverError(RuntimeError):
-    """A solve ended without its certificate; the message names the batch elements."""
+    """A solve ended without its certificate; the message names the batch elements.
+
+    Example:
+        >>> import torch
+        >>> import torchglb as glb
+        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), [[1.0]], [1.0])
+        >>> program = glb.SublevelProgram(loss, glb.Ball(1, 1.0), 0.1)  # an empty set
+        >>> try:
+        ...     glb.support(program, [[1.0]])
+        ... except SolverError as failed:
+        ...     print(str(failed)[:34])
+        support: INFEASIBLE (the constrain
+    """
 
 
 class RunError(RuntimeError):
@@ -20,6 +41,17 @@ class BoundaryWarning(UserWarning):
 
     See :mod:`torchglb.radii.boundary`. Take a larger S, or the radius ``"gaussian-prior"``, which
     needs none.
+
+    Example:
+        >>> import warnings
+        >>> import torchglb as glb
+        >>> sequence = glb.ConfidenceSequence(glb.Gaussian(), glb.Ball(1, 2.0), 0.05)
+        >>> sequence.update([[1.0]] * 500, [6.0] * 500)
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     region = sequence.current()
+        >>> caught[0].category.__name__
+        'BoundaryWarning'
     """
 
 

@@ -37,6 +37,12 @@ class Discount:
 
     Args:
         gamma: in (0, 1). About 1/(1 - gamma) rows count.
+
+    Example:
+        >>> import torchglb as glb
+        >>> given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+        >>> glb.ConfidenceSequence(*given, forgetting=Discount(0.99)).forgetting
+        Discount(gamma=0.99)
     """
 
     gamma: float
@@ -60,6 +66,12 @@ class Window:
 
     Args:
         n: at least 1.
+
+    Example:
+        >>> import torchglb as glb
+        >>> given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+        >>> glb.ConfidenceSequence(*given, forgetting=Window(200)).forgetting
+        Window(n=200)
     """
 
     n: int

@@ -62,6 +62,13 @@ class MLEResult:
         status: ``(*B)``, of :class:`torchglb.optim.Status`.
         num_steps: ``(*B)``, evaluations of the loss after the first.
         hessian: ``(*B, d, d)``; where the solver did without it, one more pass when first asked.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = glb.Rows([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+        >>> fit = glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(2, 3.0))
+        >>> bool(fit.gap < 1e-6), fit.status
+        (True, tensor(0))
     """
 
     theta: Tensor

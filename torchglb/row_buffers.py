@@ -15,7 +15,14 @@ from torchglb.arrays import array
 
 
 class Rows(NamedTuple):
-    """Features ``(*B, n, d)``, rewards and weights ``(*B, n)``; no weights mean weights of 1."""
+    """Features ``(*B, n, d)``, rewards and weights ``(*B, n)``; no weights mean weights of 1.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = Rows([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+        >>> glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(2, 3.0)).theta.shape
+        torch.Size([2])
+    """
 
     X: Tensor
     r: Tensor

@@ -224,10 +224,10 @@ class ConfidenceSequence(GrowingLevel):
     def current(self) -> LikelihoodRatioSet | EllipsoidSet | RunningSet:
         """The set now: an immutable snapshot. Costs a fit, and the passes of the radius.
 
-        A question leaves no trace with ``Refit()``: later answers are bit by bit those of a sequence
-        that was not asked. With ``Incremental()`` the next question starts from what this one has
-        found (two to three times as fast from 10^4 rows on), and its answer can differ by what the
-        tolerances leave open; both hold.
+        A question leaves no trace with ``Refit()``: later answers are, bit by bit, those of a
+        sequence that was not asked. With ``Incremental()`` the next question starts from what this
+        one has found (two to three times as fast from 10^4 rows on), and its answer can differ by
+        what the tolerances leave open; both hold.
         """
         now = self._current()[0]
         return now if self._running is None else self._running.intersect(now)

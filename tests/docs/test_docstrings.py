@@ -1,12 +1,22 @@
-"""Every example in a docstring runs and prints what it says."""
+"""Every public name has an example; every example in a docstring runs and prints what it says."""
 
 import doctest
 import importlib
+import inspect
+import sys
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "torchglb"
+from torchglb.environments import base as environments
+from torchglb.policies import registry
+
+PROJECT = Path(__file__).parents[2]
+sys.path.insert(0, str(PROJECT / "docs" / "_build"))
+
+import reference  # noqa: E402
+
+PACKAGE = PROJECT / "torchglb"
 RUNNER = doctest.DocTestRunner(
     optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS, verbose=False
 )
@@ -29,6 +39,8 @@ MODULES = modules_with_examples()
 def test_examples_print_what_they_say(name, tmp_path, monkeypatch):
     module = importlib.import_module(name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+    monkeypatch.setattr(environments, "_ENVIRONMENTS", dict(environments._ENVIRONMENTS))
     examples = [
         test
         for test in doctest.DocTestFinder(exclude_empty=True).find(module, name)
@@ -38,3 +50,27 @@ def test_examples_print_what_they_say(name, tmp_path, monkeypatch):
     for test in examples:
         RUNNER.run(test, out=report.append, clear_globs=True)
     assert not report, "".join(report)
+
+
+def public_names():
+    """Every class and function of the front door and of the rooms in the reference."""
+    for room in ("torchglb", *(f"torchglb.{room}" for room in reference.public_rooms())):
+        module = importlib.import_module(room)
+        for name in module.__all__:
+            found = getattr(module, name)
+            if inspect.isclass(found) or inspect.isfunction(found):
+                yield f"{room}.{name}", found
+
+
+def test_every_public_name_has_an_example():
+    lacking = sorted(name for name, found in public_names() if ">>> " not in (found.__doc__ or ""))
+    assert not lacking, lacking
+
+
+def test_no_example_is_skipped():
+    skipped = [
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        if "doctest: +SKIP" in path.read_text(encoding="utf-8")
+    ]
+    assert not skipped

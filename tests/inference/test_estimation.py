@@ -154,7 +154,9 @@ def test_a_set_is_made_anew_after_rows_that_a_round_has_shown_the_radius():
 
 def test_a_question_without_grad_leaves_the_graph():
     sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
-    sequence.update(torch.tensor([[0.6, 0.8]] * 3, dtype=torch.float64, requires_grad=True), [1.0] * 3)
+    sequence.update(
+        torch.tensor([[0.6, 0.8]] * 3, dtype=torch.float64, requires_grad=True), [1.0] * 3
+    )
     with torch.no_grad():
         assert not sequence.current().level.requires_grad
         assert not sequence.height(advance=True).level.requires_grad

@@ -23,7 +23,16 @@ Say = Callable[[object], None]
 
 
 def add_command(commands: Any, say: Say) -> argparse.Action:
-    """Adds the command to a parser; returns the argument that is a directory."""
+    """Adds the command to a parser; returns the argument that is a directory.
+
+    Example:
+        >>> import argparse
+        >>> parser = argparse.ArgumentParser()
+        >>> _ = add_command(parser.add_subparsers(), print)
+        >>> words = ["analyse", "a.csv", "--formula", "y ~ x", "--family", "bernoulli"]
+        >>> parser.parse_args(words).delta
+        0.05
+    """
     parser = commands.add_parser(
         "analyse",
         help="intervals and tests for a table, which survive peeking",
@@ -97,7 +106,18 @@ def add_command(commands: Any, say: Say) -> argparse.Action:
 
 
 def analyse(given: argparse.Namespace, say: Say) -> int:
-    """Fits, prints, writes; follows the file if asked to."""
+    r"""Fits, prints, writes; follows the file if asked to.
+
+    Example:
+        >>> import argparse
+        >>> _ = Path("a.csv").write_text("x,y\n" + "1,0\n2,1\n3,1\n" * 40)
+        >>> parser = argparse.ArgumentParser()
+        >>> _ = add_command(parser.add_subparsers(), print)
+        >>> words = ["analyse", "a.csv", "--formula", "y ~ x", "--family", "bernoulli"]
+        >>> given = parser.parse_args([*words, "--burn-in", "20"])
+        >>> analyse(given, say=lambda *text: None)
+        0
+    """
     path = Path(given.file)
     if given.follow:
         return _follow(given, path, say)

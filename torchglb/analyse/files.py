@@ -16,10 +16,15 @@ KINDS = ".csv, .parquet, .arrow, .feather or .ipc"
 
 
 def read_table(path: Path) -> Any:
-    """The table of a file, by the end of its name.
+    r"""The table of a file, by the end of its name.
 
     Raises:
         InputError: where the file is missing, of another kind, or cannot be read.
+
+    Example:
+        >>> _ = Path("a.csv").write_text("x,y\n1,0\n2,1\n")
+        >>> read_table(Path("a.csv")).shape
+        (2, 2)
     """
     if not path.is_file():
         raise InputError(f"{path}: expected a file with a table ({KINDS}), got none")

@@ -26,15 +26,16 @@ class Seen:
 
 
 class Follower:
-    """Reads the complete lines of a growing file, and remembers which in another file.
+    r"""Reads the complete lines of a growing file, and remembers which in another file.
 
     Args:
         path: of the CSV file.
         memory: a small JSON file; a watch that was interrupted goes on from there.
 
     Example:
-        >>> follower = Follower(Path("clicks.csv"), Path("seen.json"))  # doctest: +SKIP
-        >>> lines = follower.look()  # doctest: +SKIP
+        >>> _ = Path("clicks.csv").write_text("x,y\n1,0\n2,")
+        >>> Follower(Path("clicks.csv"), Path("seen.json")).look()
+        b'x,y\n1,0\n'
     """
 
     def __init__(self, path: Path, memory: Path) -> None:

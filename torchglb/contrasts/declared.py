@@ -46,6 +46,14 @@ class DeclaredContrasts:
         centred: whether half of the joint set's share goes to the centred prior
             (:func:`torchglb.contrasts.enclosure.centred_budgets`).
         running: intersect with the intervals of all earlier looks.
+
+    Example:
+        >>> import torchglb as glb
+        >>> given = (glb.Gaussian(), glb.Ball(2, 3.0), {"B-A": [-1.0, 1.0]})
+        >>> sequence = glb.ContrastSequence(*given, delta=0.05)
+        >>> sequence.update([[1.0, 0.0], [0.0, 1.0]] * 200, [0.5, 2.5] * 200)
+        >>> sequence.declared.names, sequence.declared.contrasts.tolist()
+        (('B-A',), [[-1.0, 1.0]])
     """
 
     def __init__(

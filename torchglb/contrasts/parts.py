@@ -18,6 +18,15 @@ class ContrastParts(NamedTuple):
         leak: by directions of theta other than c that the weights do not cancel.
         bend: by the curvature of the mean over the joint set, beyond the leak.
         joint: the half width of the joint set's ellipsoid.
+
+    Example:
+        >>> import torchglb as glb
+        >>> given = (glb.Gaussian(), glb.Ball(2, 3.0), {"B-A": [-1.0, 1.0]})
+        >>> sequence = glb.ContrastSequence(*given, delta=0.05)
+        >>> sequence.update([[1.0, 0.0], [0.0, 1.0]] * 200, [0.5, 2.5] * 200)
+        >>> parts = sequence.parts()
+        >>> bool((parts.slab > 0).all()), parts.leak.shape
+        (True, torch.Size([1]))
     """
 
     slab: Tensor

@@ -38,6 +38,12 @@ class Environment(ABC):
             arms and luck, whatever their S.
         seed: of everything random.
         dim: d.
+
+    Example:
+        >>> from torchglb.families import Bernoulli
+        >>> world = make("fixed", family=Bernoulli(), S=3.0, replicates=2, arms=5)
+        >>> isinstance(world, Environment), world.arms(0).shape
+        (True, torch.Size([2, 5, 2]))
     """
 
     #: the name in the registry
@@ -107,7 +113,15 @@ E = TypeVar("E", bound=type[Environment])
 
 
 def register(environment: E) -> E:
-    """Class decorator: makes an environment known under its ``name``."""
+    """Class decorator: makes an environment known under its ``name``.
+
+    Example:
+        >>> @register
+        ... class Mine(lookup("fixed")):
+        ...     name = "mine"
+        >>> "mine" in available()
+        True
+    """
     if environment.name in _ENVIRONMENTS:
         raise refuse("name", "a name that is not taken", environment.name)
     _ENVIRONMENTS[environment.name] = environment
@@ -115,17 +129,32 @@ def register(environment: E) -> E:
 
 
 def available() -> list[str]:
-    """The names of all environments."""
+    """The names of all environments.
+
+    Example:
+        >>> "time-varying" in available()
+        True
+    """
     return sorted(_ENVIRONMENTS)
 
 
 def lookup(name: str) -> type[Environment]:
-    """The class of a name."""
+    """The class of a name.
+
+    Example:
+        >>> lookup("fixed").name
+        'fixed'
+    """
     return _ENVIRONMENTS[check_choice("environment", name, tuple(available()))]
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """The options of an environment with their defaults (``inspect.Parameter.empty``: none)."""
+    """The options of an environment with their defaults (``inspect.Parameter.empty``: none).
+
+    Example:
+        >>> sorted(options_of("fixed"))
+        ['arms', 'dim', 'shared_arms', 'theta']
+    """
     options: dict[str, Any] = {}
     for cls in lookup(name).__mro__:
         if "__init__" in cls.__dict__ and issubclass(cls, Environment):

@@ -56,7 +56,7 @@ def load_table(name: str) -> Dataset:
     """``"digits"`` (10 classes), ``"breast-cancer"`` (1: malignant) or ``"randhie"`` (visits).
 
     Example:
-        >>> load_table("digits").features.shape  # doctest: +SKIP
+        >>> load_table("digits").features.shape
         (1797, 64)
     """
     check_choice("name", name, tuple(_LOADERS))

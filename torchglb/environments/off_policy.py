@@ -42,6 +42,15 @@ class OffPolicyValue:
         error: its standard error, ``(*B)``; NaN with fewer than two events.
         lower: lower ends after 1, 2, ..., n events, ``(*B, n)``.
         upper: upper ends; ``lower <= v <= upper`` at all times at once with probability 1 - delta.
+
+    Example:
+        >>> from torchglb import environments, families
+        >>> world = environments.make("fixed", family=families.Bernoulli(), S=3.0, replicates=2)
+        >>> log = environments.uniform_log(world, 500)
+        >>> target = torch.zeros_like(log.index)
+        >>> found = off_policy_value(log, target, reward_range=(0.0, 1.0))
+        >>> bool((found.lower <= found.upper).all()), found.value.shape
+        (True, torch.Size([2]))
     """
 
     value: Tensor

@@ -48,6 +48,13 @@ class Log:
         floor: a number, fixed before the log was written, that no arm's propensity was ever below.
             Where all K propensities are given and do not depend on earlier rewards, their least
             one serves as well.
+
+    Example:
+        >>> import torchglb as glb
+        >>> arms = [[[1.0, 0.0], [0.0, 1.0]]] * 3  # of three events
+        >>> log = Log(arms, index=[0, 1, 1], rewards=[1.0, 0.0, 1.0])
+        >>> log.arms.shape
+        torch.Size([3, 2, 2])
     """
 
     arms: Tensor
@@ -161,6 +168,15 @@ class Replay:
             :meth:`mean_over_replicates`.
         kept: the number of kept events.
         used: the number of events that were looked at.
+
+    Example:
+        >>> from torchglb import environments, families
+        >>> world = environments.make("fixed", family=families.Bernoulli(), S=3.0, replicates=2)
+        >>> from torchglb import policies
+        >>> given = {"family": world.family, "domain": world.domain, "batch_shape": (2,)}
+        >>> found = replay(policies.make("greedy", **given), uniform_log(world, 200))
+        >>> bool((found.kept <= found.used).all()), found.value.shape
+        (True, torch.Size([2]))
     """
 
     value: Tensor

@@ -174,6 +174,18 @@ class GLMFit:
         scaler: where the scale came from.
         core: the fit without a table: a :class:`torchglb.estimators.LinearFit`.
         intervals: which the summary shows.
+
+    Example:
+        >>> import numpy as np
+        >>> import torchglb as glb
+        >>> rng = np.random.default_rng(0)
+        >>> data = {"x": rng.uniform(0, 10, 400), "y": rng.integers(0, 2, 400)}
+        >>> scaler = glb.estimators.Scaler(burn_in=100)
+        >>> fit = glb.glm("y ~ x", data, family="bernoulli", scaler=scaler)
+        >>> fit.names, len(fit)
+        (('Intercept', 'x'), 300)
+        >>> bool(fit.test("x = 0").p <= 1)
+        True
     """
 
     def __init__(

@@ -10,7 +10,18 @@ import numpy as np
 
 
 class Bounds(NamedTuple):
-    """Estimates and intervals of k contrasts, each ``(k,)``."""
+    """Estimates and intervals of k contrasts, each ``(k,)``.
+
+    Example:
+        >>> from torchglb import Gaussian
+        >>> from torchglb.estimators import LinearFit, Scale
+        >>> fit = LinearFit(Scale.identity(["x"]), Gaussian(1.0), delta=0.05)
+        >>> fit.append(np.ones((400, 1)), np.full(400, 3.0))
+        0
+        >>> bounds = fit.interval(np.eye(1))
+        >>> bool(bounds.lower[0] < bounds.estimate[0] < bounds.upper[0])
+        True
+    """
 
     estimate: np.ndarray
     lower: np.ndarray
@@ -18,7 +29,19 @@ class Bounds(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """A test: the logarithm of the e-value, and the p-value that is valid at all times."""
+    """A test: the logarithm of the e-value, and the p-value that is valid at all times.
+
+    Example:
+        >>> import numpy as np
+        >>> import torchglb as glb
+        >>> rng = np.random.default_rng(0)
+        >>> data = {"x": rng.uniform(0, 10, 400), "y": rng.integers(0, 2, 400)}
+        >>> scaler = glb.estimators.Scaler(burn_in=100)
+        >>> fit = glb.glm("y ~ x", data, family="bernoulli", scaler=scaler)
+        >>> found = fit.test("x = 0")
+        >>> found.p <= 1, found.e > 0
+        (True, True)
+    """
 
     log_e: float
     p: float

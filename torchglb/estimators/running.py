@@ -27,6 +27,17 @@ class Running:
         upper: the same.
         fixed_lower: ends of the fixed-sample interval, which one look would have given.
         fixed_upper: the same.
+
+    Example:
+        >>> import numpy as np
+        >>> import torchglb as glb
+        >>> rng = np.random.default_rng(0)
+        >>> data = {"x": rng.uniform(0, 10, 400), "y": rng.integers(0, 2, 400)}
+        >>> scaler = glb.estimators.Scaler(burn_in=100)
+        >>> fit = glb.glm("y ~ x", data, family="bernoulli", scaler=scaler)
+        >>> looks = fit.running("x", every=150)
+        >>> looks.n.tolist(), looks.lower.shape
+        ([150, 300], (2, 1))
     """
 
     n: np.ndarray

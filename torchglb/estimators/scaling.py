@@ -127,6 +127,10 @@ class Scale:
         y0: the origin of the response.
         unit: its unit.
         source: where the scale comes from, in words.
+
+    Example:
+        >>> Scale.identity(["x", "z"]).half
+        array([1., 1.])
     """
 
     names: tuple[str, ...]

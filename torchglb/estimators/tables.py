@@ -24,6 +24,16 @@ class TableError(InputError):
     Attributes:
         row: which, counted from 0 in the order in which the table has its rows; None if no single
             row is to blame.
+
+    Example:
+        >>> import torchglb as glb
+        >>> data = {"x": [1.0, 2.0], "y": [0, 7]}
+        >>> scaler = glb.estimators.Scaler(ranges={"x": (0, 3)})
+        >>> try:
+        ...     glb.glm("y ~ x", data, family="bernoulli", scaler=scaler)
+        ... except TableError as refused:
+        ...     refused.row
+        1
     """
 
     def __init__(self, message: str, row: int | None = None) -> None:

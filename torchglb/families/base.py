@@ -21,7 +21,15 @@ from torchglb.families.compiled import CompiledFamily
 
 
 class LossTerms(NamedTuple):
-    """The loss of one observation and its first two derivatives in z, each including 1/g."""
+    """The loss of one observation and its first two derivatives in z, each including 1/g.
+
+    Example:
+        >>> import torch
+        >>> import torchglb as glb
+        >>> terms = glb.Bernoulli().loss_terms(torch.tensor(0.0), torch.tensor(1.0))
+        >>> terms.slope, terms.curvature
+        (tensor(-0.5000), tensor(0.2500))
+    """
 
     loss: Tensor
     slope: Tensor
@@ -34,6 +42,14 @@ class GLMFamily(nn.Module):
     Subclasses may override the derivatives by stable closed forms and declare the constants on
     which confidence sets rest: ``dispersion`` (g), ``reward_range``, ``self_concordance`` (R_s),
     ``max_variance`` (R_mudot), ``min_variance`` (1/kappa) and ``derivative_ratio``.
+
+    Example:
+        >>> import torch
+        >>> class Exponential(GLMFamily):
+        ...     def log_partition(self, z):
+        ...         return -torch.log(-z)
+        >>> Exponential().mean(torch.tensor(-2.0).double())
+        tensor(0.5000, dtype=torch.float64)
     """
 
     #: whether rewards are almost surely within ``reward_range`` and that range is finite

@@ -23,6 +23,15 @@ class Served(NamedTuple):
         lower: the lower end of the interval of the mean reward.
         upper: its upper end.
         score: the upper bound on ``<phi(c), theta>``, whose argmax is the optimistic choice.
+
+    Example:
+        >>> import torch
+        >>> import torchglb as glb
+        >>> head = glb.GLMHead(torch.nn.Linear(5, 2), glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> head.update(torch.randn(20, 5), torch.ones(20))
+        >>> mean, lower, upper, score = head.freeze()(torch.randn(4, 5))
+        >>> bool((lower <= mean).all() and (mean <= upper).all())
+        True
     """
 
     mean: Tensor
@@ -41,6 +50,15 @@ class FrozenHead(nn.Module):
         features: from contexts ``(N, *E)`` to features ``(N, d)`` in the unit ball.
         family: the GLM family.
         region: the confidence set, of batch shape ``()``.
+
+    Example:
+        >>> import torch
+        >>> import torchglb as glb
+        >>> head = glb.GLMHead(torch.nn.Linear(5, 2), glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> head.update(torch.randn(20, 5), torch.ones(20))
+        >>> frozen = head.freeze()
+        >>> isinstance(frozen, FrozenHead), frozen(torch.randn(4, 5)).mean.shape
+        (True, torch.Size([4]))
     """
 
     theta: Tensor

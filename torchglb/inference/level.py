@@ -191,10 +191,10 @@ class GrowingLevel:
             levels, state = known
             height = Height(level=as_level(self.problem, levels), levels=levels)
         if advance:
-            rows = len(self.history)
+            seen = len(self.history)
             # what was made of fewer rows goes with it: nobody else would notice
-            fresh = self._fresh if self._seen == rows else None
-            self._state, self._seen, self._fresh = state, rows, fresh
+            fresh = self._fresh if self._seen == seen else None
+            self._state, self._seen, self._fresh = state, seen, fresh
         return height
 
     def _late(self) -> LateRows | None:

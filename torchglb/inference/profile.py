@@ -30,6 +30,15 @@ class FixedSampleInterval(NamedTuple):
         estimate: at the maximum-likelihood estimate.
         cut: whether the ball, and not the likelihood, has ended the interval on either side; it
             would be longer with a larger S.
+
+    Example:
+        >>> import torch
+        >>> import torchglb as glb
+        >>> from torchglb.inference import profile_interval
+        >>> rows = glb.Rows([[1.0], [0.5]] * 20, [1.0, 0.0] * 20)
+        >>> found = profile_interval(glb.Bernoulli(), rows, [1.0], domain=glb.Ball(1, 3.0))
+        >>> bool(found.lower < found.estimate < found.upper)
+        True
     """
 
     lower: Tensor

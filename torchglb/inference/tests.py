@@ -46,6 +46,14 @@ class TestResult:
         log_e: ``(*B)``, the logarithm of the e-value; ``inf`` where no point of the ball is in H0.
         p: ``(*B)``, ``min(1, 1/E)``; of a :class:`RunningTest` with the largest E so far.
         theta: ``(*B, d)``, where the loss is (almost) least over H0; NaN where H0 is empty.
+
+    Example:
+        >>> import torchglb as glb
+        >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> found = sequence.current().test([0.0, 1.0], 0.0)
+        >>> bool(found.p <= 1.0), found.theta.shape
+        (True, torch.Size([2]))
     """
 
     __test__ = False  # not a class of tests
@@ -88,6 +96,16 @@ def likelihood_ratio_test(
         b: ``(k,)`` or ``(*B, k)``; a number for k = 1.
         relation: ``"=="``, or ``"<="`` and ``">="`` for k = 1.
         theta_hat: a minimiser of L over the ball, ``(*B, d)``; the better, the larger E.
+
+    Example:
+        >>> import torchglb as glb
+        >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> region = sequence.current()
+        >>> evidence = region.likelihood(region.center)
+        >>> given = (region.likelihood, region.domain, evidence, [[0.0, 1.0]], [0.0])
+        >>> likelihood_ratio_test(*given, theta_hat=region.center).p
+        tensor(3.2386e-08, dtype=torch.float64)
     """
     check_choice("relation", relation, RELATIONS)
     A, b = _hypothesis(likelihood, A, b, relation)

@@ -31,6 +31,12 @@ def frank_wolfe_gap(theta: Tensor, gradient: Tensor, radius: Tensor) -> Tensor:
     """``<grad, theta> + S|grad|``, written without cancellation for theta on the sphere.
 
     With ``v = -S grad/|grad|`` it equals ``|grad| ((S^2 - |theta|^2) + |theta - v|^2) / (2 S)``.
+
+    Example:
+        >>> import torch
+        >>> theta, gradient = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
+        >>> frank_wolfe_gap(theta, gradient, torch.tensor(2.0))
+        tensor(1.)
     """
     return tensor(careful_gap(theta, gradient, numbers(radius)), theta)
 
@@ -46,7 +52,19 @@ def careful_gap(theta: Tensor, gradient: Tensor, radius: Numbers) -> Numbers:
 
 
 class Derivatives(NamedTuple):
-    """Value ``(*B)``, gradient ``(*B, d)`` and, for Newton, Hessian ``(*B, d, d)``."""
+    """Value ``(*B)``, gradient ``(*B, d)`` and, for Newton, Hessian ``(*B, d, d)``.
+
+    Example:
+        >>> import torch
+        >>> def evaluate(theta):  # |theta - (2, 0)|^2/2
+        ...     off = theta - torch.tensor([2.0, 0.0]).double()
+        ...     return off.square().sum(-1) / 2, off, torch.eye(2).double()
+        >>> from torchglb.optim import newton
+        >>> start, S = torch.zeros(2).double(), torch.tensor(1.0).double()
+        >>> _, there = newton(evaluate, start, S, tol=1e-9)
+        >>> there.gradient
+        tensor([-1.,  0.], dtype=torch.float64)
+    """
 
     value: Tensor
     gradient: Tensor

@@ -42,6 +42,16 @@ def lbfgs(
 
     Returns:
         The result, and the evaluation at its point (its Hessian is empty).
+
+    Example:
+        >>> import torch
+        >>> def evaluate(theta):  # |theta - (2, 0)|^2/2
+        ...     off = theta - torch.tensor([2.0, 0.0]).double()
+        ...     return off.square().sum(-1) / 2, off
+        >>> start, S = torch.zeros(2).double(), torch.tensor(1.0).double()
+        >>> result, _ = lbfgs(evaluate, start, S, tol=1e-9)
+        >>> result.point
+        tensor([1., 0.], dtype=torch.float64)
     """
     nothing = start.new_zeros((*start.shape[:-1], 0))
     memory = start.new_zeros((*start.shape, 2 * history_size))

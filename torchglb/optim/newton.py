@@ -46,6 +46,16 @@ def newton(
 
     Returns:
         The result, and the evaluation at its point.
+
+    Example:
+        >>> import torch
+        >>> def evaluate(theta):  # |theta - (2, 0)|^2/2
+        ...     off = theta - torch.tensor([2.0, 0.0]).double()
+        ...     return off.square().sum(-1) / 2, off, torch.eye(2).double()
+        >>> start, S = torch.zeros(2).double(), torch.tensor(1.0).double()
+        >>> result, _ = newton(evaluate, start, S, tol=1e-9)
+        >>> result.point
+        tensor([1., 0.], dtype=torch.float64)
     """
     S = numbers(radius)
 

@@ -13,7 +13,15 @@ from torchglb.optim.numbers import anywhere, numbers
 
 
 class Status(enum.IntEnum):
-    """How a solve ended; each member carries a sentence for a human."""
+    """How a solve ended; each member carries a sentence for a human.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = glb.Rows([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+        >>> fit = glb.constrained_mle(glb.Bernoulli(), rows, glb.Ball(2, 3.0))
+        >>> Status(int(fit.status)).name
+        'CONVERGED'
+    """
 
     CONVERGED = 0
     MAX_STEPS = 1
@@ -42,6 +50,16 @@ def raise_unless_converged(status: Tensor, what: str) -> None:
     Args:
         status: ``(*B)`` of :class:`Status` values.
         what: the solve, for the message.
+
+    Example:
+        >>> import torch
+        >>> import torchglb as glb
+        >>> raise_unless_converged(torch.tensor([0, 0]), "the fit")
+        >>> try:
+        ...     raise_unless_converged(torch.tensor([0, int(glb.Status.MAX_STEPS)]), "the fit")
+        ... except glb.SolverError as failed:
+        ...     print(str(failed)[:18])
+        the fit: MAX_STEPS
     """
     if not anywhere(numbers(status) != int(Status.CONVERGED)):
         return
@@ -68,6 +86,17 @@ class SolveResult:
         gap: ``(*B)``, a certified bound on the suboptimality of ``value``.
         status: ``(*B)``, of :class:`Status`.
         num_steps: ``(*B)``, evaluations until this element stopped.
+
+    Example:
+        >>> import torch
+        >>> def evaluate(theta):  # |theta - (2, 0)|^2/2
+        ...     off = theta - torch.tensor([2.0, 0.0]).double()
+        ...     return off.square().sum(-1) / 2, off, torch.eye(2).double()
+        >>> from torchglb.optim import newton
+        >>> start, S = torch.zeros(2).double(), torch.tensor(1.0).double()
+        >>> result, _ = newton(evaluate, start, S, tol=1e-9)
+        >>> bool(result.gap < 1e-8), result.status
+        (True, tensor(0))
     """
 
     point: Tensor

@@ -112,6 +112,12 @@ def running_plot(
         upper: the same.
         fixed_lower: ``(T, k)``, ends that would hold at one look.
         fixed_upper: the same.
+
+    Example:
+        >>> import numpy as np
+        >>> low, middle, high = (np.full((2, 1), end) for end in (0.5, 1.0, 1.5))
+        >>> len(running_plot([10, 20], ["x"], middle, low, high, low, high).axes)
+        1
     """
     k, looks = len(names), len(n)
     if not k or not looks:

@@ -78,7 +78,10 @@ def save_figures(record: Record, directory: Path | str) -> list[Path]:
         The files, the regret figure first.
 
     Example:
-        >>> save_figures(Record.open("results/figure1"), "results/figure1")  # doctest: +SKIP
+        >>> from torchglb.simulate import simulate
+        >>> record = simulate(["random"], horizon=20, replicates=2, S=[3.0], seed=1)
+        >>> [path.suffix for path in save_figures(record, "figures")[:2]]
+        ['.png', '.pdf']
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -93,7 +96,14 @@ def save_figures(record: Record, directory: Path | str) -> list[Path]:
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """The figures of a record: ``"regret"``, ``"certificate"`` where there is one, ``"time"``."""
+    """The figures of a record: ``"regret"``, ``"certificate"`` where there is one, ``"time"``.
+
+    Example:
+        >>> from torchglb.simulate import simulate
+        >>> record = simulate(["oracle", "random"], horizon=20, replicates=2, S=[3.0], seed=1)
+        >>> sorted(figures(record))
+        ['regret', 'time']
+    """
     policies = _policies(record)
     with rc_context(LOOK):
         drawn = {"regret": regret_figure(record.config, policies)}

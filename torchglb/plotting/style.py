@@ -25,6 +25,10 @@ class Style:
         name: for a legend.
         color: as ``#rrggbb``.
         linestyle: of matplotlib; colours that are hard to tell apart have different lines.
+
+    Example:
+        >>> Style("mine", "#0072b2", "--").linestyle
+        '--'
     """
 
     name: str

@@ -82,6 +82,14 @@ class AdaOFUECOLog(OnlinePolicy):
         domain: the ball that contains theta*.
         constants: ``"proven"`` or ``"public"``, those of public code.
         settings: those of :class:`Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = AdaOFUECOLog(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "ada-ofu-ecolog"

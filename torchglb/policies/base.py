@@ -53,6 +53,11 @@ class Requirements:
         horizon: whether the horizon T must be known.
         fixed_arms: whether the arm set must be the same in every round.
         pairs: whether the arms must be all pairs of some items (:mod:`torchglb.preferences`).
+
+    Example:
+        >>> import torchglb as glb
+        >>> glb.policies.requirements_of("rs-glincb").horizon
+        True
     """
 
     families: tuple[type[GLMFamily], ...] = ()
@@ -124,6 +129,18 @@ class Policy(ABC):
         validate: look at the values of what is passed in.
         dtype: float64 or float32.
         device: where the state lives.
+
+    Example:
+        >>> import torchglb as glb
+        >>> family, domain = glb.Bernoulli(), glb.Ball(2, 3.0)
+        >>> policy = glb.policies.make("ofuglb", family=family, domain=domain)
+        >>> isinstance(policy, Policy)
+        True
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> arm = int(policy.select(arms))
+        >>> policy.update(arms[arm], 1.0)
+        >>> policy.rounds
+        1
     """
 
     #: the name in the registry

@@ -55,6 +55,14 @@ class EMK(ExactPolicy):
         regularizer: ``"vaw"`` (what the paper compares with) or ``"ftrl"``.
         regularization: lambda.
         settings: ``solver``, ``aggregate`` and those of :class:`torchglb.policies.Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = EMK(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "emk"

@@ -145,6 +145,14 @@ class EVILL(Perturbed):
         scale: a.
         regularization: lambda.
         settings: those of :class:`Policy` and ``aggregate``.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = EVILL(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "evill"
@@ -193,6 +201,14 @@ class EVILLTheory(Perturbed):
         domain: the ball that contains theta*.
         level: b, instead of the one above.
         settings: those of :class:`Policy` and ``aggregate``.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = EVILLTheory(glb.Bernoulli(), glb.Ball(2, 3.0), horizon=1000)
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "evill-theory"

@@ -116,6 +116,14 @@ class GLBOMD(_OnePass):
         g))``
 
     around theta, in H with the weights ``m''(z+)/g``. These constants are published.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = GLBOMD(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "glb-omd"
@@ -200,6 +208,14 @@ class GLBOMDRealised(_Realised):
         domain: the ball that contains theta*.
         regularization: lambda; d if left out.
         settings: those of :class:`Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = GLBOMDRealised(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "glb-omd-realised"
@@ -225,6 +241,14 @@ class GLBOMDRows(_Realised):
         domain: the ball that contains theta*.
         regularization: lambda; 1 if left out.
         settings: those of :class:`Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = GLBOMDRows(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "glb-omd-rows"

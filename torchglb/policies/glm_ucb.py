@@ -51,6 +51,14 @@ class GLMUCB(FittedPolicy):
         domain: the ball that contains theta*.
         constants: ``"proven"`` or ``"public"``, those of public code.
         settings: those of :class:`Policy` and ``aggregate``.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = GLMUCB(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        1
     """
 
     name = "glm-ucb"

@@ -57,6 +57,14 @@ class GLOC(OnlinePolicy):
         domain: the ball that contains theta*.
         constants: ``"proven"``, the paper's, or ``"public"``, those of public code.
         settings: those of :class:`Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = GLOC(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        1
     """
 
     name = "gloc"

@@ -29,6 +29,14 @@ class Greedy(FittedPolicy):
         domain: the ball that contains theta*.
         regularization: lambda.
         settings: those of :class:`Policy` and ``aggregate``.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = Greedy(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "greedy"

@@ -57,6 +57,14 @@ class LogUCB1(FittedPolicy):
         domain: the ball that contains theta*.
         constants: ``"proven"`` or ``"public"``, those of public code.
         settings: those of :class:`Policy` and ``aggregate``.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = LogUCB1(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        1
     """
 
     name = "log-ucb-1"

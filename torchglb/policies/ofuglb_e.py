@@ -72,6 +72,14 @@ class OFUGLBE(Policy):
         ellipsoid: ``"theorem"`` (as printed) or ``"fixed_point"`` (sharper, as valid).
         aggregate: merge repeated arms, so that a fixed arm set costs the same at every time.
         settings: of :class:`torchglb.policies.Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = OFUGLBE(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        1
     """
 
     name = "ofuglb-e"

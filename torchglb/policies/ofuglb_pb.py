@@ -33,6 +33,14 @@ class OFUGLBPB(LikelihoodRatioPolicy):
     Args:
         radius: a :class:`torchglb.radii.PACBayes` with other settings, if wanted.
         settings: ``solver``, ``aggregate`` and those of :class:`torchglb.policies.Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = OFUGLBPB(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "ofuglb-pb"

@@ -40,6 +40,14 @@ class OFUL(Policy):
         domain: the ball that contains theta*.
         regularization: lambda.
         settings: those of :class:`Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = OFUL(glb.Gaussian(0.5), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        1
     """
 
     name = "oful"

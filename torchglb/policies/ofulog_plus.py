@@ -27,6 +27,14 @@ class OFULogPlus(ExactPolicy):
 
     Args:
         settings: ``solver``, ``aggregate`` and those of :class:`torchglb.policies.Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = OFULogPlus(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "ofulog+"

@@ -59,6 +59,14 @@ class OFULogR(ExactPolicy):
     Args:
         constants: ``"proven"`` or ``"public"``, those of public code.
         settings: ``solver``, ``aggregate`` and those of :class:`torchglb.policies.Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = OFULogR(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        1
     """
 
     name = "ofulog-r"

@@ -41,6 +41,14 @@ class OL2M(OnlinePolicy):
         family: Bernoulli.
         domain: the ball that contains theta*.
         settings: those of :class:`Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = OL2M(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "ol2m"

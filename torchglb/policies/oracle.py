@@ -25,6 +25,14 @@ class Oracle(Policy):
         domain: the ball that contains theta*.
         theta_star: ``(d)`` or ``(*B, d)``; required.
         settings: those of :class:`Policy`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = Oracle(glb.Bernoulli(), glb.Ball(2, 3.0), theta_star=[1.0, 0.5])
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "oracle"

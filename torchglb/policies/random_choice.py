@@ -17,7 +17,16 @@ from torchglb.policies.registry import register
 
 @register
 class RandomChoice(Policy):
-    """Plays at random."""
+    """Plays at random.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = RandomChoice(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        1
+    """
 
     name = "random"
 

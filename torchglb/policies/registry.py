@@ -18,7 +18,16 @@ P = TypeVar("P", bound=type[Policy])
 
 
 def register(policy: P) -> P:
-    """Class decorator: makes a policy known under its ``name``."""
+    """Class decorator: makes a policy known under its ``name``.
+
+    Example:
+        >>> from torchglb.policies import OFUL, available
+        >>> @register
+        ... class Mine(OFUL):
+        ...     name = "mine"
+        >>> "mine" in available()
+        True
+    """
     if policy.name in _POLICIES:
         raise refuse("name", "a name that is not taken", policy.name)
     _POLICIES[policy.name] = policy
@@ -31,6 +40,11 @@ def available(family: GLMFamily | None = None, *, pairs: bool = False) -> list[s
     Args:
         family: which they should cover.
         pairs: those that compare items in pairs, instead of those that choose an arm.
+
+    Example:
+        >>> import torchglb as glb
+        >>> "oful" in available(glb.Gaussian()), "oful" in available(glb.Bernoulli())
+        (True, False)
     """
     names = sorted(name for name, policy in _POLICIES.items() if policy.requires.pairs == pairs)
     return names if family is None else [name for name in names if _covers(_POLICIES[name], family)]
@@ -45,7 +59,12 @@ def _covers(policy: type[Policy], family: GLMFamily) -> bool:
 
 
 def requirements_of(name: str) -> Requirements:
-    """What the theory of a policy covers."""
+    """What the theory of a policy covers.
+
+    Example:
+        >>> requirements_of("oful").families
+        (<class 'torchglb.families.gaussian.Gaussian'>,)
+    """
     return _POLICIES[check_choice("name", name, tuple(sorted(_POLICIES)))].requires
 
 
@@ -64,12 +83,22 @@ def summary_of(name: str) -> str:
 
 
 def playing_the_ball() -> list[str]:
-    """The names of the policies that can play where every point of the unit ball is an arm."""
+    """The names of the policies that can play where every point of the unit ball is an arm.
+
+    Example:
+        >>> "ofuglb" in playing_the_ball()
+        True
+    """
     return [n for n in sorted(_POLICIES) if _POLICIES[n].select_ball is not Policy.select_ball]
 
 
 def options_of(name: str) -> list[str]:
-    """The options that ``make`` takes for a policy."""
+    """The options that ``make`` takes for a policy.
+
+    Example:
+        >>> options_of("oful")[:4]
+        ['family', 'domain', 'delta', 'regularization']
+    """
     policy = _POLICIES[check_choice("name", name, tuple(sorted(_POLICIES)))]
     options: list[str] = []
     for cls in policy.__mro__:

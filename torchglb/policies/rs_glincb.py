@@ -62,6 +62,14 @@ class RSGLinCB(Policy):
         scale: a factor of gamma and of 150; 1 is the theory.
         aggregate: merge repeated arms.
         settings: those of :class:`Policy`, with the horizon T.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = RSGLinCB(glb.Bernoulli(), glb.Ball(2, 3.0), horizon=1000)
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        1
     """
 
     name = "rs-glincb"

@@ -47,6 +47,14 @@ class ThompsonSampling(FittedPolicy):
         scale: a.
         regularization: lambda.
         settings: those of :class:`Policy` and ``aggregate``.
+
+    Example:
+        >>> import torchglb as glb
+        >>> policy = ThompsonSampling(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> arms = [[1.0, 0.0], [0.0, 1.0]]
+        >>> policy.update(arms[0], 1.0)
+        >>> int(policy.select(arms))
+        0
     """
 
     name = "ts"

@@ -47,6 +47,11 @@ class Battles:
         names: of the competitors, K of them.
         rows: distinct rows with counts.
         controls: names of the controls, C of them.
+
+    Example:
+        >>> battles = battles_of(["x", "x"], ["y", "z"], [1.0, 0.5])
+        >>> battles.names, len(battles)
+        (('x', 'y', 'z'), 2)
     """
 
     names: tuple[str, ...]
@@ -236,10 +241,17 @@ def _collected(columns: Columns, lines: Iterable[tuple[Any, ...]]) -> Battles:
 
 
 def read_battles(path: str | os.PathLike[str], columns: Columns) -> Battles:
-    """Battles from a CSV file with a header.
+    r"""Battles from a CSV file with a header.
 
     Raises:
         InputError: with the line and the column that are wrong.
+
+    Example:
+        >>> from pathlib import Path
+        >>> lines = "model_a,model_b,winner\nx,y,model_a\ny,z,tie\n"
+        >>> _ = Path("battles.csv").write_text(lines)
+        >>> read_battles("battles.csv", Columns()).names
+        ('x', 'y', 'z')
     """
     place = Path(path)
     try:

@@ -94,6 +94,13 @@ class DuelResult:
         certified: the round after which the best item was certain, ``(N)``; T + 1 if never.
         right: whether the item that was certified first is the best one, ``(N)``; True if none was.
         missed: whether theta* was ever seen outside the confidence set, ``(N)``.
+
+    Example:
+        >>> world = DuelWorld(items=4, dim=2, S=3.0, replicates=2)
+        >>> policy = make_pair_policy("random-pairs", dim=2, S=3.0, batch_shape=(2,))
+        >>> found = play_duels(policy, world, horizon=5)
+        >>> found.missed.shape, bool((found.regret >= 0).all())
+        ((2,), True)
     """
 
     regret: np.ndarray[Any, Any]
@@ -114,6 +121,12 @@ def play_duels(
         horizon: T.
         look_every: rounds between looks at the set: whether it has theta*, and whether the best
             item is certified.
+
+    Example:
+        >>> world = DuelWorld(items=4, dim=2, S=3.0, replicates=2)
+        >>> policy = make_pair_policy("random-pairs", dim=2, S=3.0, batch_shape=(2,))
+        >>> play_duels(policy, world, horizon=5).regret.shape
+        (2, 5)
     """
     check_count("horizon", horizon, least=1)
     check_count("look_every", look_every, least=1)

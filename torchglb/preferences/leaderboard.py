@@ -38,7 +38,15 @@ HOPE = 0.5
 
 
 class Battle(NamedTuple):
-    """Two competitors and where the difference of their scores can be."""
+    """Two competitors and where the difference of their scores can be.
+
+    Example:
+        >>> table = {"model_a": ["x", "x", "y"] * 40, "model_b": ["y", "z", "z"] * 40,
+        ...          "winner": ["model_a", "model_a", "tie"] * 40}
+        >>> battle = leaderboard(table).next_battles(1)[0]
+        >>> battle.lower < battle.upper
+        True
+    """
 
     left: str
     right: str
@@ -68,6 +76,13 @@ class Leaderboard:
         delta: everything holds together with probability 1 - delta, at all times.
         spread: what was assumed: the scores' distances from their mean have a root mean square of
             at most this.
+
+    Example:
+        >>> table = {"model_a": ["x", "x", "y"] * 40, "model_b": ["y", "z", "z"] * 40,
+        ...          "winner": ["model_a", "model_a", "tie"] * 40}
+        >>> board = leaderboard(table)
+        >>> board.names[0], board.difference_lower.shape
+        ('x', (3, 3))
     """
 
     names: tuple[str, ...]

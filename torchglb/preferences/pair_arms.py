@@ -48,6 +48,12 @@ class Duels(Environment):
         seed: of everything random.
         dim: d.
         items: K.
+
+    Example:
+        >>> import torchglb as glb
+        >>> world = glb.environments.make("duels", family=glb.Bernoulli(), S=3.0, items=5)
+        >>> world.arms(0).shape
+        torch.Size([1, 15, 2])
     """
 
     name = "duels"

@@ -24,7 +24,14 @@ from torchglb.sets import LikelihoodRatioSet
 
 
 class Pair(NamedTuple):
-    """Indices of two items, ``(*B)`` each; they may be the same one."""
+    """Indices of two items, ``(*B)`` each; they may be the same one.
+
+    Example:
+        >>> policy = make_pair_policy("random-pairs", dim=2, S=3.0)
+        >>> left, right = policy.select([[1.0, 0.0], [0.0, 1.0]])
+        >>> left.shape
+        torch.Size([])
+    """
 
     left: Tensor
     right: Tensor
@@ -43,6 +50,14 @@ class PairPolicy(ABC):
         seed: of the policy's own randomness.
         replicates: names of the replicates.
         validate: look at the values of what is passed in.
+
+    Example:
+        >>> items = [[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]
+        >>> policy = make_pair_policy("widest-pair", dim=2, S=3.0)
+        >>> pair = policy.select(items)
+        >>> policy.update(items[pair.left], items[pair.right], 1.0)
+        >>> policy.rounds
+        1
     """
 
     name: ClassVar[str]
@@ -236,6 +251,13 @@ def in_race(region: LikelihoodRatioSet, items: Tensor) -> Tensor:
 
     Exact programs are solved only for pairs that an ellipsoid does not decide, the likeliest first:
     one that is lost for certain is enough.
+
+    Example:
+        >>> from torchglb.preferences import PreferenceSequence
+        >>> sequence = PreferenceSequence(2, S=3.0, delta=0.05)
+        >>> sequence.update([[1.0, 0.0]] * 200, [[0.0, 1.0]] * 200, [1.0] * 180 + [0.0] * 20)
+        >>> in_race(sequence.current().region, torch.eye(2).double())
+        tensor([ True, False])
     """
     values = 0.5 * (items @ region.center)
     middle = values[:, None] - values[None, :]

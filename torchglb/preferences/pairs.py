@@ -92,6 +92,13 @@ class PreferenceSet:
 
     Args:
         region: the set of ``2 theta``.
+
+    Example:
+        >>> sequence = PreferenceSequence(2, S=2.0, delta=0.05)
+        >>> sequence.update([1.0, 0.0], [0.0, 1.0], 1.0)
+        >>> chance = sequence.current().probability([1.0, 0.0], [0.0, 1.0])
+        >>> bool(0 < chance.lower < chance.upper < 1)
+        True
     """
 
     def __init__(self, region: LikelihoodRatioSet) -> None:

@@ -34,6 +34,15 @@ class WidestPair(NamedTuple):
         width: of ``<x_i - x_j, theta>``, certified from above.
         bound: no pair is wider than this.
         solved: for how many pairs programs were solved.
+
+    Example:
+        >>> from torchglb.preferences import PreferenceSequence
+        >>> sequence = PreferenceSequence(2, S=3.0, delta=0.05)
+        >>> sequence.update([[1.0, 0.0]] * 20, [[0.0, 1.0]] * 20, [1.0, 0.0] * 10)
+        >>> items = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]).double()
+        >>> found = widest_pair(sequence.current().region, items, tol=0.01)
+        >>> found.width <= found.bound <= 1.01 * found.width * (1 + 1e-9)
+        True
     """
 
     left: int
@@ -60,6 +69,15 @@ def widest_pair(
         allowed: which items may be part of the pair, ``(K)``; all if left out.
         tol: relative tolerance.
         budget: pairs whose programs are solved at most.
+
+    Example:
+        >>> from torchglb.preferences import PreferenceSequence
+        >>> sequence = PreferenceSequence(2, S=3.0, delta=0.05)
+        >>> sequence.update([[1.0, 0.0]] * 20, [[0.0, 1.0]] * 20, [1.0, 0.0] * 10)
+        >>> items = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]).double()
+        >>> found = widest_pair(sequence.current().region, items)
+        >>> found.left, found.right
+        (0, 2)
     """
     check_tolerance("tol", tol)
     check_count("budget", budget, least=1)

@@ -38,6 +38,15 @@ class Refinement(NamedTuple):
         ridge: not positive; 0 where there is no smaller set.
         center: c, ``(*B, d)``; the tilt is ``ridge c``.
         region: where the loss with ridge and tilt is convex; it contains the set.
+
+    Example:
+        >>> import torchglb as glb
+        >>> given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+        >>> sequence = glb.ConfidenceSequence(*given, "centred")
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 50, [1.0, 0.0] * 50)
+        >>> found = sequence.evaluation().refinement
+        >>> bool(found.ridge <= 0), found.center.shape
+        (True, torch.Size([2]))
     """
 
     outer: Tensor
@@ -89,6 +98,14 @@ class Evaluation(NamedTuple):
             over the rows of the problems that need it.
         state: to be carried on.
         refinement: a part of that set that holds theta* too, if the radius has one.
+
+    Example:
+        >>> import torchglb as glb
+        >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+        >>> sequence.update([1.0, 0.0], 1.0)
+        >>> found = sequence.evaluation()
+        >>> bool(found.radius > 0), found.delta_likelihood
+        (True, 0.05)
     """
 
     level: Tensor
@@ -109,6 +126,15 @@ class Radius(ABC):
     Attributes:
         confined: whether the statement assumes ``|theta*| <= S``, so that the set may be
             intersected with the ball.
+
+    Example:
+        >>> import torchglb as glb
+        >>> radius = glb.radii.PACBayes()
+        >>> isinstance(radius, Radius), radius.confined
+        (True, True)
+        >>> given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+        >>> glb.ConfidenceSequence(*given, radius).radius is radius
+        True
     """
 
     confined: bool = True
@@ -205,6 +231,12 @@ class LipschitzRadius(NamedTuple):
         radius: beta^2, ``(*B)``.
         delta_likelihood: spent on the likelihood ratio.
         delta_lipschitz: spent on the constant; 0 if that is deterministic.
+
+    Example:
+        >>> import torchglb as glb
+        >>> found = glb.radii.theorem31(torch.tensor(300.0), 4.0, dim=2, delta=0.05)
+        >>> found.delta_likelihood, found.delta_lipschitz
+        (0.05, 0.0)
     """
 
     radius: Tensor
@@ -250,6 +282,11 @@ def require_weights(checks: ValueChecks, w: Tensor) -> None:
 
     Then ``E[ratio^w] <= (E ratio)^w <= 1`` by Jensen, and weighted likelihood ratios are still
     supermartingales; above 1 they are not.
+
+    Example:
+        >>> checks = ValueChecks()
+        >>> require_weights(checks, torch.tensor([0.0, 0.5, 1.0]))
+        >>> checks.settle()
     """
     checks.require("weight", (w >= 0) & (w <= 1), "weights in [0, 1]", w)
 

@@ -76,7 +76,16 @@ def radius_refuted(
 
 
 def warn_of_boundary(domain: Ball, delta: float, stacklevel: int) -> None:
-    """Says that S is too small."""
+    """Says that S is too small.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_of_boundary(Ball(2, 2.0), 0.05, stacklevel=1)
+        >>> caught[0].category.__name__
+        'BoundaryWarning'
+    """
     warnings.warn(
         f"the observations refute |theta*| <= S = {describe(domain.radius)} at level "
         f"{delta:g}: intervals within this ball are wrong. Take a larger S, or "

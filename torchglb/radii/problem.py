@@ -202,6 +202,11 @@ def self_concordance_of(family: GLMFamily, radius: float) -> float:
     Raises:
         InputError: the family has no finite R_s there; only sets that do not linearise the
             likelihood (``Lipschitz``, ``MeanLoss``, ``Mixture``, ``Covering``) are left.
+
+    Example:
+        >>> from torchglb.families import Bernoulli
+        >>> round(self_concordance_of(Bernoulli(), 3.0), 4)
+        0.9051
     """
     try:
         value = family.self_concordance(radius)

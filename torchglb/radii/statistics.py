@@ -33,6 +33,14 @@ class RowStatistics(NamedTuple):
         slope_gram: ``(*B, d, d)``, sum w max(m'' on [-a, a]) x x'.
         ball_loss: ``(*B)``, sum w E m(a U), from above.
         reward_length: ``(*B)``, sum w |r| |x|; scales the rounding errors.
+
+    Example:
+        >>> from torchglb.domain import Ball
+        >>> from torchglb.families import Bernoulli
+        >>> problem = Problem(Bernoulli(), Ball(2, 4.0), delta=0.05)
+        >>> rows = torch.eye(2), torch.tensor([1.0, 0.0])
+        >>> float(update_statistics(problem, empty_statistics(problem), *rows).reward_length)
+        1.0
     """
 
     number: Tensor
@@ -68,7 +76,15 @@ def _shapes(dim: int) -> list[tuple[int, ...]]:
 
 
 def empty_statistics(problem: Problem) -> RowStatistics:
-    """The sums over no rows."""
+    """The sums over no rows.
+
+    Example:
+        >>> from torchglb.domain import Ball
+        >>> from torchglb.families import Bernoulli
+        >>> problem = Problem(Bernoulli(), Ball(2, 4.0), delta=0.05)
+        >>> float(empty_statistics(problem).number)
+        0.0
+    """
     return RowStatistics(*(problem.zeros(*shape) for shape in _shapes(problem.dim)))
 
 

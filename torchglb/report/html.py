@@ -80,7 +80,10 @@ def write_report(record: Record, path: Path | str, reference: str | None = None)
         The path.
 
     Example:
-        >>> write_report(Record.open("results/figure1"), "report.html")  # doctest: +SKIP
+        >>> from torchglb.simulate import simulate
+        >>> record = simulate(["random"], horizon=20, replicates=2, S=[3.0], seed=1)
+        >>> write_report(record, "report.html").name
+        'report.html'
     """
     summary = summarise(record, reference)
     config = record.config

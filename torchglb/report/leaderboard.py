@@ -18,7 +18,14 @@ PAIRS = 30
 
 
 def leaderboard_text(board: Leaderboard) -> str:
-    """The table, what it means, and which battles would teach most."""
+    """The table, what it means, and which battles would teach most.
+
+    Example:
+        >>> from torchglb.preferences import battles_of, leaderboard
+        >>> board = leaderboard(battles_of(["x"] * 9, ["y"] * 9, [1, 0, 1, 1, 1, 0, 1, 1, 1]))
+        >>> "rank" in leaderboard_text(board)
+        True
+    """
     lines = aligned([list(HEADS), *_rows(board)])
     lines += ["", board.statement, *board.remarks]
     for name, value, low, high in board.coefficients:
@@ -34,7 +41,10 @@ def write_leaderboard(board: Leaderboard, path: str | os.PathLike[str]) -> Path:
     """Writes a page that needs nothing but this one file; its directory must exist.
 
     Example:
-        >>> write_leaderboard(board, "leaderboard.html")  # doctest: +SKIP
+        >>> from torchglb.preferences import battles_of, leaderboard
+        >>> board = leaderboard(battles_of(["x"] * 9, ["y"] * 9, [1, 0, 1, 1, 1, 0, 1, 1, 1]))
+        >>> write_leaderboard(board, "leaderboard.html").name
+        'leaderboard.html'
     """
     sections = [
         Section("Ranks and scores", Grid(HEADS, _rows(board)), " ".join(board.remarks)),

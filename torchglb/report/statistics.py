@@ -13,7 +13,12 @@ from torchglb.checks import check_count, check_probability, refuse
 
 
 class MeanError(NamedTuple):
-    """A mean over replicates and its standard error (NaN for a single replicate)."""
+    """A mean over replicates and its standard error (NaN for a single replicate).
+
+    Example:
+        >>> estimate(np.array([1.0, 3.0])).error
+        1.0
+    """
 
     mean: float
     error: float
@@ -28,6 +33,11 @@ class Paired(NamedTuple):
         losses: pairs in which it is larger.
         t_test: two-sided p-value of the paired t-test; NaN for a single pair.
         sign_test: two-sided p-value of the exact sign test; ties are left out.
+
+    Example:
+        >>> found = paired(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 3.5]))
+        >>> found.wins, found.losses, round(found.difference.mean, 2)
+        (3, 0, -1.17)
     """
 
     difference: MeanError

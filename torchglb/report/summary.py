@@ -95,6 +95,13 @@ class RunSummary:
         bound: of OFUGLB by S, where the family has one and the model is true.
         model: whether the rewards follow a GLM with a known theta*.
         shared_arms: whether all replicates see the same arms.
+
+    Example:
+        >>> from torchglb.simulate import simulate
+        >>> record = simulate(["oracle", "random"], horizon=20, replicates=2, S=[3.0], seed=1)
+        >>> summary = summarise(record)
+        >>> summary.rounds, summary.cells["oracle", 3.0].regret.mean
+        (20, 0.0)
     """
 
     labels: list[str]
@@ -126,6 +133,12 @@ def summarise(record: Record, reference: str | None = None) -> RunSummary:
     Args:
         record: with at least one finished policy.
         reference: the label to compare with; ``"ofuglb"`` if the record has it, else the first.
+
+    Example:
+        >>> from torchglb.simulate import simulate
+        >>> record = simulate(["oracle", "random"], horizon=20, replicates=2, S=[3.0], seed=1)
+        >>> summarise(record).labels
+        ['oracle', 'random']
     """
     labels = list(record.labels)
     if not labels:

@@ -26,7 +26,10 @@ def table(record: Record) -> str:
     """Final regret, time per round and coverage of every policy.
 
     Example:
-        >>> print(table(Record.open("results/figure1")))  # doctest: +SKIP
+        >>> from torchglb.simulate import simulate
+        >>> record = simulate(["random"], horizon=20, replicates=2, S=[3.0], seed=1)
+        >>> "random" in table(record)
+        True
     """
     summary = summarise(record)
     counted = any(cell.missed is not None for cell in summary.cells.values())
@@ -69,6 +72,13 @@ def compare(record_a: Record, record_b: Record) -> str:
     Runs on the same arms and random numbers are compared in pairs, replicate by replicate (t-test);
     others by Welch's test; both with Holm's correction for the number of rows. Where the horizons
     differ, both are read at the last common round.
+
+    Example:
+        >>> from torchglb.simulate import simulate
+        >>> record = simulate(["oracle", "random"], horizon=20, replicates=2, S=[3.0], seed=1)
+        >>> other = simulate(["oracle", "random"], horizon=20, replicates=2, S=[3.0], seed=2)
+        >>> "seed" in compare(record, other)
+        True
     """
     a, b = settings(record_a), settings(record_b)
     changed = [key for key in [*a, *(k for k in b if k not in a)] if a.get(key) != b.get(key)]

@@ -19,7 +19,16 @@ LOOKS = 4
 
 
 class Interval(NamedTuple):
-    """A two-sided interval, valid at all times at once with the set it comes from."""
+    """A two-sided interval, valid at all times at once with the set it comes from.
+
+    Example:
+        >>> import torchglb as glb
+        >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> lower, upper = sequence.current().interval([1.0, 0.0], scale="mean")
+        >>> bool(0 <= lower < upper <= 1)
+        True
+    """
 
     lower: Tensor
     upper: Tensor
@@ -38,6 +47,13 @@ class Event:
 
     Args:
         delta: the failure probability.
+
+    Example:
+        >>> import torchglb as glb
+        >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> sequence.current().event.delta
+        0.05
     """
 
     delta: float
@@ -48,6 +64,16 @@ class ConfidenceSet(ABC):
 
     Points and directions are ``(*B, d)``, or ``(*B, K, d)`` for K of each set; lists of numbers
     are taken too. Answers have the shape of the question without its last axis.
+
+    Example:
+        >>> import torchglb as glb
+        >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> region = sequence.current()
+        >>> isinstance(region, ConfidenceSet)
+        True
+        >>> region.interval([[1.0, 0.0], [0.0, 1.0]]).upper.shape
+        torch.Size([2])
     """
 
     family: GLMFamily
@@ -285,6 +311,15 @@ class IntersectionSet(ConfidenceSet):
     intersection may be smaller still. An intersection that is empty (which happens with
     probability at most ``delta``, the sum over the members' different events) may show as an
     interval whose lower end is above the upper one.
+
+    Example:
+        >>> import torchglb as glb
+        >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> region = sequence.current()
+        >>> both = IntersectionSet([region, region.ellipsoid()])
+        >>> bool(both.interval([1.0, 0.0]).upper <= region.interval([1.0, 0.0]).upper)
+        True
     """
 
     members: list[ConfidenceSet]

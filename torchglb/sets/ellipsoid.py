@@ -43,6 +43,13 @@ class EllipsoidSet(ConfidenceSet):
         with_ball: whether the set is the part of the ellipsoid within the ball, which costs no
             probability where ``|theta*| <= S``.
         event: on which the set is valid.
+
+    Example:
+        >>> import torchglb as glb
+        >>> shape = [[4.0, 0.0], [0.0, 1.0]]
+        >>> region = EllipsoidSet(glb.Bernoulli(), glb.Ball(2, 3.0), [0.5, 0.0], shape, 1.0)
+        >>> region.interval([1.0, 0.0]).upper
+        tensor(1.0000, dtype=torch.float64)
     """
 
     family: GLMFamily

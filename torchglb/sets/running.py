@@ -39,6 +39,16 @@ class RunningSet(IntersectionSet):
 
     Args:
         members: sets of one sequence, the latest last.
+
+    Example:
+        >>> import torchglb as glb
+        >>> given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+        >>> sequence = glb.ConfidenceSequence(*given, running=True)
+        >>> for _ in range(5):
+        ...     sequence.update([1.0, 0.0], 1.0)
+        >>> region = sequence.current()
+        >>> isinstance(region, RunningSet), len(region.members)
+        (True, 4)
     """
 
     @property
@@ -104,6 +114,15 @@ class RunningBounds:
     Args:
         history: of the sequence.
         queries: directions ``(K, d)`` or ``(*B, K, d)``, or None.
+
+    Example:
+        >>> import torchglb as glb
+        >>> sequence = glb.ConfidenceSequence(
+        ...     glb.Bernoulli(), glb.Ball(2, 3.0), 0.05, running=True, queries=[[1.0, 0.0]]
+        ... )
+        >>> sequence.update([1.0, 0.0], 1.0)
+        >>> sequence.look().upper.shape
+        torch.Size([1])
     """
 
     def __init__(self, history: History, queries: Any = None) -> None:
@@ -175,7 +194,15 @@ class RunningBounds:
 
 
 class Owner(NamedTuple):
-    """The sequence of a set: what all its sets share."""
+    """The sequence of a set: what all its sets share.
+
+    Example:
+        >>> import torchglb as glb
+        >>> sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> Owner(sequence.family, sequence.domain, sequence.event, confined=True).domain
+        Ball(dim=2, radius=3.0)
+    """
 
     family: GLMFamily
     domain: Ball

@@ -75,6 +75,15 @@ class Configuration:
         dtype: ``"float64"`` or ``"float32"``.
         imports: modules that register policies or environments of their own.
         stages: ``[horizon, replicates]`` of what the run was each time before it was extended.
+
+    Example:
+        >>> table = {
+        ...     "family": "bernoulli", "environment": "fixed", "arms": 5, "S": 3.0,
+        ...     "horizon": 10, "replicates": 2, "policies": ["random"],
+        ... }
+        >>> config = Configuration.load(table)
+        >>> config.horizon, config.delta
+        (10, 0.05)
     """
 
     name: str
@@ -305,6 +314,12 @@ def read_table(path: Path, quick: bool = False) -> dict[str, Any]:
 
     Raises:
         InputError: if the file cannot be read, or has no ``[quick]`` table and it is asked for.
+
+    Example:
+        >>> from torchglb.simulate import find_preset
+        >>> full, quick = (read_table(find_preset("figure1"), quick) for quick in (False, True))
+        >>> full["horizon"] > quick["horizon"]
+        True
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -320,7 +335,12 @@ def read_table(path: Path, quick: bool = False) -> dict[str, Any]:
 
 
 def lay_over(table: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with the values of another on top; tables within are merged."""
+    """The table with the values of another on top; tables within are merged.
+
+    Example:
+        >>> lay_over({"S": 3, "policy": {"emk": {"seed": 1}}}, {"policy": {"emk": {"seed": 2}}})
+        {'S': 3, 'policy': {'emk': {'seed': 2}}}
+    """
     merged = dict(table)
     for key, value in overlay.items():
         old = merged.get(key)

@@ -29,7 +29,23 @@ WAITING, RUNNING, STOPPED, FINISHED, FAILED = STATES = (
 
 
 class Watch:
-    """Is told what happens; does nothing itself."""
+    """Is told what happens; does nothing itself.
+
+    Example:
+        >>> class Printer(Watch):
+        ...     def state(self, task, state):
+        ...         print(state)
+        >>> from torchglb.simulate import Configuration, run
+        >>> config = Configuration.load(
+        ...     {
+        ...         "family": "bernoulli", "environment": "fixed", "arms": 5, "S": 3.0,
+        ...         "horizon": 10, "replicates": 2, "policies": ["random"],
+        ...     }
+        ... )
+        >>> record = run(config, "results/watched", watch=Printer())
+        running
+        finished
+    """
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """These tasks are about to run."""

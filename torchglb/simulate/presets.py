@@ -12,7 +12,12 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 def presets() -> dict[str, str]:
-    """The titles of all presets by name."""
+    """The titles of all presets by name.
+
+    Example:
+        >>> "figure1" in presets()
+        True
+    """
     return {path.stem: str(read_table(path).get("title", "")) for path in _files()}
 
 
@@ -21,6 +26,10 @@ def find_preset(name: str) -> Path:
 
     Raises:
         InputError: with the names that exist.
+
+    Example:
+        >>> find_preset("figure1").name
+        'figure1.toml'
     """
     if name.endswith(".toml"):
         if not Path(name).is_file():

@@ -47,6 +47,13 @@ class Record:
         config: the configuration, in the form of a preset with nothing left out.
         manifest: versions, seed, random generator, device, commit if any, start and end.
         labels: of the policies whose results are complete, in the order of the configuration.
+
+    Example:
+        >>> from torchglb.simulate import simulate
+        >>> record = simulate(["random"], horizon=20, replicates=2, S=[3.0], out="results/kept")
+        >>> again = Record.open("results/kept")
+        >>> again.labels, again.arrays("random")["regret"].shape
+        (['random'], (1, 2, 20))
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

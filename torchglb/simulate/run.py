@@ -133,6 +133,15 @@ def run(
         InputError: if the directory holds something else.
         RunError: if a task failed; the others have finished.
         KeyboardInterrupt: if it was interrupted; the same call continues.
+
+    Example:
+        >>> table = {
+        ...     "family": "bernoulli", "environment": "fixed", "arms": 5, "S": 3.0,
+        ...     "horizon": 10, "replicates": 2, "policies": ["random"],
+        ... }
+        >>> record = run(Configuration.load(table), "results/mine")
+        >>> record.arrays("random")["regret"].shape
+        (1, 2, 10)
     """
     check_choice("executor", executor, tuple(EXECUTORS))
     check_positive("save_every", save_every)

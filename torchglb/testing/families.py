@@ -72,7 +72,17 @@ def assert_exact(
 
 
 class FamilyContract:
-    """What every family must keep. Subclasses define ``make`` and ``exact``, and may narrow the rest."""
+    """What every family must keep. Subclasses define ``make`` and ``exact``, and may narrow the rest.
+
+    Example:
+        >>> import torchglb as glb
+        >>> class TestBernoulli(FamilyContract):
+        ...     good_rewards, bad_rewards = [0.0, 1.0], [-1.0, 0.5]
+        ...     def make(self):
+        ...         return glb.Bernoulli()
+        >>> TestBernoulli().make()
+        Bernoulli(trials=1)
+    """
 
     good_rewards: list[float]
     bad_rewards: list[float]

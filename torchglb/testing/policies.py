@@ -159,6 +159,15 @@ class PolicyContract:
             beyond the scores, or arms are eliminated first).
         ball_arms: whether the best arm of the unit ball is known.
         tolerance: between scores computed in another order of summation.
+
+    Example:
+        >>> import torchglb as glb
+        >>> class TestOFUL(PolicyContract):
+        ...     name = "oful"
+        ...     families = (glb.Gaussian(),)
+        ...     ball_arms = False
+        >>> TestOFUL.options
+        {}
     """
 
     name: ClassVar[str]

@@ -29,6 +29,13 @@ class RadiusContract:
         S: the radius of the ball.
         delta: the failure probability of the coverage test.
         replicates: problems of the coverage test.
+
+    Example:
+        >>> from torchglb.radii import Lipschitz
+        >>> class TestLipschitz(RadiusContract):
+        ...     radius = Lipschitz()
+        >>> TestLipschitz().problem(Bernoulli()).delta
+        0.2
     """
 
     radius: ClassVar[Radius]

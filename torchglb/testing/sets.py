@@ -50,7 +50,19 @@ def sampled(confidence_set: ConfidenceSet, count: int = 20000) -> tuple[Tensor, 
 
 
 class ConfidenceSetContract:
-    """What holds for every set; a subclass says how one is made (d = 2, bounded)."""
+    """What holds for every set; a subclass says how one is made (d = 2, bounded).
+
+    Example:
+        >>> import torchglb as glb
+        >>> class TestEllipsoids(ConfidenceSetContract):
+        ...     def make(self, batch=(), dtype=torch.float64):
+        ...         center, size = torch.zeros(*batch, 2), torch.ones(batch)
+        ...         given = (center, torch.eye(2).expand(*batch, 2, 2), size)
+        ...         given = [t.to(dtype) for t in given]
+        ...         return glb.EllipsoidSet(glb.Bernoulli(), glb.Ball(2, self.S), *given)
+        >>> TestEllipsoids().make().center
+        tensor([0., 0.], dtype=torch.float64)
+    """
 
     #: whether the bound is the support itself
     exact = True

@@ -36,6 +36,14 @@ class BallChoice:
         upper: ``(*B)``, a certified upper bound.
         is_global: whether upper and lower agree to the tolerance, ``(*B)``.
         status: ``(*B)``, of :class:`torchglb.optim.Status`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = [[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0]
+        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows)
+        >>> choice = glb.argmax_ball(glb.SublevelProgram(loss, glb.Ball(2, 3.0), 2.0))
+        >>> bool(choice.lower <= choice.upper), choice.theta.shape
+        (True, torch.Size([2]))
     """
 
     arm: Tensor
@@ -60,6 +68,14 @@ def argmax_ball(
         tol: relative tolerance of the global answer.
         max_rounds: rounds of splitting (d = 2) or of ascent (d > 2).
         throw: raise if a support problem fails; a gap that stays open for d > 2 does not raise.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = [[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0]
+        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows)
+        >>> choice = argmax_ball(glb.SublevelProgram(loss, glb.Ball(2, 3.0), 2.0))
+        >>> choice.arm.shape, choice.is_global
+        (torch.Size([2]), tensor(True))
     """
     d = program.likelihood.dim
     if d <= 2:

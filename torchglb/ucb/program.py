@@ -30,6 +30,15 @@ class SupportResult:
         multiplier: the multiplier of the loss constraint, ``dh/dB``.
         gap: ``upper - lower``.
         status: of :class:`torchglb.optim.Status`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = [[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0]
+        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows)
+        >>> program = glb.SublevelProgram(loss, glb.Ball(2, 3.0), 2.0)
+        >>> found = glb.support(program, [[1.0, 0.0]])
+        >>> bool(found.lower <= found.upper), found.theta.shape
+        (True, torch.Size([1, 2]))
     """
 
     upper: Tensor
@@ -50,6 +59,14 @@ class SublevelProgram:
         level: B, of shape ``*B``; a tensor or NumPy array of any real dtype, or numbers.
         region: for a loss with a negative ridge, where it is convex; then the set is the part of
             the sublevel set in that region, and bounds are bounds over that part.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = [[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0]
+        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows)
+        >>> program = SublevelProgram(loss, glb.Ball(2, 3.0), 2.0)
+        >>> glb.support(program, [[1.0, 0.0], [0.0, 1.0]]).upper.shape
+        torch.Size([2])
     """
 
     likelihood: NegativeLogLikelihood

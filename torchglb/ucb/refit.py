@@ -51,6 +51,13 @@ class RefitProgram:
         validate: check the values of what is appended.
         dtype: float64 or float32.
         device: where everything lives.
+
+    Example:
+        >>> import torchglb as glb
+        >>> program = RefitProgram(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> program.append([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+        >>> program.argmax([[1.0, 0.0], [0.0, 1.0]], radius=1.0).upper.shape
+        torch.Size([2])
     """
 
     def __init__(
@@ -234,6 +241,13 @@ class ForgettingProgram(RefitProgram):
         domain: the ball.
         batch_shape: ``*B``.
         settings: of :class:`RefitProgram`, without ``aggregate``.
+
+    Example:
+        >>> import torchglb as glb
+        >>> program = ForgettingProgram(glb.Window(100), glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> program.append([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+        >>> program.argmax([[1.0, 0.0], [0.0, 1.0]], radius=1.0).upper.shape
+        torch.Size([2])
     """
 
     history: ForgettingHistory

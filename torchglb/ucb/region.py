@@ -23,6 +23,11 @@ class ConvexRegion:
         shape: W, positive definite, ``(*B, d, d)``.
         size: gamma, ``(*B)``; infinite where the region is all of the space.
         curvature: kappa >= 0, ``(*B)``.
+
+    Example:
+        >>> region = ConvexRegion([0.0, 0.0], [[1.0, 0.0], [0.0, 4.0]], 1.0, 0.0)
+        >>> region.excess(region.center)
+        tensor([-1.], dtype=torch.float64)
     """
 
     center: Tensor

@@ -186,6 +186,14 @@ class GaussianPrior(PosteriorRadius):
         increments: ``"auto"``, ``"rows"`` (two passes at every evaluation, and nothing is held: the
             level then depends on the rows alone, up to the tolerance) or ``"aggregated"`` (none).
         tolerance: how much of the level may be left on the table to save passes.
+
+    Example:
+        >>> import torchglb as glb
+        >>> given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+        >>> sequence = glb.ConfidenceSequence(*given, GaussianPrior())
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> round(float(sequence.evaluation().radius), 2)
+        2.32
     """
 
     scale: float = 1.0

@@ -241,6 +241,14 @@ class Mixture(Radius):
 
     Args:
         inner: the radius that gives the centre and the upper end.
+
+    Example:
+        >>> import torchglb as glb
+        >>> given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+        >>> sequence = glb.ConfidenceSequence(*given, Mixture())
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> round(float(sequence.evaluation().radius), 2)
+        7.79
     """
 
     inner: PACBayes = INNER

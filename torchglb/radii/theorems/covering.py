@@ -55,6 +55,14 @@ class Covering(ConstantRadius):
 
     Args:
         constant: of the loss, as in :class:`Lipschitz`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+        >>> sequence = glb.ConfidenceSequence(*given, Covering())
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> round(float(sequence.evaluation().radius), 2)
+        20.71
     """
 
     def squared(  # noqa: D102

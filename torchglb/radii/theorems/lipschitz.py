@@ -25,6 +25,10 @@ class LipschitzBound(NamedTuple):
     Attributes:
         value: ``(*B)``.
         failure: 0 for a deterministic bound.
+
+    Example:
+        >>> table1_bernoulli(torch.tensor(100.0), torch.tensor(4.0)).failure
+        0.0
     """
 
     value: Tensor
@@ -47,6 +51,11 @@ def table1_bounded(
         max_variance: R_mudot on the ball.
         noise: M; ``b - a`` for rewards in [a, b].
         dispersion: g.
+
+    Example:
+        >>> n, S = torch.tensor(100.0), torch.tensor(4.0)
+        >>> float(table1_bounded(n, S, max_variance=0.25, noise=1.0).value)
+        300.0
     """
     return LipschitzBound((noise + 2.0 * S * max_variance) * count / dispersion, 0.0)
 
@@ -77,6 +86,11 @@ def table1_subgaussian(
     at once with probability 1 - delta. (Table 1 omits the constants; and it does not say that
     this delta is spent on top of that of Theorem 3.1.) Weights at most 1 shrink the noise, so n
     rows of any weights are covered.
+
+    Example:
+        >>> n, S = torch.tensor(100.0), torch.tensor(1.0)
+        >>> round(float(table1_subgaussian(n, S, dim=2, delta=0.05, sigma=1.0).value), 1)
+        672.0
     """
     check_probability("delta", delta)
     union = torch.log(math.pi**2 * dim * (count + 1) ** 2 / (3.0 * delta))
@@ -93,6 +107,11 @@ def table1_poisson(count: Tensor, S: Tensor, dim: int, delta: float) -> Lipschit
     With probability 1 - delta for all t. (The printed proof does not hold: its bound on the moment
     generating function falls below 1 for small arguments. The statement survives, since
     :func:`poisson_martingale` is smaller.)
+
+    Example:
+        >>> n, S = torch.tensor(100.0), torch.tensor(1.0)
+        >>> round(float(table1_poisson(n, S, dim=2, delta=0.05).value), 1)
+        708.7
     """
     check_probability("delta", delta)
     union = torch.log(math.pi**2 * (dim + 1) * (count + 1) ** 2 / (3.0 * delta))
@@ -148,6 +167,11 @@ def poisson_martingale(
         dim: d.
         delta: in (0, 1).
         tilt: fixed before the data.
+
+    Example:
+        >>> n, S = torch.tensor(100.0), torch.tensor(1.0)
+        >>> round(float(poisson_martingale(n, S, dim=2, delta=0.05).value), 1)
+        324.1
     """
     check_probability("delta", delta)
     excess = math.expm1(tilt) - tilt
@@ -166,6 +190,15 @@ def data_lipschitz(family: GLMFamily, statistics: RowStatistics, S: Tensor) -> L
     - ``U3 = |sum (mu(0) - r) x| + S lambda_max(sum slope x x')``,
 
     each over g; and for the Gaussian family the exact value. O(d^3), no pass.
+
+    Example:
+        >>> import torchglb as glb
+        >>> problem = glb.radii.Problem(glb.Bernoulli(), glb.Ball(2, 4.0), delta=0.05)
+        >>> rows = torch.eye(2).double(), torch.tensor([1.0, 0.0]).double()
+        >>> sums = glb.radii.empty_statistics(problem)
+        >>> sums = glb.radii.update_statistics(problem, sums, *rows)
+        >>> bool(data_lipschitz(glb.Bernoulli(), sums, problem.S).value <= 2.0)
+        True
     """
     if isinstance(family, Gaussian):
         return gaussian_lipschitz(statistics.slope_gram, -statistics.residual, S, family.dispersion)

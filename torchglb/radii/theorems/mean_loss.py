@@ -44,6 +44,14 @@ class MeanLoss(SimpleRadius):
     """Theorem 3.1 with the mean loss in place of a Lipschitz constant; O(1) to evaluate, no pass.
 
     Never larger than :class:`Lipschitz` with either constant.
+
+    Example:
+        >>> import torchglb as glb
+        >>> given = (glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+        >>> sequence = glb.ConfidenceSequence(*given, MeanLoss())
+        >>> sequence.update([[1.0, 0.0], [0.6, 0.8]] * 20, [1.0, 0.0] * 20)
+        >>> round(float(sequence.evaluation().radius), 2)
+        10.28
     """
 
     def squared(  # noqa: D102

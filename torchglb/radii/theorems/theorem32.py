@@ -70,6 +70,12 @@ def theorem32_outside(
         regularization: lam >= 0.
         center_norm: ``|theta_hat|``, ``(*B)``.
         gap: Frank-Wolfe gap of theta_hat.
+
+    Example:
+        >>> beta, length = torch.tensor(3.0), torch.tensor(1.0)
+        >>> smaller = theorem32_outside(beta, 2.0, 1.0, 0.5, length)
+        >>> bool(smaller <= theorem32(beta, 2.0, 1.0, 0.5))
+        True
     """
     factor = 2.0 * (1.0 + S * self_concordance)
     return factor * (radius + gap) + regularization * (S + center_norm).square()
@@ -109,6 +115,13 @@ def theorem32_fixed_point(
         gap: Frank-Wolfe gap of theta_hat.
         steps: iterations.
         shards: completes the maxima over these rows where others are on other ranks.
+
+    Example:
+        >>> X, hessian = torch.eye(2), torch.eye(2)
+        >>> beta, length = torch.tensor(3.0), torch.tensor(1.0)
+        >>> sharp = theorem32_fixed_point(beta, 2.0, 1.0, 0.5, length, X, hessian)
+        >>> bool(sharp <= theorem32(beta, 2.0, 1.0, 0.5))
+        True
     """
     check_float("X", X)
     check_shape("hessian", hessian, (*X.shape[:-2], X.shape[-1], X.shape[-1]))

@@ -57,6 +57,14 @@ class Choice:
             minimum, NONFINITE where a NaN came in, INACCURATE where rounding hides the winner, or
             where the level is so close to the minimum that no point is feasible for certain.
         passes: ``(*B)``, passes over the history that this choice took, the minimum included.
+
+    Example:
+        >>> import torchglb as glb
+        >>> program = glb.AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> program.append([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+        >>> choice = program.argmax([[1.0, 0.0], [0.0, 1.0]], radius=1.0)
+        >>> choice.index.shape, choice.upper.shape
+        (torch.Size([]), torch.Size([2]))
     """
 
     index: Tensor

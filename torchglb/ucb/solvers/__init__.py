@@ -22,7 +22,17 @@ class Solver(Protocol):
 
 @dataclass(frozen=True)
 class Native:
-    """Our own solver: compiled on a CPU, batched torch elsewhere; see :func:`native_support`."""
+    """Our own solver: compiled on a CPU, batched torch elsewhere; see :func:`native_support`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = [[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0]
+        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows)
+        >>> program = glb.SublevelProgram(loss, glb.Ball(2, 3.0), 2.0)
+        >>> found = glb.support(program, [[1.0, 0.0]], Native(tol=1e-5))
+        >>> found.status
+        tensor([0])
+    """
 
     center: Any = None
     tol: float | None = None
@@ -45,7 +55,17 @@ class Native:
 
 @dataclass(frozen=True)
 class Conic:
-    """A cone solver of cvxpy, the oracle; see :func:`torchglb.ucb.solvers.conic.conic_support`."""
+    """A cone solver of cvxpy, the oracle; see :func:`torchglb.ucb.solvers.conic.conic_support`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = [[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0]
+        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows)
+        >>> program = glb.SublevelProgram(loss, glb.Ball(2, 3.0), 2.0)
+        >>> found = glb.support(program, [[1.0, 0.0]], Conic(tol=1e-5))
+        >>> found.status
+        tensor([0])
+    """
 
     solver: str = "CLARABEL"
     fallbacks: Sequence[str] = ("ECOS", "SCS")
@@ -62,7 +82,17 @@ class Conic:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of cvxpylayers, for small histories; see :class:`UCBLayer`."""
+    """A layer of cvxpylayers, for small histories; see :class:`UCBLayer`.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = [[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0]
+        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows)
+        >>> program = glb.SublevelProgram(loss, glb.Ball(2, 3.0), 2.0)
+        >>> found = glb.support(program, [[1.0, 0.0]], Layer(tol=1e-5))
+        >>> found.status
+        tensor([0])
+    """
 
     solver: str = "CLARABEL"
     fallbacks: Sequence[str] = ("ECOS", "SCS")

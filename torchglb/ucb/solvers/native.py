@@ -80,6 +80,14 @@ def native_support(
         max_steps: limit on passes over the history.
         throw: raise :class:`SolverError` if an arm does not converge, or return statuses.
         validate: look at the values of arms, weights, regularisation and centre.
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = [[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0]
+        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows)
+        >>> program = glb.SublevelProgram(loss, glb.Ball(2, 3.0), 2.0)
+        >>> bool(native_support(program, [[1.0, 0.0]], tol=1e-8).gap < 1e-7)
+        True
     """
     arms = as_like("arms", arms, program.likelihood.X)
     if tol is None:
