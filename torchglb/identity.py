@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
 
 from torchglb.checks import refuse
+from torchglb.errors import InputError
 
 PLAIN = (bool, int, float, str, type(None))
+#: what it costs to read a thing that is not a saved state
+UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+@contextmanager
+def reading_state(owner: str) -> Iterator[None]:
+    """Refuses by name what cannot be read as a state of ``owner``.
+
+    Example:
+        >>> try:
+        ...     with reading_state("oful"):
+        ...         {}["theta"]
+        ... except InputError as refused:
+        ...     print(refused)
+        state: expected one of oful, got KeyError('theta')
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except UNREADABLE as error:
+        raise InputError(f"state: expected one of {owner}, got {error!r}") from None
 
 
 def describe(thing: Any) -> Any:

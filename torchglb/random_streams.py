@@ -154,10 +154,11 @@ class RandomStreams:
         made_by = state.get("generator", EARLIER_GENERATOR)
         if made_by != GENERATOR:
             raise refuse("state", f"one whose random numbers are of {GENERATOR}", made_by)
-        self.__init__(  # type: ignore[misc]
+        loaded = RandomStreams(
             int(state["seed"]), tuple(self._names.shape), state["replicates"], self._names.device
         )
-        self._count = int(state["count"])
+        loaded._count = int(state["count"])
+        vars(self).update(vars(loaded))  # all of it, or nothing
 
 
 def derived_seed(seed: int, purpose: str) -> int:

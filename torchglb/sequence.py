@@ -24,7 +24,7 @@ from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.forgetting import ForgettingHistory, as_forgetting
 from torchglb.history import History
-from torchglb.identity import check_belongs, describe
+from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.inference.estimation import EstimatorSettings, Refit, RunningEstimate
 from torchglb.inference.level import GrowingLevel
 from torchglb.inference.tests import TestResult
@@ -408,11 +408,12 @@ class ConfidenceSequence(GrowingLevel):
             declared.forget_rows()  # of the weights, whatever comes in between
         mark = self.history.mark()
         estimate = self.fitted.copy()
-        self.history.load_state_dict(state["history"])
         try:
-            estimate.load_state_dict(state["estimator"])
-            if self._running is not None:
-                self._load_running(self._running, running)
+            with reading_state("a confidence sequence"):
+                self.history.load_state_dict(state["history"])
+                estimate.load_state_dict(state["estimator"])
+                if self._running is not None:
+                    self._load_running(self._running, running)
         except BaseException:
             self.history.reset(mark)
             raise

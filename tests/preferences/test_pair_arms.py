@@ -94,3 +94,16 @@ def test_the_incumbent_is_arm_0_and_has_the_rank_that_is_asked_for(rank):
     torch.testing.assert_close(world.regret(3, arms[:, 0], index), means.amax(-1) - means[:, 0])
     with pytest.raises(InputError, match="^rank"):
         environments.make("incumbent", rank=6, **given)
+
+
+def test_weights_reach_the_rows():
+    family, domain = glb.Bernoulli(), glb.Ball(2, 4.0)
+    arms = policies.make("duel-ofu", family=family, domain=domain)
+    pairs = make_pair_policy("duel-ofu", dim=2, S=2.0, aggregate=True)
+    left, right, winner = [[1.0, 0.0]] * 3, [[0.0, 1.0]] * 3, [1.0, 0.0, 1.0]
+    arms.update([[0.5, -0.5]] * 3, winner, weight=[0.5, 1.0, 0.25])
+    pairs.update(left, right, winner, weight=[0.5, 1.0, 0.25])
+    assert torch.equal(arms.confidence_set().level, pairs.confidence_set().level)
+    with pytest.raises(glb.InputError, match=r"weight: expected weights in \[0, 1\]"):
+        arms.update([0.5, -0.5], 1.0, weight=2.0)
+    assert arms.rounds == 3

@@ -454,7 +454,9 @@ def test_infeasible_level_and_nan_stay_in_their_element():
     level = programs[0].minimum().loss + 2.0
     good = programs[0].argmax(arms, level=level)
     level[1] = 0.0  # no Bernoulli history has a loss below zero
-    bad = programs[1].argmax(arms, level=level)
+    with pytest.raises(glb.SolverError, match=r"INFEASIBLE.*\(1,\)"):
+        programs[1].argmax(arms, level=level)
+    bad = programs[1].argmax(arms, level=level, throw=False)
     assert bad.status.tolist() == [0, int(Status.INFEASIBLE), 0, int(Status.NONFINITE)]
     assert torch.equal(bad.index[::2], good.index[::2])
     torch.testing.assert_close(bad.upper[::2], good.upper[::2], rtol=1e-9, atol=1e-9)

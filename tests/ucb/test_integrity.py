@@ -131,7 +131,7 @@ def test_a_round_that_is_given_up_knows_its_level(max_steps, generator):
         program = glb.AnchoredProgram(glb.Bernoulli(), glb.Ball(d, 4.3))
         for _ in range(25):
             arms = directions(generator, 8, d)
-            choice = program.argmax(arms, radius=0.5, max_steps=max_steps)
+            choice = program.argmax(arms, radius=0.5, max_steps=max_steps, throw=False)
             stated = program.program(radius=0.5)
             higher = glb.SublevelProgram(
                 stated.likelihood, stated.domain, stated.level + program.level_tol

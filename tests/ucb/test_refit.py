@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,3 +92,14 @@ def test_bad_numbers_are_refused_and_leave_no_trace(options, name):
     after = program.state_dict()
     for key in ("start", "passes"):
         assert torch.equal(before[key], after[key])
+
+
+def test_an_empty_set_raises_unless_asked_not_to():
+    for kind in (RefitProgram, glb.AnchoredProgram):
+        program = kind(glb.Bernoulli(), glb.Ball(2, 2.0), (2,))
+        program.append([[[1.0, 0.0]]] * 2, [[1.0]] * 2)
+        for ask in (program.argmax, program.bound):
+            with pytest.raises(glb.SolverError, match=r"INFEASIBLE.*\(1,\)"):
+                ask([[[1.0, 0.0]]] * 2, level=[3.0, 0.0])
+            found = ask([[[1.0, 0.0]]] * 2, level=np.array([3.0, 0.0]), throw=False)
+            assert found.status.tolist() == [0, int(glb.Status.INFEASIBLE)]

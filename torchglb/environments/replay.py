@@ -26,6 +26,7 @@ from torchglb.checks import (
     check_count,
     check_shape,
     refuse,
+    within_norm,
 )
 from torchglb.environments.base import Environment
 from torchglb.policies import Policy
@@ -64,7 +65,7 @@ class Log:
     floor: float | None = None
 
     def __post_init__(self) -> None:
-        arms = as_floats("arms", self.arms)
+        arms = within_norm(as_floats("arms", self.arms), self.arms)
         if arms.ndim < 3:
             raise refuse("arms", "shape (*B, n, K, d)", f"shape {tuple(arms.shape)}")
         given = {"arms": arms, "rewards": as_like("rewards", self.rewards, arms)}

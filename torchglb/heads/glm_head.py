@@ -23,7 +23,7 @@ from torchglb.heads.embedding import Door, Observations, in_dtype_of
 from torchglb.heads.frozen import Embedding, FrozenHead
 from torchglb.heads.unit_ball import UnitBall, unit_ball
 from torchglb.history import Rows
-from torchglb.identity import check_belongs, describe
+from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.mle import constrained_mle
 from torchglb.radii import Radius
 from torchglb.sequence import ConfidenceSequence
@@ -368,12 +368,13 @@ class GLMHead(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes over saved observations; they are checked first."""
-        check_belongs("state['settings']", state.get("settings"), self._belongs_to())
-        saved = state["observations"]
-        if saved is not None:
-            self._learn_axes(saved["contexts"], 1)
-            self._infer = False
-        self.observations = self.observations.restored(saved)
+        with reading_state("a head"):
+            check_belongs("state['settings']", state.get("settings"), self._belongs_to())
+            saved = state["observations"]
+            if saved is not None:
+                self._learn_axes(saved["contexts"], 1)
+                self._infer = False
+            self.observations = self.observations.restored(saved)
         self.refresh()
         self._start = None
 

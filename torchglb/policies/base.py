@@ -31,10 +31,9 @@ from torchglb.checks import (
     within_norm,
 )
 from torchglb.domain import Ball
-from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.history import History
-from torchglb.identity import check_belongs, describe
+from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.radii import radius_refuted, warn_of_boundary
@@ -398,9 +397,9 @@ class Policy(ABC):
         """Whether the observations refute ``|theta*| <= S`` at level delta, ``(*B)``.
 
         Then S is too small, and nothing that the policy promises holds
-        (:func:`torchglb.radii.radius_refuted`). Warns of it, once. A question that costs a fit and
-        that no round asks; runs of experiments ask it at their end. None where the rows are not
-        kept.
+        (:func:`torchglb.radii.radius_refuted`). Warns of it, once in the life of this object: one
+        that continues from a state says it again. A question that costs a fit and that no round
+        asks; runs of experiments ask it at their end. None where the rows are not kept.
         """
         rows = self._observed()
         if rows is None:
@@ -456,12 +455,16 @@ class Policy(ABC):
         if state["policy"] != self.name:
             raise refuse("state", f"a state of {self.name}", f"one of {state['policy']}")
         check_belongs("state['settings']", state["settings"], self._belongs_to())
+        rounds = check_count("state['rounds']", state["rounds"])
+        before = self._state()
         try:
-            self._load(state["state"])
-        except (KeyError, TypeError) as error:
-            raise InputError(f"state: expected a state of {self.name}, got {error!r}") from None
-        self.random.load_state_dict(state["random"])
-        self.rounds = int(state["rounds"])
+            with reading_state(self.name):
+                self._load(state["state"])
+                self.random.load_state_dict(state["random"])
+        except BaseException:
+            self._load(before)  # what is refused or interrupted changes nothing
+            raise
+        self.rounds = rounds
 
     def _belongs_to(self) -> dict[str, Any]:
         """Family, ball and settings, without which the state means nothing."""

@@ -196,11 +196,12 @@ class ExactPolicy(Policy):
         """What a program's ``argmax`` or ``bound`` says; an empty set is widened first."""
         radius, level, _ = self._known_height()
         ridge = self._ridge()
-        choice = question(arms, radius, level=level, regularization=ridge, **options)
+        options |= {"regularization": ridge, "throw": False}  # bounds hold wherever a solve stopped
+        choice = question(arms, radius, level=level, **options)
         if level is not None and not settled(choice.status == Status.CONVERGED):
             wider = torch.maximum(level, self._least(self._program.minimum(ridge)))
             if not settled(wider <= level):
-                choice = question(arms, level=wider, regularization=ridge, **options)
+                choice = question(arms, level=wider, **options)
         return choice
 
     @torch.no_grad()

@@ -120,6 +120,7 @@ class PairArms(Policy):
     """
 
     requires = Requirements(families=(Bernoulli,), pairs=True)
+    takes_weights = True
     chooses: ClassVar[type[PairPolicy]]
 
     def __init__(
@@ -160,6 +161,9 @@ class PairArms(Policy):
 
     def _update(self, x: Tensor, r: Tensor) -> None:
         self.pairs._rows.update(x, r)
+
+    def _update_weighted(self, x: Tensor, r: Tensor, w: Tensor) -> None:
+        self.pairs._rows.update(x, r, w)
 
     def confidence_set(self) -> LikelihoodRatioSet:
         """The set of ``2 theta``."""

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.checks import as_tensor, check_choice, check_shape, refuse
+from torchglb.checks import check_batch_shape, check_choice, check_shape, refuse
 from torchglb.families import Bernoulli
+from torchglb.identity import reading_state
 from torchglb.policies.ofuglb import OFUGLB
-from torchglb.preferences.pairs import each, pair_ball, pair_rows
+from torchglb.preferences.pairs import each, item_features, pair_ball, pair_rows
 from torchglb.preferences.widest import rough_supports, widest_pair
 from torchglb.radii import Radius
 from torchglb.sets import LikelihoodRatioSet
@@ -65,7 +66,7 @@ class PairPolicy(ABC):
     def __init__(
         self,
         dim: int,
-        S: float | Tensor,
+        S: Any,
         delta: float = 0.05,
         batch_shape: tuple[int, ...] = (),
         *,
@@ -75,7 +76,7 @@ class PairPolicy(ABC):
         replicates: Tensor | None = None,
         validate: bool = True,
     ) -> None:
-        if len(batch_shape) > 1:
+        if len(check_batch_shape(batch_shape)) > 1:
             raise refuse("batch_shape", "at most one axis", batch_shape)
         self._rows = OFUGLB(
             Bernoulli(),
@@ -97,12 +98,15 @@ class PairPolicy(ABC):
 
     def select(self, items: Any) -> Pair:
         """The pair to compare, of items ``(*B, K, d)`` with K at least 2."""
-        items = as_tensor("items", items, dtype=self._rows.dtype, device=self._rows.device)
+        items = item_features("items", items, self._like)
         check_shape("items", items, (*self.batch_shape, "K", self.dim))
         if items.shape[-2] < 2:
             raise refuse("items", "at least two", f"shape {tuple(items.shape)}")
-        pair_rows(items, items, items)  # refuses what is not finite or too long
         return self._select(items)
+
+    @property
+    def _like(self) -> Tensor:
+        return torch.zeros((), dtype=self._rows.dtype, device=self._rows.device)
 
     @abstractmethod
     def _select(self, items: Tensor) -> Pair:
@@ -126,8 +130,7 @@ class PairPolicy(ABC):
         Raises:
             InputError: on any argument that does not fit; the state is then unchanged.
         """
-        like = torch.zeros((), dtype=self._rows.dtype, device=self._rows.device)
-        self._rows.update(pair_rows(left, right, like), winner, weight, mask)
+        self._rows.update(pair_rows(left, right, self._like), winner, weight, mask)
 
     def confidence_set(self) -> LikelihoodRatioSet:
         """The set of ``2 theta``, for rows ``(x_a - x_b)/2``."""
@@ -146,7 +149,8 @@ class PairPolicy(ABC):
         """Continues bit by bit from a saved state of the same policy and settings."""
         if state.get("pair_policy") != self.name:
             raise refuse("state", f"a state of {self.name}", state.get("pair_policy"))
-        self._rows.load_state_dict(state["rows"])
+        with reading_state(self.name):
+            self._rows.load_state_dict(state["rows"])
 
     def _one_by_one(self, items: Tensor) -> list[tuple[LikelihoodRatioSet, Tensor]]:
         return each(self.confidence_set(), items)
@@ -282,7 +286,7 @@ def make_pair_policy(
     name: str,
     *,
     dim: int,
-    S: float | Tensor,
+    S: Any,
     delta: float = 0.05,
     batch_shape: tuple[int, ...] = (),
     radius: str | Radius = "pac-bayes",

@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.checks import ValueChecks, as_tensor, check_positive, check_shape, refuse
+from torchglb.checks import (
+    TOO_LONG,
+    ValueChecks,
+    as_floats,
+    as_tensor,
+    check_positive,
+    check_shape,
+    refuse,
+    within_norm,
+)
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli
 from torchglb.history import History, Rows
@@ -30,22 +40,28 @@ def pair_rows(left: Any, right: Any, like: Tensor | History) -> Tensor:
         right: x_b.
         like: gives dtype and device.
     """
-    a = as_tensor("left", left, dtype=like.dtype, device=like.device)
-    b = as_tensor("right", right, dtype=like.dtype, device=like.device)
+    a, b = item_features("left", left, like), item_features("right", right, like)
     check_shape("right", b, a.shape)
-    checks = ValueChecks()
-    for name, x in (("left", a), ("right", b)):
-        checks.finite(name, x)
-        norm = torch.linalg.vector_norm(x.detach(), dim=-1)
-        longest = 1.0 + 64 * torch.finfo(x.dtype).eps
-        checks.within(name, norm, 0.0, longest, lambda: "features of norm at most 1")
-    checks.settle()
     return 0.5 * (a - b)
 
 
-def pair_ball(dim: int, S: float | Tensor) -> Ball:
-    """The ball of radius 2 S."""
-    return Ball(dim, 2.0 * (S if isinstance(S, Tensor) else check_positive("S", S)))
+def item_features(name: str, given: Any, like: Tensor | History) -> Tensor:
+    """Of items, ``(..., d)``, as a tensor: of norm at most 1, or longer by rounding only."""
+    x = as_tensor(name, given, dtype=like.dtype, device=like.device)
+    x = within_norm(x, given)
+    checks = ValueChecks()
+    checks.finite(name, x)
+    norm = torch.linalg.vector_norm(x.detach(), dim=-1)
+    longest = 1.0 + 64 * torch.finfo(x.dtype).eps
+    checks.within(name, norm, 0.0, longest, lambda: f"features of norm at most 1 ({TOO_LONG})")
+    checks.settle()
+    return x
+
+
+def pair_ball(dim: int, S: Any) -> Ball:
+    """The ball of radius 2 S; S is a number or one for each problem."""
+    many = isinstance(S, Tensor | np.ndarray | list | tuple)
+    return Ball(dim, 2.0 * (as_floats("S", S) if many else check_positive("S", S)))
 
 
 class PairHistory:
@@ -117,8 +133,7 @@ class PreferenceSet:
 
     def widest(self, items: Any, tol: float = 0.01) -> list[WidestPair]:
         """The pair of items ``(*B, K, d)`` whose difference is known least, for each problem."""
-        like = self.region.center
-        items = as_tensor("items", items, dtype=like.dtype, device=like.device)
+        items = item_features("items", items, self.region.center)
         check_shape("items", items, (*self.region.batch_shape, "K", self.region.dim))
         return [
             widest_pair(region, features, tol=tol) for region, features in each(self.region, items)
@@ -139,7 +154,7 @@ class PreferenceSequence:
 
     Args:
         dim: d of the items' features, which have norm at most 1.
-        S: ``|theta*| <= S``.
+        S: ``|theta*| <= S``; a number, or one for each problem.
         delta: the failure probability.
         radius: as in :class:`torchglb.ConfidenceSequence`.
         batch_shape: ``*B``.
@@ -157,7 +172,7 @@ class PreferenceSequence:
     def __init__(
         self,
         dim: int,
-        S: float | Tensor,
+        S: Any,
         delta: float,
         radius: str | Radius = "pac-bayes",
         batch_shape: tuple[int, ...] = (),

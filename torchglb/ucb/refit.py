@@ -189,6 +189,7 @@ class RefitProgram:
         tol: float | None = None,
         value_tol: float | None = None,
         max_steps: int = 100,
+        throw: bool = True,
     ) -> Choice:
         """The arm with the largest ``h(x)``; see :meth:`torchglb.ucb.AnchoredProgram.argmax`."""
         arms = as_like("arms", arms, self._start)
@@ -215,7 +216,7 @@ class RefitProgram:
         self._passes = self._passes + passes
         index = found.upper.argmax(-1)
         status = found.status.gather(-1, index[..., None])[..., 0]
-        return Choice(index, found.upper, found.lower, status, passes)
+        return Choice(index, found.upper, found.lower, status, passes).checked(throw)
 
     def bound(
         self,
@@ -226,9 +227,10 @@ class RefitProgram:
         regularization: float | Tensor = 0.0,
         tol: float = 1e-7,
         max_steps: int = 100,
+        throw: bool = True,
     ) -> Choice:
         """Bounds on all arms; see :meth:`torchglb.ucb.AnchoredProgram.bound`."""
-        given: dict[str, Any] = {"level": level, "regularization": regularization}
+        given: dict[str, Any] = {"level": level, "regularization": regularization, "throw": throw}
         return self.argmax(arms, radius, tol=tol, value_tol=tol, max_steps=max_steps, **given)
 
 

@@ -32,6 +32,7 @@ from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.optim import raise_unless_converged
 from torchglb.recording import is_plain
 from torchglb.ucb.incremental.batches import RoundInput, RoundOutput, new_output
 from torchglb.ucb.incremental.round_state import Settings
@@ -72,6 +73,12 @@ class Choice:
     lower: Tensor
     status: Tensor
     passes: Tensor
+
+    def checked(self, throw: bool) -> Choice:
+        """Itself; raises SolverError, if ``throw``, where a problem's choice is not certain."""
+        if throw:
+            raise_unless_converged(self.status, "the choice of an arm")
+        return self
 
 
 class _PlainRound(NamedTuple):
@@ -294,7 +301,8 @@ class AnchoredProgram:
         if type(given) is float or (isinstance(given, Real) and given is not True):
             least = float(given)
             numbers.fill(least)
-        elif isinstance(given, Tensor):
+        elif isinstance(given, Tensor | np.ndarray | list):
+            given = as_like(name, given, self.history)
             try:
                 found = given.detach().double().expand(self.batch_shape).reshape(-1)
             except RuntimeError:
@@ -347,6 +355,7 @@ class AnchoredProgram:
         tol: float | None = None,
         value_tol: float | None = None,
         max_steps: int | None = None,
+        throw: bool = True,
     ) -> Choice:
         """The arm with the largest ``h(x)``; stops as soon as the winner is certain.
 
@@ -362,11 +371,17 @@ class AnchoredProgram:
             value_tol: if given, the winner's own gap is closed to ``value_tol (1 + |h|)`` too.
             max_steps: passes before all arms of a problem are solved to tolerance; 20 and 10 for
                 each arm if left out.
+            throw: raise where the choice of a problem is not certain; else see ``status``.
+
+        Raises:
+            SolverError: names the problems, such as those whose set is empty, unless ``throw`` is
+                False.
         """
         tie = self.tie_tol if tol is None else check_tolerance("tol", tol)
         own = np.inf if value_tol is None else check_tolerance("value_tol", value_tol)
         limits = (tie, own, False, max_steps)
-        return self._round(arms, _one_of(radius, level), regularization, *limits)
+        choice = self._round(arms, _one_of(radius, level), regularization, *limits)
+        return choice.checked(throw)
 
     def decide(
         self,
@@ -433,6 +448,7 @@ class AnchoredProgram:
         regularization: float | Tensor = 0.0,
         tol: float = 1e-7,
         max_steps: int | None = None,
+        throw: bool = True,
     ) -> Choice:
         """Bounds on ``h(x)`` of all arms, each closed to ``tol (1 + |h|)``.
 
@@ -443,10 +459,12 @@ class AnchoredProgram:
             regularization: the same.
             tol: of every gap.
             max_steps: as in :meth:`argmax`.
+            throw: the same.
         """
         closed = check_tolerance("tol", tol)
         limits = (self.tie_tol, closed, True, max_steps)
-        return self._round(arms, _one_of(radius, level), regularization, *limits)
+        choice = self._round(arms, _one_of(radius, level), regularization, *limits)
+        return choice.checked(throw)
 
     def _round(
         self,

@@ -1,0 +1,89 @@
+"""Arguments of constructors: refused by name, found by name, and said by repr."""
+
+import copy
+import re
+
+import pytest
+import torch
+from door_objects import ball, family
+from input_kinds import R, X
+
+import torchglb as glb
+from torchglb import policies
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: policies.make("ofuglb", family=family(), domain=3.0), "domain: expected a Ball"),
+        (lambda: policies.make("ofuglb", family=family(), domain=ball(), batch_shape=4), "batch_shape: expected a tuple"),
+        (lambda: glb.ConfidenceSequence(family(), 3.0, 0.05), "domain: expected a Ball"),
+        (lambda: glb.ConfidenceSequence(family(), ball(), 0.05, batch_shape=4), "batch_shape"),
+        (lambda: glb.GLMHead(torch.nn.Linear(2, 2), family(), 3.0), "domain: expected a Ball"),
+        (lambda: glb.GLMHead(torch.nn.Linear(2, 2), family(), ball(), batch_shape=4), "batch_shape"),
+        (lambda: glb.History(2, 4), "batch_shape"),
+        (lambda: policies.make("ofuglb", family=family(), domain=glb.Ball(2, [1.0, 2.0, 3.0]), batch_shape=(2,)), "domain: expected a radius that broadcasts"),
+        (lambda: policies.make("oful", family=glb.Gaussian(), domain=glb.Ball(2, [1.0, 2.0])), "domain: expected a radius that broadcasts"),
+        (lambda: glb.NeuralPolicy(torch.nn.Linear(2, 2), "ofuglb", family(), ball(), colour=1), "setting: expected one of .*'colour'"),
+        (lambda: glb.Ball(2, float("nan")), "radius: expected"),
+        (lambda: glb.AnchoredProgram(family(), ball()).argmax(torch.eye(2).double(), float("nan")), "radius: expected numbers of at least 0"),
+    ],
+)  # fmt: skip
+def test_raw_errors_have_names(call, message):
+    with pytest.raises(glb.InputError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", policies.available() + policies.available(pairs=True))
+def test_an_unknown_option_is_refused_with_the_nearest_known_one(name):
+    made = glb.Gaussian() if "oful" in name else glb.Bernoulli()
+    message = f"option of {re.escape(name)}: expected one of .*, got 'dleta' .did you mean 'delta'"
+    with pytest.raises(glb.InputError, match=message):
+        policies.make(name, family=made, domain=ball(), dleta=0.1)
+
+
+def test_options_are_those_that_a_class_names():
+    assert "forgetting" in policies.registry.options_of("ofuglb")
+    assert "forgetting" not in policies.registry.options_of("ofuglb-contrast")
+    with pytest.raises(glb.InputError, match=r"'greedi' \(did you mean 'greedy'\?\)"):
+        policies.make("greedi", family=family(), domain=ball())
+    with pytest.raises(glb.InputError, match=r"'sed' \(did you mean 'seed'\?\)"):
+        glb.NeuralPolicy(torch.nn.Linear(2, 2), "ofuglb", family(), ball(), sed=1)
+    with pytest.raises(glb.InputError, match=r"'arm' \(did you mean 'arms'\?\)"):
+        glb.environments.make("fixed", family=family(), S=1.0, arm=3)
+
+
+def test_rooms_and_classes_are_reachable():
+    from torchglb.policies import OFUGLB, OFUL  # noqa: F401
+
+    for name in ("radii", "policies", "simulate", "environments"):
+        assert getattr(glb, name).__name__ == f"torchglb.{name}"
+        assert name in dir(glb)
+    with pytest.raises(AttributeError, match="kitchen"):
+        glb.kitchen  # noqa: B018
+
+
+def test_reprs_say_their_numbers():
+    assert "10" in repr(glb.Binomial(10))
+    assert "0.5" in repr(glb.Gaussian(0.5))
+    assert repr(glb.Ball(2, 3.0)) == "Ball(dim=2, radius=3.0)"
+    made = policies.make("ofuglb", family=glb.Binomial(10), domain=ball(), delta=0.1)
+    assert all(word in repr(made) for word in ("OFUGLB", "10", "3.0", "0.1", "table1"))
+    assert "table1" in repr(glb.radii.Lipschitz())
+
+
+def test_a_likelihood_is_a_module_that_moves_and_saves_its_rows():
+    rows = torch.tensor(X), torch.tensor(R)
+    loss = glb.NegativeLogLikelihood(family(), *rows, torch.ones(3), tilt=torch.zeros(2))
+    wide = copy.deepcopy(loss).double()
+    assert {t.dtype for t in wide.tensors()} == {torch.float64}
+    assert wide(torch.zeros(2).double()).dtype == torch.float64
+    assert {t.device.type for t in copy.deepcopy(loss).to("meta").tensors()} == {"meta"}
+    other = glb.NegativeLogLikelihood(
+        family(), *(0 * t for t in rows), torch.ones(3), tilt=torch.ones(2)
+    )
+    other.load_state_dict(loss.state_dict())
+    theta = torch.tensor([0.3, -0.2])
+    assert torch.equal(other(theta), loss(theta))
+    with pytest.raises(glb.InputError, match="dtype"):
+        other.load_state_dict(wide.state_dict())

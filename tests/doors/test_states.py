@@ -1,0 +1,86 @@
+"""States say what they belong to; what is not a state is refused, and changes nothing."""
+
+import pytest
+import torch
+from door_objects import DOORS, ball
+from input_kinds import R, X
+
+import torchglb as glb
+from torchglb import policies
+from torchglb.testing.policies import assert_same
+
+
+def test_states_of_other_settings_are_refused():
+    def sequence(fam=None, S=3.0, delta=0.05, radius="pac-bayes"):
+        return glb.ConfidenceSequence(fam or glb.Binomial(10), glb.Ball(2, S), delta, radius)
+
+    def head(fam=None, **settings):
+        torch.manual_seed(0)
+        made = glb.GLMHead(torch.nn.Linear(2, 2), fam or glb.Binomial(10), ball(), **settings)
+        made.update([[0.6, 0.8]], [1.0])
+        return made
+
+    def policy(fam=None, S=3.0, **settings):
+        return policies.make(
+            "ofuglb", family=fam or glb.Binomial(10), domain=glb.Ball(2, S), **settings
+        )
+
+    for build, other, part in [
+        (sequence, dict(fam=glb.Binomial(20)), "trials"),
+        (sequence, dict(fam=glb.Gaussian()), "class"),
+        (sequence, dict(S=2.0), "S"),
+        (sequence, dict(delta=0.1), "delta"),
+        (sequence, dict(radius=glb.radii.Lipschitz()), "radius"),
+        (head, dict(fam=glb.Binomial(20)), "trials"),
+        (head, dict(delta=0.1), "delta"),
+        (policy, dict(fam=glb.Binomial(20)), "trials"),
+        (policy, dict(S=2.0), "S"),
+        (policy, dict(delta=0.1), "delta"),
+        (policy, dict(radius="lipschitz"), "inf"),
+    ]:
+        mine, state = build(), build(**other).state_dict()
+        with pytest.raises(glb.InputError, match=rf"state\['settings'\].*{part}.*expected"):
+            mine.load_state_dict(state)
+        mine.load_state_dict(build().state_dict())
+    a, b = (policies.make("oful", family=glb.Gaussian(s), domain=ball()) for s in (1.0, 0.5))
+    with pytest.raises(glb.InputError, match="sigma"):
+        a.load_state_dict(b.state_dict())
+
+
+def paths(state, above=()):
+    """The places of all entries of nested tables."""
+    for key, value in state.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*above, key))
+
+
+def spoilt(state, path, gone):
+    """The state without one entry, or with a word in its place."""
+    inner = {} if len(path) == 1 else {path[0]: spoilt(state[path[0]], path[1:], gone)}
+    if len(path) == 1 and not gone:
+        inner = {path[0]: "nonsense"}
+    return {key: value for key, value in state.items() if key != path[0]} | inner
+
+
+SPOILT = ["Sequence", "Contrasts", "Preferences", "Leashed", "Neural", "PairChoices"]
+SPOILT += ["ofuglb", "ofuglb-pb", "ofuglb-e", "ada-ofu-ecolog", "evill", "ts"]
+
+
+@pytest.mark.parametrize("door", SPOILT)
+@pytest.mark.parametrize("gone", [True, False])
+def test_what_is_no_state_is_refused_and_changes_nothing(door, gone):
+    """An entry that is missing or not what it was; some may be left out, such as None."""
+    made, other = DOORS[door]().made, DOORS[door]().made
+    other.update(*([X, X, R] if door in ("Preferences", "PairChoices") else [X, R]))
+    before, state, refused = made.state_dict(), other.state_dict(), 0
+    places = list(paths(state))
+    for path in places:
+        try:
+            made.load_state_dict(spoilt(state, path, gone))
+        except glb.InputError:
+            refused += 1
+            assert_same(made.state_dict(), before)
+        else:
+            made.load_state_dict(before)
+    assert refused > 0.8 * len(places)
