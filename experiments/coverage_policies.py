@@ -23,6 +23,7 @@ from torch import Tensor
 
 import torchglb as glb
 from torchglb import policies
+from torchglb.choices import Relation
 from torchglb.inference import RunningTest
 
 NUM_ARMS = 20
@@ -134,12 +135,12 @@ def rejections(cell: Cell, world: World, horizon: int) -> int:
     sequence = glb.ConfidenceSequence(
         world.family, world.ball, 0.05, batch_shape=tuple(theta.shape[:1]), aggregate=True
     )
-    null = {
+    nulls: dict[str, tuple[Tensor, Tensor, Relation]] = {
         "point": (eye, theta, "=="),
         "coefficient": (eye[:1], theta[:, :1], "=="),
         "half-space": (eye[:1], theta[:, :1], ">="),
-    }[cell.subject]
-    running = RunningTest(sequence, *null)
+    }
+    running = RunningTest(sequence, *nulls[cell.subject])
     for _ in range(0, horizon, LOOK_EVERY):
         running.look()
         away = sequence.current().center - theta

@@ -18,6 +18,7 @@ PACKAGE = PROJECT / "torchglb"
 ROOMS = (
     "errors",
     "recording",
+    "choices",
     "checks",
     "identity",
     "rounding",

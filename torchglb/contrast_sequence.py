@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torchglb.checks import check_probability, refuse
+from torchglb.choices import Relation, ScaleName
 from torchglb.contrasts import ContrastParts, DeclaredContrasts
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -119,7 +120,7 @@ class ContrastSequence:
         assert isinstance(region, LikelihoodRatioSet)
         return region
 
-    def current(self, simultaneous: bool = False, scale: str = "linear") -> Interval:
+    def current(self, simultaneous: bool = False, scale: ScaleName = "linear") -> Interval:
         """The intervals now, ``(*B, m)``, and with ``running`` of all looks so far.
 
         Args:
@@ -138,7 +139,7 @@ class ContrastSequence:
         """Of what the upper ends consist: for tables and pictures."""
         return self.declared.parts(self._region())
 
-    def test(self, value: Any, relation: str = "==") -> TestResult:
+    def test(self, value: Any, relation: Relation = "==") -> TestResult:
         """E-values and p-values of ``<c_j, theta*> = value``, or ``<=``, or ``>=``; ``(*B, m)``.
 
         ``P(E_t >= 1/alpha for some t) <= alpha`` under the null hypothesis, for each contrast

@@ -23,6 +23,7 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
+from torchglb.row_buffers import Reals
 
 #: rows whose weight has fallen below this are let go
 FAINT = 1e-6
@@ -196,7 +197,7 @@ class ForgettingHistory(History):
         rows = self.view()
         return torch.ones_like(rows.r) if rows.w is None else rows.w.clone()
 
-    def arrays(self) -> tuple[Any, Any, Any, int]:
+    def arrays(self) -> tuple[Reals, Reals, Reals, int]:
         """Refused: what compiled code carries on never forgets."""
         raise refuse("history", "one that forgets nothing", self.forgetting)
 

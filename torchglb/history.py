@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import bound_once
+from torchglb.backend import Floats, bound_once
 from torchglb.backend.value_checks import write_rows
 from torchglb.checks import (
     FLOATS,
@@ -32,6 +32,7 @@ from torchglb.families.compiled import CompiledFamily
 from torchglb.merging import MergedRows, merge
 from torchglb.recording import is_plain, is_recorded, is_transformed
 from torchglb.row_buffers import (
+    Reals,
     RowBuffers,
     Rows,
     RowViews,
@@ -207,7 +208,7 @@ class History:
         held = self._held
         return self._view(held, held.used)
 
-    def arrays(self) -> tuple[Any, Any, Any, int]:
+    def arrays(self) -> tuple[Reals, Reals, Reals, int]:
         """X ``(N, d, capacity)``, w and w r ``(N, capacity)`` and the number of rows in use.
 
         For compiled code: NumPy's views of the memory of a CPU, to be read only. Where w r has more
@@ -215,7 +216,7 @@ class History:
         """
         return self._arrays_of(self._held)
 
-    def _arrays_of(self, held: RowBuffers) -> tuple[Any, Any, Any, int]:
+    def _arrays_of(self, held: RowBuffers) -> tuple[Reals, Reals, Reals, int]:
         known = self._arrays
         if known is None or known.key is not held.y or self.aggregate:
             known = self._arrays = self._views(held) if self._is_narrow(held) else copies(held)
@@ -241,7 +242,7 @@ class History:
         held = self._held
         return held.recorded or held.y.dtype != held.X.dtype
 
-    def last_arrays(self, rows: int) -> tuple[Any, Any, Any] | None:
+    def last_arrays(self, rows: int) -> tuple[Floats, Floats, Floats] | None:
         """The last rows as they were given: x ``(N, rows, d)``, w r and w ``(N, rows)``; float64.
 
         None where merged rows no longer show them: if they are not those of the last append, or
@@ -261,7 +262,7 @@ class History:
         x, y, w = (np.ascontiguousarray(t, np.float64) for t in found)
         return x, y, w
 
-    def reserve(self, rows: int) -> tuple[Any, Any, Any, int]:
+    def reserve(self, rows: int) -> tuple[Reals, Reals, Reals, int]:
         """:meth:`arrays` with room for so many plain rows more, which :meth:`commit` adds."""
         if not self._is_narrow(self._held) or not self._shards.is_whole:
             raise refuse("history", "one of plain rows", "another kind")

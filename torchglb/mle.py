@@ -23,6 +23,7 @@ from torchglb.checks import (
     check_shape,
     refuse,
 )
+from torchglb.choices import FIT_SOLVERS, FitSolver
 from torchglb.compiled_rows import CompiledRows, blocks, compiled_family
 from torchglb.distributed import WHOLE
 from torchglb.domain import Ball
@@ -123,7 +124,7 @@ def constrained_mle(
     history: History | Rows,
     domain: Ball,
     *,
-    solver: str | None = None,
+    solver: FitSolver | None = None,
     start: Tensor | None = None,
     regularization: float | Tensor = 0.0,
     tol: float | None = None,
@@ -251,7 +252,7 @@ def minimize_likelihood(
     likelihood: NegativeLogLikelihood,
     domain: Ball,
     *,
-    solver: str | None = None,
+    solver: FitSolver | None = None,
     start: Tensor | None = None,
     tol: float | None = None,
     max_steps: int | None = None,
@@ -271,7 +272,7 @@ def minimize_likelihood(
     X, radius = likelihood.X, domain.radius
     if solver is None:
         solver = "newton" if likelihood.dim <= NEWTON_LIMIT else "lbfgs"
-    check_choice("solver", solver, ("newton", "lbfgs"))
+    check_choice("solver", solver, FIT_SOLVERS)
     if tol is None:
         tol = _usual_tol(X)
     check_positive("tol", tol)

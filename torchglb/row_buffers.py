@@ -9,9 +9,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchglb.arrays import array
+
+#: float32 or float64
+Reals = NDArray[Any]
 
 
 class Rows(NamedTuple):
@@ -56,9 +60,9 @@ class RowViews(NamedTuple):
 
     key: Tensor  # the y they are of
     copied: int | None  # rows in use that were copied; None for views, which show all rows
-    X: Any  # (N, d, capacity)
-    w: Any  # (N, capacity)
-    y: Any
+    X: Reals  # (N, d, capacity)
+    w: Reals  # (N, capacity)
+    y: Reals
 
 
 def cloned(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torchglb.checks import (
     refuse,
     within_norm,
 )
+from torchglb.choices import ELLIPSOIDS, EllipsoidKind, Relation, ScaleName
 from torchglb.contrasts import DeclaredContrasts
 from torchglb.domain import Ball
 from torchglb.errors import SolverError
@@ -122,7 +123,7 @@ class ConfidenceSequence(GrowingLevel):
         batch_shape: tuple[int, ...] = (),
         *,
         estimator: EstimatorSettings | RunningEstimate = REFIT,
-        ellipsoid: str = "fixed_point",
+        ellipsoid: EllipsoidKind = "fixed_point",
         aggregate: bool = False,
         running: bool = False,
         forgetting: Any = None,
@@ -139,7 +140,7 @@ class ConfidenceSequence(GrowingLevel):
         if not isinstance(radius, Radius):
             raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
         problem = Problem(family, domain, delta, batch_shape, dtype, device)
-        check_choice("ellipsoid", ellipsoid, ("fixed_point", "theorem"))
+        check_choice("ellipsoid", ellipsoid, ELLIPSOIDS)
         self.ellipsoidal = bool(ellipsoidal)
         if self.ellipsoidal:
             _ = problem.self_concordance  # refuses a family that has none
@@ -243,7 +244,7 @@ class ConfidenceSequence(GrowingLevel):
         return self._running.look(self.current())
 
     def contrast(
-        self, name: str | None = None, *, simultaneous: bool = False, scale: str = "linear"
+        self, name: str | None = None, *, simultaneous: bool = False, scale: ScaleName = "linear"
     ) -> Interval:
         """Intervals for the declared ``contrasts``, which do not pay for the dimension.
 
@@ -272,7 +273,7 @@ class ConfidenceSequence(GrowingLevel):
         found = declared.current(self._contrast_region(declared), simultaneous, scale)
         return Interval(found.lower[place], found.upper[place])
 
-    def test_contrasts(self, value: Any, relation: str = "==") -> TestResult:
+    def test_contrasts(self, value: Any, relation: Relation = "==") -> TestResult:
         """E-values and anytime p-values of ``<c, theta*> = value`` for the declared contrasts.
 
         Args:

@@ -27,6 +27,7 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
 import torchglb as glb
+from torchglb.choices import FitSolver
 from torchglb.optim import frank_wolfe_gap
 
 RADIUS = {"easy": 10.0, "hard": 6.0}
@@ -192,9 +193,10 @@ def measure(kind: str, count: int, n: int, d: int, seconds: float) -> dict[str, 
         gap[name], chosen = tried[-1] if tried[-1][0] <= TOL else min(tried)
         contestants[name] = partial(solve_all, peer, problems, chosen)
 
-    for name, solver in zip(OURS, ("lbfgs", "newton"), strict=True):
+    solvers: tuple[FitSolver, ...] = ("lbfgs", "newton")
+    for name, solver in zip(OURS, solvers, strict=True):
 
-        def fit(solver: str = solver) -> glb.MLEResult:
+        def fit(solver: FitSolver = solver) -> glb.MLEResult:
             return glb.constrained_mle(family, given, ball, solver=solver, tol=TOL)
 
         theta = fit().theta

@@ -19,6 +19,7 @@ from torchglb.checks import (
     check_tensors,
     refuse,
 )
+from torchglb.choices import RELATIONS, SCALES, Relation, ScaleName
 from torchglb.contrasts.enclosure import CHUNK
 from torchglb.contrasts.evidence import joint_log_e_values, log_e_values, nearest_points
 from torchglb.contrasts.inputs import lossless
@@ -26,7 +27,7 @@ from torchglb.contrasts.look import Joint, Look, look
 from torchglb.contrasts.parts import ContrastParts, parts_table
 from torchglb.contrasts.weights import Weights, no_weights, with_rows
 from torchglb.identity import check_belongs
-from torchglb.inference.tests import RELATIONS, TestResult, anytime_p
+from torchglb.inference.tests import TestResult, anytime_p
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii import Problem, self_concordance_of
 from torchglb.sets import Interval, LikelihoodRatioSet
@@ -139,7 +140,7 @@ class DeclaredContrasts:
 
     @torch.no_grad()
     def current(
-        self, region: LikelihoodRatioSet, simultaneous: bool = False, scale: str = "linear"
+        self, region: LikelihoodRatioSet, simultaneous: bool = False, scale: ScaleName = "linear"
     ) -> Interval:
         """The intervals now, ``(*B, m)``, and with ``running`` of all looks so far.
 
@@ -149,7 +150,7 @@ class DeclaredContrasts:
             scale: ``"linear"`` for ``<c, theta>``; ``"mean"`` for ``mu(<c, theta>)``, where every
                 contrast is a feature vector of norm at most 1.
         """
-        check_choice("scale", scale, ("linear", "mean"))
+        check_choice("scale", scale, SCALES)
         if scale == "mean" and bool((self.lengths > 1.0 + 1e-12).any()):
             longest = f"one of norm {float(self.lengths.max()):g}"
             raise refuse("scale", "'linear' for contrasts that are no feature vectors", longest)
@@ -254,7 +255,7 @@ class DeclaredContrasts:
     # ---- testing -------------------------------------------------------------------------
 
     @torch.no_grad()
-    def test(self, region: LikelihoodRatioSet, value: Any, relation: str = "==") -> TestResult:
+    def test(self, region: LikelihoodRatioSet, value: Any, relation: Relation = "==") -> TestResult:
         """E-values and p-values of ``<c_j, theta*> = value``, or ``<=``, or ``>=``; ``(*B, m)``.
 
         ``P(E_t >= 1/alpha for some t) <= alpha`` under the null hypothesis, for each contrast

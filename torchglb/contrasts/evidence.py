@@ -18,6 +18,7 @@ import math
 import torch
 from torch import Tensor
 
+from torchglb.choices import Relation
 from torchglb.contrasts.look import Joint, Look, look
 from torchglb.sets import LikelihoodRatioSet
 
@@ -26,7 +27,12 @@ RAISES = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 
 def log_e_values(
-    joint: Joint, contrasts: Tensor, b: Tensor, values: list[float], relation: str, share: float
+    joint: Joint,
+    contrasts: Tensor,
+    b: Tensor,
+    values: list[float],
+    relation: Relation,
+    share: float,
 ) -> list[float]:
     """``log E`` of each contrast's hypothesis, rounded down.
 
@@ -54,7 +60,7 @@ def log_e_values(
 
 
 def joint_log_e_values(
-    region: LikelihoodRatioSet, contrasts: Tensor, values: Tensor, relation: str, share: float
+    region: LikelihoodRatioSet, contrasts: Tensor, values: Tensor, relation: Relation, share: float
 ) -> Tensor:
     """``log E`` by the likelihood-ratio sets' martingale alone, of weight share, ``(*B, m)``."""
     if region.log_failure is None:

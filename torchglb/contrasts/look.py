@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.choices import Relation
 from torchglb.contrasts.enclosure import Budget, Enclosure, centred_budgets, enclose
 from torchglb.contrasts.lines import (
     NEIGHBOURS,
@@ -72,7 +73,7 @@ class Look(NamedTuple):
             low, high = max(low, below), min(high, above)
         return center + low, center + high
 
-    def log_evidence(self, which: int, value: float, relation: str) -> float:
+    def log_evidence(self, which: int, value: float, relation: Relation) -> float:
         """``log sum_k w_k exp(line_k)`` at least, over the part of the joint set in a null.
 
         Over ``<c, theta> <= value`` a line with alpha > 0 is least at the value itself, and the

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.choices import Relation
 from torchglb.families import Binomial, Gaussian, Poisson
 from torchglb.inference.tests import TestResult, anytime_p
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
@@ -45,7 +46,7 @@ def whole_space_test(
     *,
     theta_hat: Tensor,
     hessian_hat: Tensor | None = None,
-    relation: str = "==",
+    relation: Relation = "==",
 ) -> TestResult:
     """Tests ``A theta* = b``, or one inequality, without a bound on theta*.
 

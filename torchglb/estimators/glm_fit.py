@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from torchglb.checks import check_choice, refuse
+from torchglb.choices import INTERVALS, OUTSIDE, SCALES, IntervalKind, RowsOutside, ScaleName
 from torchglb.errors import InputError
 from torchglb.estimators.design import Design, learn
 from torchglb.estimators.hypotheses import Hypothesis, Names
@@ -23,7 +24,6 @@ from torchglb.estimators.tables import Table, blocks, numbers, order_of, without
 from torchglb.families import Bernoulli, Gaussian, GLMFamily, Poisson
 from torchglb.radii import Radius
 
-INTERVALS = ("anytime", "profile", "both")
 PEEKING = (
     "fixed-n: the profile-likelihood interval, right only for one look at a sample whose size and"
     " rows were fixed beforehand"
@@ -40,13 +40,13 @@ def glm(
     S: float | None = None,
     radius: str | Radius | None = None,
     prior: float = 2.0,
-    intervals: str = "anytime",
+    intervals: IntervalKind = "anytime",
     contrasts: Sequence[str] = (),
     weights: str | None = None,
     offset: str | None = None,
     time: str | None = None,
-    missing: str = "refuse",
-    rank: str = "refuse",
+    missing: RowsOutside = "refuse",
+    rank: Literal["refuse", "allow"] = "refuse",
 ) -> GLMFit:
     """Fits a generalized linear model to a table; its intervals hold however often one looks.
 
@@ -96,7 +96,7 @@ def glm(
     if scaler is None:
         raise InputError(f"{ASK}; got none")
     check_choice("intervals", intervals, INTERVALS)
-    check_choice("missing", missing, ("refuse", "drop"))
+    check_choice("missing", missing, OUTSIDE)
     check_choice("rank", rank, ("refuse", "allow"))
     table = Table(data)
     table.require([name for name in (weights, offset) if name is not None], "weights, offset")
@@ -193,7 +193,7 @@ class GLMFit:
         design: Design,
         scaler: Scaler,
         core: LinearFit,
-        intervals: str,
+        intervals: IntervalKind,
         columns: Mapping[str, str | None],
     ) -> None:
         self.design, self.scaler, self.core, self.intervals = design, scaler, core, intervals
@@ -277,7 +277,9 @@ class GLMFit:
         """The estimates in the units of the table, ``(d,)``."""
         return self.core.value(np.eye(self.core.dim))
 
-    def summary(self, *, intervals: str | None = None, simultaneous: bool = False) -> Summary:
+    def summary(
+        self, *, intervals: IntervalKind | None = None, simultaneous: bool = False
+    ) -> Summary:
         """The table of coefficients.
 
         Args:
@@ -289,7 +291,7 @@ class GLMFit:
         return self._table(list(self.names), eye, nulls, intervals, simultaneous)
 
     def contrast(
-        self, *texts: str, intervals: str | None = None, simultaneous: bool = False
+        self, *texts: str, intervals: IntervalKind | None = None, simultaneous: bool = False
     ) -> Summary:
         """Sums of coefficients, such as ``"C(arm)[B] - C(arm)[A]"``; a row for each."""
         if not texts:
@@ -311,7 +313,7 @@ class GLMFit:
         C, b = np.array([each.c for each in found]), np.array([each.b for each in found])
         return self.core.test(C, b, found[0].relation)
 
-    def predict(self, data: Any, *, interval: bool = False, scale: str = "mean") -> Any:
+    def predict(self, data: Any, *, interval: bool = False, scale: ScaleName = "mean") -> Any:
         """The mean response of new rows, or ``x'beta``, as a frame of the kind of ``data``.
 
         Args:
@@ -319,7 +321,7 @@ class GLMFit:
             interval: with ends, which hold for all rows and at all times at once.
             scale: ``"mean"`` or ``"linear"``.
         """
-        check_choice("scale", scale, ("mean", "linear"))
+        check_choice("scale", scale, SCALES)
         table = Table(data)
         columns = [*self.design.features, *([self._offset] if self._offset else [])]
         table.require(columns, "data")
@@ -338,7 +340,7 @@ class GLMFit:
         keep = ("estimate", "lower", "upper") if interval else ("estimate",)
         return table.like({k: np.concatenate([*parts[k], np.empty(0)]) for k in keep})
 
-    def _on(self, scale: str, z: np.ndarray) -> np.ndarray:
+    def _on(self, scale: ScaleName, z: np.ndarray) -> np.ndarray:
         return z if scale == "linear" else self.core.mean(z)
 
     def running(self, *texts: str, every: int | None = None, intersect: bool = False) -> Running:
@@ -383,7 +385,7 @@ class GLMFit:
         names: list[str],
         C: np.ndarray,
         nulls: list[Hypothesis],
-        intervals: str | None,
+        intervals: IntervalKind | None,
         simultaneous: bool,
     ) -> Summary:
         intervals = check_choice("intervals", intervals or self.intervals, INTERVALS)
@@ -403,7 +405,7 @@ class GLMFit:
         facts = self._facts(intervals, simultaneous)
         return Summary(columns, facts, self._warnings(), self._frame)
 
-    def _facts(self, intervals: str, simultaneous: bool) -> dict[str, str]:
+    def _facts(self, intervals: IntervalKind, simultaneous: bool) -> dict[str, str]:
         core = self.core
         burnt = f" (after {self.scaler.burn_in} of burn-in)" if self.scaler.burn_in else ""
         facts = {

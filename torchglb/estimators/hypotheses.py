@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchglb.choices import Relation
 from torchglb.errors import InputError
 
 _NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _RELATION = re.compile(r"<=|>=|==|=")
+_MEANING: dict[str, Relation] = {"=": "==", "==": "==", "<=": "<=", ">=": ">="}
 
 
 class Hypothesis(NamedTuple):
@@ -25,7 +27,7 @@ class Hypothesis(NamedTuple):
 
     c: np.ndarray
     b: float
-    relation: str
+    relation: Relation
 
 
 class Names:
@@ -85,7 +87,7 @@ class Names:
         c = left - right
         if not c.any():
             raise InputError(f"hypothesis: expected a coefficient that counts, got {text!r}")
-        return Hypothesis(c, more - less, "==" if relation == "=" else relation)
+        return Hypothesis(c, more - less, _MEANING[relation])
 
     def _name_at(self, text: str) -> str | None:
         for name in self._longest_first:

@@ -11,6 +11,7 @@ from scipy import special
 from torch import Tensor
 
 from torchglb.checks import check_positive, check_probability, refuse
+from torchglb.choices import Relation, RowsOutside
 from torchglb.domain import Ball
 from torchglb.errors import InputError, SolverError
 from torchglb.estimators.estimate import is_flat, polished, posterior_mode
@@ -157,7 +158,7 @@ class LinearFit:
         y: np.ndarray,
         weight: np.ndarray | None = None,
         places: np.ndarray | None = None,
-        outside: str = "refuse",
+        outside: RowsOutside = "refuse",
         offset: np.ndarray | None = None,
     ) -> int:
         """Adds rows ``(n, d)`` in the units of the scale; all or nothing.
@@ -404,7 +405,7 @@ class LinearFit:
         middle = self.value(C)
         return Bounds(middle, middle - half, middle + half)
 
-    def test(self, C: np.ndarray, b: Any, relation: str = "==") -> Evidence:
+    def test(self, C: np.ndarray, b: Any, relation: Relation = "==") -> Evidence:
         """The e-value against ``C beta = b``, or one inequality, and ``p = min(1, 1/E)``."""
         u, size, shift = self._directions(C)
         target = (np.atleast_1d(np.asarray(b, float)) - shift) / size

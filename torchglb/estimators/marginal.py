@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchglb.choices import Relation
 from torchglb.contrast_sequence import ContrastSequence
 from torchglb.estimators.linear_fit import LinearFit
 from torchglb.estimators.results import Bounds, Evidence, outward
@@ -94,7 +95,7 @@ class ContrastFit(LinearFit):
             return super().interval_text(simultaneous)
         return "valid at all times, each by itself (contrasts; sums not declared: joint set)"
 
-    def test(self, C: np.ndarray, b: Any, relation: str = "==") -> Evidence:  # noqa: D102
+    def test(self, C: np.ndarray, b: Any, relation: Relation = "==") -> Evidence:  # noqa: D102
         C = np.atleast_2d(np.asarray(C, float))
         at = self._places(C)
         if len(C) > 1 or at[0] < 0:

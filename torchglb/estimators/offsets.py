@@ -22,6 +22,7 @@ from scipy import special
 from torch import Tensor
 
 from torchglb.checks import refuse
+from torchglb.choices import Relation, RowsOutside
 from torchglb.domain import Ball
 from torchglb.estimators.evidence import expand, subspace_minimum, whole_space_test
 from torchglb.estimators.linear_fit import FAR, LinearFit
@@ -69,7 +70,7 @@ class OffsetFit(LinearFit):
         y: np.ndarray,
         weight: np.ndarray | None = None,
         places: np.ndarray | None = None,
-        outside: str = "refuse",
+        outside: RowsOutside = "refuse",
         offset: np.ndarray | None = None,
     ) -> int:
         if offset is None and rows.shape[1] == self.dim:
@@ -151,7 +152,7 @@ class OffsetFit(LinearFit):
         first, second = best.chunk(2)
         return -second.numpy(), first.numpy()
 
-    def test(self, C: np.ndarray, b: Any, relation: str = "==") -> Evidence:  # noqa: D102
+    def test(self, C: np.ndarray, b: Any, relation: Relation = "==") -> Evidence:  # noqa: D102
         u, size, shift = self._directions(C)
         target = (np.atleast_1d(np.asarray(b, float)) - shift) / size
         joint = self.current()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from torchglb.checks import check_choice, check_count, refuse
+from torchglb.choices import OUTSIDE, RowsOutside
 from torchglb.errors import InputError
 
 #: what to type where no scale was given
@@ -55,7 +56,7 @@ class Scaler:
     burn_in: int | None = None
     pilot: Any = None
     unit: bool = False
-    outside: str = "refuse"
+    outside: RowsOutside = "refuse"
     margin: float = 2.0
 
     def __post_init__(self) -> None:
@@ -68,7 +69,7 @@ class Scaler:
             raise InputError(f"{ASK}; got {'several' if sum(given) > 1 else 'nothing'}")
         if self.burn_in is not None:
             check_count("burn_in", self.burn_in, least=2)
-        check_choice("outside", self.outside, ("refuse", "drop"))
+        check_choice("outside", self.outside, OUTSIDE)
         if not 1.0 <= self.margin < math.inf:
             raise refuse("margin", "a number of at least 1", self.margin)
 

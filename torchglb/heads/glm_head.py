@@ -17,6 +17,7 @@ from torchglb.checks import (
     check_tolerance,
     refuse,
 )
+from torchglb.choices import BallMode, ScaleName
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.heads.embedding import Door, Observations, in_dtype_of
@@ -88,7 +89,7 @@ class GLMHead(nn.Module):
         delta: float = 0.05,
         radius: str | Radius = "pac-bayes",
         ellipsoidal: bool = False,
-        bound: str | UnitBall = "smooth",
+        bound: BallMode | UnitBall = "smooth",
         regularization: float = 0.0,
         batch_shape: tuple[int, ...] = (),
         context_dims: int | None = None,
@@ -312,7 +313,7 @@ class GLMHead(nn.Module):
         return theta
 
     def confidence(
-        self, contexts: Any, scale: str = "mean", *, differentiable: bool = False
+        self, contexts: Any, scale: ScaleName = "mean", *, differentiable: bool = False
     ) -> Interval:
         """Intervals for contexts ``(*B, *E)`` or ``(*B, K, *E)``.
 

@@ -21,6 +21,7 @@ from torchglb.checks import (
     check_shape,
     refuse,
 )
+from torchglb.choices import BallMode
 from torchglb.domain import Ball
 from torchglb.errors import InputError, SolverError
 from torchglb.families import GLMFamily
@@ -103,7 +104,7 @@ class NeuralPolicy(Policy):
         steps: int = 100,
         minibatch: int = 64,
         growth: float = 1.0,
-        bound: str | UnitBall = "smooth",
+        bound: BallMode | UnitBall = "smooth",
         context_dims: int = 1,
         chunk: int = 4096,
         **settings: Unpack[PolicySettings],

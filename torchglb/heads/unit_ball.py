@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchglb.checks import FLOATS, check_choice, check_float, refuse
-
-MODES = ("clip", "normalize", "smooth")
+from torchglb.choices import MODES, BallMode
 
 
 class UnitBall(nn.Module):
@@ -35,7 +34,7 @@ class UnitBall(nn.Module):
                 [0.3000, 0.4000]])
     """
 
-    def __init__(self, mode: str = "smooth", dtype: torch.dtype | None = None) -> None:
+    def __init__(self, mode: BallMode = "smooth", dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.mode = check_choice("mode", mode, MODES)
         if dtype is not None and dtype not in FLOATS:
@@ -71,7 +70,7 @@ class UnitBall(nn.Module):
         return repr(self.mode) if self.dtype is None else f"{self.mode!r}, dtype={self.dtype}"
 
 
-def unit_ball(bound: str | UnitBall) -> UnitBall:
+def unit_ball(bound: BallMode | UnitBall) -> UnitBall:
     """The map itself, or the one that a mode stands for."""
     found = UnitBall(bound) if isinstance(bound, str) else bound
     if not isinstance(found, UnitBall):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchglb.backend import Floats
 from torchglb.checks import check_same, check_shape, refuse
+from torchglb.choices import EllipsoidKind
 from torchglb.estimate import Estimate
 from torchglb.forgetting import ForgettingHistory
 from torchglb.inference.estimation import RunningEstimate
@@ -58,7 +59,7 @@ class GrowingLevel:
     """
 
     def __init__(
-        self, problem: Problem, radius: Radius, fitted: RunningEstimate, ellipsoid: str
+        self, problem: Problem, radius: Radius, fitted: RunningEstimate, ellipsoid: EllipsoidKind
     ) -> None:
         self.problem, self.radius, self.ellipsoid = problem, radius, ellipsoid
         self.family, self.domain, self.delta = problem.family, problem.domain, problem.delta

@@ -9,6 +9,7 @@ from scipy import special
 from torch import Tensor
 
 from torchglb.checks import ValueChecks, as_tensor, check_choice, check_probability, check_shape
+from torchglb.choices import SCALES, ScaleName
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History, Rows
@@ -55,7 +56,7 @@ def profile_interval(
     *,
     domain: Ball,
     alpha: float = 0.05,
-    scale: str = "linear",
+    scale: ScaleName = "linear",
     joint: bool = False,
     tol: float | None = None,
 ) -> FixedSampleInterval:
@@ -96,7 +97,7 @@ def profile_interval(
         [0.483, 0.868]
     """
     check_probability("alpha", alpha)
-    check_choice("scale", scale, ("linear", "mean"))
+    check_choice("scale", scale, SCALES)
     likelihood = NegativeLogLikelihood.of(family, history)
     batch, d = tuple(likelihood.batch_shape), likelihood.dim
     X = likelihood.X

@@ -31,11 +31,10 @@ from torchglb.checks import (
     check_shape,
     refuse,
 )
+from torchglb.choices import RELATIONS, Relation
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Derivatives, frank_wolfe_gap, newton
-
-RELATIONS = ("==", "<=", ">=")
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def likelihood_ratio_test(
     evidence: Tensor,
     A: Any,
     b: Any,
-    relation: str = "==",
+    relation: Relation = "==",
     *,
     theta_hat: Tensor,
 ) -> TestResult:
@@ -139,7 +138,7 @@ class _Minimum(NamedTuple):
 
 
 def _hypothesis(
-    likelihood: NegativeLogLikelihood, A: Any, b: Any, relation: str
+    likelihood: NegativeLogLikelihood, A: Any, b: Any, relation: Relation
 ) -> tuple[Tensor, Tensor]:
     """A ``(*B, k, d)`` and b ``(*B, k)``, checked."""
     X = likelihood.X
@@ -256,7 +255,7 @@ class RunningTest:
         True
     """
 
-    def __init__(self, sequence: Sequence, A: Any, b: Any, relation: str = "==") -> None:
+    def __init__(self, sequence: Sequence, A: Any, b: Any, relation: Relation = "==") -> None:
         self.sequence, self.A, self.b = sequence, A, b
         self.relation = check_choice("relation", relation, RELATIONS)
         self._best: Tensor | None = None

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from torchglb.arrays import idle
 from torchglb.checks import refuse
+from torchglb.choices import EllipsoidKind
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
 from torchglb.history import History
@@ -40,7 +41,7 @@ from torchglb.policies.geometry import certain_leader, farthest_point
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.policies.saving import learn_or_forget, taken
-from torchglb.policies.settings import EllipsoidKind, PolicySettings
+from torchglb.policies.settings import PolicySettings
 from torchglb.radii import Problem, Radius, theorem32
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import EllipsoidSet

@@ -13,8 +13,6 @@ SOLVERS: tuple[SolverName, ...] = get_args(SolverName)
 #: whose constants a policy has: proven ones, or public code's
 Constants = Literal["proven", "public"]
 CONSTANTS: tuple[Constants, ...] = get_args(Constants)
-#: which constant stands in an ellipsoid's radius: the sharper one, or Theorem 3.2 as printed
-EllipsoidKind = Literal["fixed_point", "theorem"]
 
 
 class PolicySettings(TypedDict, total=False):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchglb.checks import check_choice, check_count, refuse
+from torchglb.choices import SCALES, BallMode, ScaleName
 from torchglb.families import Bernoulli
 from torchglb.heads import GLMHead, UnitBall
 from torchglb.heads.embedding import in_dtype_of
@@ -69,7 +70,7 @@ class PairHead(nn.Module):
         *,
         delta: float = 0.05,
         radius: str | Radius = "pac-bayes",
-        bound: str | UnitBall = "smooth",
+        bound: BallMode | UnitBall = "smooth",
         regularization: float = 0.0,
         item_dims: int = 1,
         dtype: torch.dtype = torch.float64,
@@ -125,7 +126,7 @@ class PairHead(nn.Module):
         return self.head(self._pairs(left, right))
 
     def probability(
-        self, left: Any, right: Any, scale: str = "mean", *, differentiable: bool = False
+        self, left: Any, right: Any, scale: ScaleName = "mean", *, differentiable: bool = False
     ) -> Interval:
         """Where the chance that the left items win can be.
 
@@ -135,7 +136,7 @@ class PairHead(nn.Module):
             scale: ``"mean"``, or ``"linear"`` for ``<phi(a) - phi(b), theta>``.
             differentiable: with respect to items and the encoder's parameters.
         """
-        check_choice("scale", scale, ("mean", "linear"))
+        check_choice("scale", scale, SCALES)
         pairs = self._pairs(left, right)
         return self.head.confidence(pairs, scale, differentiable=differentiable)
 

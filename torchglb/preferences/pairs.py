@@ -23,6 +23,7 @@ from torchglb.checks import (
     refuse,
     within_norm,
 )
+from torchglb.choices import ScaleName
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli
 from torchglb.history import History, Rows
@@ -128,7 +129,7 @@ class PreferenceSet:
         """Where the chance that the left item wins can be."""
         return self._interval(left, right, "mean")
 
-    def _interval(self, left: Any, right: Any, scale: str) -> Interval:
+    def _interval(self, left: Any, right: Any, scale: ScaleName) -> Interval:
         return self.region.interval(pair_rows(left, right, self.region.center), scale)
 
     def widest(self, items: Any, tol: float = 0.01) -> list[WidestPair]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import ValueChecks, as_tensor, check_choice, check_shape, refuse
+from torchglb.choices import SCALES, ScaleName
 from torchglb.families import GLMFamily
 from torchglb.recording import is_transformed, without_autocast
 
@@ -155,7 +156,7 @@ class ConfidenceSet(ABC):
         return bound[..., 0] if single else bound
 
     @without_autocast
-    def interval(self, x: Any, scale: str = "linear", **options: Any) -> Interval:
+    def interval(self, x: Any, scale: ScaleName = "linear", **options: Any) -> Interval:
         """Where ``<x, theta>`` (or the mean reward) can be, over the whole set.
 
         Args:
@@ -163,7 +164,7 @@ class ConfidenceSet(ABC):
             scale: ``"linear"`` for ``<x, theta>``, ``"mean"`` for ``mu(<x, theta>)``.
             options: of the solver behind the bound, if there is one.
         """
-        check_choice("scale", scale, ("linear", "mean"))
+        check_choice("scale", scale, SCALES)
         arms, single = self._as_points("x", x)
         both = self._upper_bound(torch.cat([arms, -arms], dim=-2), **options)
         upper, minus_lower = both.chunk(2, dim=-1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchglb.arrays import settled
 from torchglb.checks import refuse
+from torchglb.choices import ProgramSolver, Relation
 from torchglb.inference.tests import TestResult, anytime_p, likelihood_ratio_test
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, raise_unless_converged
@@ -106,7 +107,7 @@ class CentredSet(LikelihoodRatioSet):
         return torch.where(inside, torch.minimum(slack, centred), -torch.inf)
 
     def support(
-        self, arms: Tensor, solver: str = "native", throw: bool = True, **options: Any
+        self, arms: Tensor, solver: ProgramSolver = "native", throw: bool = True, **options: Any
     ) -> SupportResult:
         """``max <x, theta>`` over the set for every arm ``(*B, K, d)``, certified.
 
@@ -175,7 +176,7 @@ class CentredSet(LikelihoodRatioSet):
         size = torch.linalg.vector_norm(arms.detach(), dim=-1) * self._search_radius[..., None]
         return value - 32.0 * self.dim * torch.finfo(value.dtype).eps * size, point
 
-    def test(self, A: Any, b: Any, relation: str = "==") -> TestResult:
+    def test(self, A: Any, b: Any, relation: Relation = "==") -> TestResult:
         """The e-value and the p-value of a linear hypothesis about theta*, valid at all times.
 
         ``log E`` is the larger of two lower bounds on the least mixture over H0: that of the

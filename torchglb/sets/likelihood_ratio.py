@@ -18,6 +18,7 @@ from torchglb.checks import (
     check_shape,
     refuse,
 )
+from torchglb.choices import ProgramSolver, Relation
 from torchglb.compiled_rows import losses
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -173,7 +174,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         inside = torch.linalg.vector_norm(points, dim=-1) <= limit
         return torch.where(inside, slack, -torch.inf)
 
-    def support(self, arms: Any, solver: str = "native", **options: Any) -> SupportResult:
+    def support(self, arms: Any, solver: ProgramSolver = "native", **options: Any) -> SupportResult:
         """``max <x, theta>`` over the set for every arm ``(*B, K, d)``.
 
         Args:
@@ -191,7 +192,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         return self._search(arms, solver, **options)
 
     def _search(
-        self, arms: Tensor, solver: str, throw: bool = True, **options: Any
+        self, arms: Tensor, solver: ProgramSolver, throw: bool = True, **options: Any
     ) -> SupportResult:
         """The support of an unconfined set: a maximiser inside a ball is one over all of R^d."""
         S = self.domain.radius_like(self.level).expand(self.level.shape)
@@ -222,7 +223,7 @@ class LikelihoodRatioSet(ConfidenceSet):
             raise_unless_converged(status, "support")
         return found.upper
 
-    def test(self, A: Any, b: Any, relation: str = "==") -> TestResult:
+    def test(self, A: Any, b: Any, relation: Relation = "==") -> TestResult:
         """The e-value and the p-value of a linear hypothesis about theta*, valid at all times.
 
         Against ``A theta* = b``; with one row also against ``<a, theta*> <= b`` or ``>= b``.

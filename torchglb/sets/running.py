@@ -16,6 +16,7 @@ from torchglb.checks import (
     check_shape,
     refuse,
 )
+from torchglb.choices import Relation
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
@@ -60,7 +61,7 @@ class RunningSet(IntersectionSet):
         """The intersections of some elements, by an index of the first batch axis."""
         return RunningSet([member[index] for member in self.members])
 
-    def test(self, A: Any, b: Any, relation: str = "==") -> TestResult:
+    def test(self, A: Any, b: Any, relation: Relation = "==") -> TestResult:
         """That of the latest set, see :meth:`LikelihoodRatioSet.test`."""
         latest = self.latest
         if not isinstance(latest, LikelihoodRatioSet):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchglb.choices import ProgramSolver
 from torchglb.ucb.ball_arms import BallChoice, argmax_ball
 from torchglb.ucb.incremental import AnchoredProgram, Choice
 from torchglb.ucb.program import SublevelProgram, SupportResult
@@ -35,7 +36,7 @@ __all__ = [
 
 
 def support(
-    program: SublevelProgram, arms: Any, solver: str | Solver = "native", **options: Any
+    program: SublevelProgram, arms: Any, solver: ProgramSolver | Solver = "native", **options: Any
 ) -> SupportResult:
     """``h(x) = max <x, theta>`` over the program's set, for every arm ``(*B, K, d)``.
 

@@ -24,6 +24,7 @@ from torchglb.backend import Floats, bound
 from torchglb.carried.kernels import memory_size
 from torchglb.carried.monomials import Packed, monomials
 from torchglb.checks import as_rows
+from torchglb.choices import RadiusIncrements
 from torchglb.compiled_rows import blocks, compiled_family
 from torchglb.estimate import Estimate
 from torchglb.families.compiled import CompiledFamily
@@ -51,7 +52,6 @@ from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
 from torchglb.recording import constant, is_recorded, is_transformed, wants_gradient
 
-PASSES = ("auto", "rows", "aggregated")
 EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its loss
 NEAR = 1e-6  # a held level that is lower by this need not be compared with the fallback
 
@@ -136,7 +136,7 @@ class PosteriorRadius(StatisticsRadius):
     next search begins.
     """
 
-    increments: str
+    increments: RadiusIncrements
     tolerance: float
 
     # ---- what a radius supplies ----------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchglb.arrays import numbers_on
 from torchglb.checks import check_choice, check_positive, check_probability, refuse
+from torchglb.choices import RADIUS_INCREMENTS, RadiusIncrements
 from torchglb.errors import InputError
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
@@ -19,7 +20,7 @@ from torchglb.radii.base import (
     reward_length,
     rounding,
 )
-from torchglb.radii.posterior.base import PASSES, PosteriorRadius, Screening
+from torchglb.radii.posterior.base import PosteriorRadius, Screening
 from torchglb.radii.posterior.centre import (
     Anchor,
     Ridge,
@@ -198,13 +199,13 @@ class GaussianPrior(PosteriorRadius):
 
     scale: float = 1.0
     tempers: tuple[float, ...] = (1.0, 0.7, 0.4, 0.1)
-    increments: str = "auto"
+    increments: RadiusIncrements = "auto"
     tolerance: float = 0.04
     confined = False
 
     def __post_init__(self) -> None:
         check_positive("scale", self.scale)
-        check_choice("increments", self.increments, PASSES)
+        check_choice("increments", self.increments, RADIUS_INCREMENTS)
         check_positive("tolerance", self.tolerance)
         if not self.tempers or min(self.tempers) <= 0:
             raise refuse("tempers", "positive numbers, one or more", self.tempers)

@@ -23,6 +23,14 @@ from torch import Tensor
 
 from torchglb.arrays import numbers_on
 from torchglb.checks import check_choice, check_positive, refuse
+from torchglb.choices import (
+    INCREMENTS,
+    POSTERIORS,
+    RADIUS_INCREMENTS,
+    Increments,
+    PosteriorShape,
+    RadiusIncrements,
+)
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import (
@@ -32,7 +40,7 @@ from torchglb.radii.base import (
     rounding,
     rounding_at,
 )
-from torchglb.radii.posterior.base import PASSES, PosteriorRadius, Screening
+from torchglb.radii.posterior.base import PosteriorRadius, Screening
 from torchglb.radii.posterior.centre import (
     Anchor,
     Barrier,
@@ -46,7 +54,6 @@ from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
 from torchglb.radii.theorems.mean_loss import MeanLoss
 
-INCREMENTS = ("rows", "aggregated")
 LINEAR_ALGEBRA = 1e-10  # above the rounding errors of log det W and tr(W^-1 H)
 
 
@@ -168,7 +175,7 @@ def ellipsoid_level(
     likelihood: NegativeLogLikelihood,
     centre: Tensor,
     candidate: Candidates,
-    increments: str = "rows",
+    increments: Increments = "rows",
 ) -> Tensor:
     """:func:`pac_bayes_level` for N problems, each with a candidate of its own, ``(N,)`` each."""
     X, dtype = likelihood.X, likelihood.X.dtype
@@ -200,7 +207,7 @@ def pac_bayes_level(
     kappa: float = 0.5,
     rho2: float | None = None,
     shape: float = 0.0,
-    increments: str = "rows",
+    increments: Increments = "rows",
 ) -> Tensor:
     """``log(1/delta) + KL(P || Q) + E_P L``, bounded from above, for one posterior. ``(*B)``.
 
@@ -278,17 +285,17 @@ class PACBayes(PosteriorRadius):
         'auto'
     """
 
-    posterior: str = "pearson"
+    posterior: PosteriorShape = "pearson"
     etas: tuple[float, ...] | None = None
     kappas: tuple[float, ...] = (0.5, 0.75, 0.95)
     rhos: tuple[float, ...] = (1.0, 4.0, 16.0)
     shapes: tuple[float, ...] = (0.0, 0.5, 2.0, 8.0, 32.0)
-    increments: str = "auto"
+    increments: RadiusIncrements = "auto"
     tolerance: float = 0.04
 
     def __post_init__(self) -> None:
-        check_choice("posterior", self.posterior, ("pearson", "uniform"))
-        check_choice("increments", self.increments, PASSES)
+        check_choice("posterior", self.posterior, POSTERIORS)
+        check_choice("increments", self.increments, RADIUS_INCREMENTS)
         check_positive("tolerance", self.tolerance)
         etas = (1.0,) if self.etas is None else self.etas
         for name, values, end in (

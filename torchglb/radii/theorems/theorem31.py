@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from torchglb.checks import check_choice, check_probability, refuse
+from torchglb.choices import INFIMA, LIPSCHITZ_CONSTANTS, Infimum, LipschitzConstant
 from torchglb.errors import InputError
 from torchglb.radii.base import LipschitzRadius, SimpleRadius, State
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, empty_statistics
 from torchglb.radii.theorems.lipschitz import LipschitzBound, data_lipschitz, table1
 
-INFIMA = ("exact", "closed_form")
-CONSTANTS = ("table1", "data")
 LIPSCHITZ_SHARE = 0.05  # of delta, for the constants that hold with high probability only
 
 
-def shrinkage_infimum(slope: Tensor, dim: int, inf: str = "exact") -> Tensor:
+def shrinkage_infimum(slope: Tensor, dim: int, inf: Infimum = "exact") -> Tensor:
     """``inf_{0 < c <= 1} d log(1/c) + c slope``, elementwise.
 
     Equal to ``slope`` if ``slope <= d`` (c = 1; also where it is negative), else to
@@ -41,7 +40,7 @@ def shrinkage_infimum(slope: Tensor, dim: int, inf: str = "exact") -> Tensor:
     return log_form if inf == "closed_form" else torch.where(slope <= dim, slope, log_form)
 
 
-def shrinkage(slope: float, dim: int, inf: str = "exact") -> float:
+def shrinkage(slope: float, dim: int, inf: Infimum = "exact") -> float:
     """:func:`shrinkage_infimum` of a number."""
     if inf == "exact" and slope <= dim:
         return slope
@@ -65,7 +64,7 @@ def theorem31(
     S: Tensor | float,
     dim: int,
     delta: float,
-    inf: str = "exact",
+    inf: Infimum = "exact",
 ) -> LipschitzRadius:
     """Theorem 3.1: ``beta^2 = log(1/delta) + inf_{0<c<=1} d log(1/c) + 2 S L_t c``.
 
@@ -103,10 +102,10 @@ class ConstantRadius(SimpleRadius):
         constant: ``"table1"`` or ``"data"``, as in :class:`Lipschitz`.
     """
 
-    constant: str = "table1"
+    constant: LipschitzConstant = "table1"
 
     def __post_init__(self) -> None:
-        check_choice("constant", self.constant, CONSTANTS)
+        check_choice("constant", self.constant, LIPSCHITZ_CONSTANTS)
 
     def init(self, problem: Problem) -> State:  # noqa: D102
         lipschitz_constant(problem, empty_statistics(problem), self.constant)
@@ -129,7 +128,7 @@ class Lipschitz(ConstantRadius):
         Lipschitz(constant='data', inf='exact')
     """
 
-    inf: str = "exact"
+    inf: Infimum = "exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,7 +158,7 @@ class Lipschitz(ConstantRadius):
 
 
 def lipschitz_constant(
-    problem: Problem, statistics: RowStatistics, constant: str
+    problem: Problem, statistics: RowStatistics, constant: LipschitzConstant
 ) -> LipschitzBound:
     """L_t by the name of the constant; refuses a family for which Table 1 has no row."""
     if constant == "data":

@@ -19,6 +19,7 @@ from torchglb.checks import check_count, check_tensors
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
+from torchglb.row_buffers import Reals
 from torchglb.ucb.incremental.batches import (
     DONE,
     OPEN,
@@ -205,7 +206,7 @@ class CarriedRounds:
             anchors.number,
         )
 
-    def _calls_for(self, rows: tuple[Any, Any, Any, int]) -> _Calls:
+    def _calls_for(self, rows: tuple[Reals, Reals, Reals, int]) -> _Calls:
         """The compiled calls for rows of these types; all else has the same types in all rounds."""
         X, _, y, _ = rows
         calls = self._calls

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 from torchglb.checks import check_choice, refuse
+from torchglb.choices import ProgramSolver
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.solvers.native import native_support
 
@@ -115,7 +116,7 @@ BY_NAME: dict[str, type[Native] | type[Conic] | type[Layer]] = {
 }
 
 
-def solver_of(solver: str | Solver, options: Mapping[str, Any]) -> Solver:
+def solver_of(solver: ProgramSolver | Solver, options: Mapping[str, Any]) -> Solver:
     """The solver that a name and options, or an object, stand for."""
     if not isinstance(solver, str):
         if not isinstance(solver, Solver):
