@@ -39,6 +39,12 @@ def test_readme_opens_with_the_two_commands():
     assert first_block.split("\n")[1:] == ["make demo", "make test", ""]
 
 
+def test_the_quickstart_makes_a_policy_and_nobody_types_double():
+    text = README.read_text(encoding="utf-8")
+    assert "policies.make(" in python_blocks(text)[0][1]
+    assert not [page.name for page in PAGES if ".double()" in page.read_text(encoding="utf-8")]
+
+
 def test_blocks_are_found_and_their_errors_seen(monkeypatch):
     text = "a\n```python\nx = 1\n```\nb\n```\nnot python\n```\n```python\nassert x == 1\n```\n"
     blocks = python_blocks(text)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchglb.checks import (
     FLOATS,
+    as_floats,
     check_choice,
     check_count,
     check_float,
@@ -200,7 +201,7 @@ def make(
         raise refuse("dtype", "torch.float32 or torch.float64", dtype)
     if not isinstance(replicates, Tensor):
         replicates = torch.arange(check_count("replicates", replicates, least=1), device=device)
-    radius = torch.as_tensor(S, dtype=dtype, device=device)
+    radius = as_floats("S", S).to(dtype=dtype, device=device)
     if radius.ndim == 0:
         radius = radius.expand(replicates.shape)
     return lookup(name)(family, radius.contiguous(), replicates, seed=seed, **options)
