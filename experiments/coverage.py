@@ -267,7 +267,7 @@ def simulate(cells: list[Cell], settings: Settings, device: str) -> Iterator[dic
         if t == settings.horizon:
             return
         if first.optimistic:
-            chosen = program.argmax(arms, radius=beta2.clamp_min(0.0), tol=TIE).index
+            chosen = program.argmax(arms, beta2.clamp_min(0.0), tol=TIE, throw=False).index
         elif first.arms in HARD:
             chosen = choose(first, arms, truth, minimum.theta)
         else:

@@ -91,6 +91,8 @@ class Window:
 
 
 Forgetting = Discount | Window
+#: the same, or a table of a configuration such as {"window": 200}
+ForgettingGiven = Forgetting | Mapping[str, Any]
 
 
 def as_forgetting(given: Any) -> Forgetting | None:

@@ -23,7 +23,7 @@ from torchglb.domain import Ball
 from torchglb.errors import SolverError
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
-from torchglb.forgetting import ForgettingHistory, as_forgetting
+from torchglb.forgetting import ForgettingGiven, ForgettingHistory, as_forgetting
 from torchglb.history import History
 from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.inference.estimation import EstimatorSettings, Refit, RunningEstimate
@@ -126,7 +126,7 @@ class ConfidenceSequence(GrowingLevel):
         ellipsoid: EllipsoidKind = "fixed_point",
         aggregate: bool = False,
         running: bool = False,
-        forgetting: Any = None,
+        forgetting: ForgettingGiven | None = None,
         queries: Any = None,
         contrasts: Any = None,
         validate: bool = True,

@@ -27,7 +27,7 @@ from torchglb.checks import check_choice, refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
-from torchglb.forgetting import as_forgetting
+from torchglb.forgetting import ForgettingGiven, as_forgetting
 from torchglb.history import History
 from torchglb.inference.estimation import RunningEstimate
 from torchglb.inference.level import Height
@@ -309,7 +309,7 @@ class LikelihoodRatioPolicy(ExactPolicy):
         delta: float = 0.05,
         *,
         radius: str | Radius,
-        forgetting: Any = None,
+        forgetting: ForgettingGiven | None = None,
         **settings: Unpack[ExactSettings],
     ) -> None:
         self.forgetting = as_forgetting(forgetting)

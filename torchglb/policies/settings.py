@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, get_args
+from typing import Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor
+
+from torchglb.forgetting import ForgettingGiven
 
 #: how the program of an exact policy is solved
 SolverName = Literal["native", "conic"]
@@ -42,4 +44,4 @@ class ExactSettings(FittedSettings, total=False):
 class LikelihoodRatioSettings(ExactSettings, total=False):
     """Those of :class:`torchglb.policies.exact.LikelihoodRatioPolicy`."""
 
-    forgetting: Any
+    forgetting: ForgettingGiven | None

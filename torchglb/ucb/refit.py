@@ -130,9 +130,13 @@ class RefitProgram:
     def minimum(self, regularization: float | Tensor = 0.0) -> Estimate:
         """``min L`` over the ball, to ``level_tol``."""
         fit = minimize_likelihood(
-            self._loss(regularization), self.domain, start=self._start, throw=False
+            self._loss(regularization), self.domain, start=self._first(), throw=False
         )
         return fit.estimate()
+
+    def _first(self) -> Tensor:
+        """Where a fit starts, ``(*B, d)``."""
+        return self._start
 
     def _loss(self, regularization: float | Tensor) -> NegativeLogLikelihood:
         ridge = self._numbers("regularization", regularization)
@@ -200,7 +204,7 @@ class RefitProgram:
         sharp = 1.0 if value_tol is None else check_tolerance("value_tol", value_tol)
         loss = self._loss(regularization)
         self._level(radius, level, self._passes)  # refused before anything is computed
-        fit = minimize_likelihood(loss, self.domain, start=self._start, throw=False)
+        fit = minimize_likelihood(loss, self.domain, start=self._first(), throw=False)
         program = SublevelProgram(loss, self.domain, self._level(radius, level, fit.loss))
         found = native_support(
             program,
@@ -242,7 +246,10 @@ class ForgettingProgram(RefitProgram):
         family: the GLM family.
         domain: the ball.
         batch_shape: ``*B``.
-        settings: of :class:`RefitProgram`, without ``aggregate``.
+        level_tol: as in :class:`RefitProgram`, and so are the others.
+        validate: look at the values of what comes in.
+        dtype: float64 or float32.
+        device: where everything lives.
 
     Example:
         >>> import torchglb as glb
@@ -260,18 +267,32 @@ class ForgettingProgram(RefitProgram):
         family: GLMFamily,
         domain: Ball,
         batch_shape: tuple[int, ...] = (),
-        **settings: Any,
+        *,
+        level_tol: float = 1e-6,
+        validate: bool = True,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(family, domain, batch_shape, **settings)
-        kept = {
-            name: settings[name] for name in ("validate", "dtype", "device") if name in settings
-        }
-        self.over(ForgettingHistory(forgetting, family, domain, batch_shape, **kept))
+        super().__init__(
+            family,
+            domain,
+            batch_shape,
+            level_tol=level_tol,
+            validate=validate,
+            dtype=dtype,
+            device=device,
+        )
+        self.over(
+            ForgettingHistory(
+                forgetting,
+                family,
+                domain,
+                batch_shape,
+                validate=validate,
+                dtype=dtype,
+                device=device,
+            )
+        )
 
-    def minimum(self, regularization: float | Tensor = 0.0) -> Estimate:  # noqa: D102
-        self._start = self.history.start()
-        return super().minimum(regularization)
-
-    def argmax(self, *given: Any, **options: Any) -> Choice:  # noqa: D102
-        self._start = self.history.start()
-        return super().argmax(*given, **options)
+    def _first(self) -> Tensor:
+        return self.history.start()
