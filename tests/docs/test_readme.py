@@ -5,7 +5,10 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 from documents import python_blocks
+
+import torchglb as glb
 
 PROJECT = Path(__file__).parents[2]
 README = PROJECT / "README.md"
@@ -43,6 +46,23 @@ def test_the_quickstart_makes_a_policy_and_nobody_types_double():
     text = README.read_text(encoding="utf-8")
     assert "policies.make(" in python_blocks(text)[0][1]
     assert not [page.name for page in PAGES if ".double()" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize(
+    ("S", "radius", "width"),
+    [(2, "pac-bayes", 0.66), (4, "pac-bayes", 0.71), (8, "pac-bayes", 0.76),
+     (16, "pac-bayes", 0.80), (2, "gaussian-prior", 0.68), (8, "gaussian-prior", 0.76)],
+)  # fmt: skip
+def test_what_the_readme_says_about_S(S, radius, width):
+    text = README.read_text(encoding="utf-8").partition("## Choosing S")[2].partition("\n## ")[0]
+    assert f"{width:.2f}" in text
+    assert "BoundaryWarning" in text
+    generator = torch.Generator().manual_seed(0)
+    x = torch.nn.functional.normalize(torch.randn(2000, 2, generator=generator), dim=-1)
+    sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, S), 0.05, radius)
+    sequence.update(x, glb.Bernoulli().sample(x @ torch.tensor([1.5, 0.0]), generator))
+    lower, upper = sequence.current().interval([1.0, 0.0])
+    assert round(float(upper - lower), 2) == width
 
 
 def test_blocks_are_found_and_their_errors_seen(monkeypatch):
