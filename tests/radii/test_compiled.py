@@ -216,6 +216,19 @@ def test_radii_of_sums_need_an_estimate():
         assert radius.level(problem, radius.init(problem), lambda: None) is None
 
 
+@pytest.mark.parametrize("kind", HELD)
+def test_a_posterior_of_unknown_numbers_gives_no_level(kind, generator):
+    """Not even when rows were added to them since."""
+    family, radius = Bernoulli(), HELD[kind]
+    X, r = draw(family, 4, 2, generator)
+    problem = radii.Problem(family, Ball(2, 2.0), 0.05)
+    state = radius.update(problem, radius.init(problem), X, r)
+    assert radius.level(problem, state, lambda: NegativeLogLikelihood(family, X, r)) is not None
+    unknown = state | {"held": torch.full_like(state["held"], torch.nan)}
+    later = radius.update(problem, unknown, X, r)
+    assert radius.level(problem, later, lambda: None) is None
+
+
 # ---- rows that torch records -------------------------------------------------------------------
 
 

@@ -114,8 +114,8 @@ class Prepared(NamedTuple):
         return statistics.reshape(N, -1), held.reshape(N, -1)
 
     def made(self, state: State) -> bool:
-        """Whether a state is the last one that :meth:`state` has made: plain, and known."""
-        return any(memory.tensors is state for memory in self.last)
+        """Whether a state is the last one that :meth:`state` has made, of known numbers."""
+        return any(m.tensors is state and not math.isnan(m.held.item(-1)) for m in self.last)
 
     def state(self, problem: Problem, statistics: Floats, held: Floats) -> State:
         """A state of new arrays, ``(N, size)``."""
