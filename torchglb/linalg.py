@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import dot, idle, length, limits
+from torchglb.backend.inverse_forms import PLAIN, plain_bounds
+from torchglb.recording import is_plain
 from torchglb.rounding import two_product, two_sum
 
 #: limit of the root search for a multiplier of the ball; it converges quadratically
@@ -136,6 +139,9 @@ def inverse_form_bounds(x: Tensor, matrix: Tensor, factor: Tensor) -> tuple[Tens
     Returns:
         low and high, ``(*B, K)``; high is infinite where M is not provably positive definite.
     """
+    by_plain_sums = _plain_bounds(x.detach(), matrix.detach())
+    if by_plain_sums is not None:
+        return by_plain_sums
     d, eps = matrix.shape[-1], torch.finfo(matrix.dtype).eps
     lopsided = (matrix != matrix.mT).flatten(-2).any(-1)[..., None]
     matrix = 0.5 * (matrix + matrix.mT)
@@ -145,7 +151,7 @@ def inverse_form_bounds(x: Tensor, matrix: Tensor, factor: Tensor) -> tuple[Tens
     form = (x * y).sum(-1) + (r * y).sum(-1)
     sizes = ((x.abs() + r.abs()) * y.abs()).sum(-1)
     doubt = (y.abs() * error).sum(-1) + 2 * (d + 2) * eps * sizes
-    coarse = ~(doubt <= 1e-10 * form.abs())
+    coarse = ~(doubt <= PLAIN * form.abs())
     if not idle(coarse):
         r = residual(x, y, matrix)
         error = eps * r.abs() + ((d + 2) * eps) ** 2 * size
@@ -157,6 +163,17 @@ def inverse_form_bounds(x: Tensor, matrix: Tensor, factor: Tensor) -> tuple[Tens
     low = (form - doubt).clamp_min(0.0) * (1 - 4 * eps)
     high = (form + doubt + left) * (1 + (d + 8) * eps)
     return low, torch.where(torch.isnan(high), torch.inf, high)
+
+
+def _plain_bounds(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same in compiled code; None where it cannot read the numbers, or more is needed."""
+    if not (x.dtype == torch.float64 and is_plain(x) and is_plain(matrix)):
+        return None
+    (*batch, K, d), N = x.shape, math.prod(x.shape[:-2])
+    rows, squares = x.reshape(N, K, d), matrix.expand(*batch, d, d).reshape(N, d, d)
+    low, high = x.new_empty((2, N, K))
+    arrays = (t.contiguous().numpy() for t in (rows, squares, low, high))
+    return (low.view(*batch, K), high.view(*batch, K)) if plain_bounds(*arrays) else None
 
 
 def residual(x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
