@@ -11,6 +11,7 @@ be continued has to be refused by a message that names the file. A POSIX system 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
 import resource
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +61,7 @@ class Outcome(NamedTuple):
 
 
 class Log(Watch):
-    """Writes notices to a file, where they survive the process; and how far the tasks are."""
+    """Writes notices to a file, where they survive the process; and who is at work."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -69,7 +71,8 @@ class Log(Watch):
             file.write(line + "\n")
 
     def progress(self, task: Task, rounds: int) -> None:
-        self._write(f"at {task.label} {rounds}")
+        workers = [str(worker.pid) for worker in multiprocessing.active_children()]
+        self._write(f"workers {' '.join(workers)}")
 
     def notice(self, text: str) -> None:
         self._write(f"said {text}")
@@ -118,6 +121,8 @@ def start(out: Path, log: Log, executor: str, workers: int) -> int:
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # a server of workers that the parent may have is not this process's child
+        forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
         go(out, log, executor, workers=workers)
         code = 0
     except BaseException as error:
@@ -132,30 +137,16 @@ def ended(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
-def children(pid: int) -> list[int]:
-    """The worker processes of a process, by /proc."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                command = (entry / "cmdline").read_text()
-            except OSError:
-                continue
-            if parent == pid and "spawn_main" in command:
-                found.append(int(entry.name))
-    return found
-
-
-def strike(pid: int, victims: str, chance: random.Random) -> bool:
+def strike(parent: int, log: Path, victims: str, chance: random.Random) -> bool:
     """Kills the parent, one of its workers, or first a worker and then the parent."""
-    workers = children(pid)
     if victims in ("worker", "both"):
-        if not workers:
+        named = [line for line in lines(log) if line.startswith("workers ")]
+        alive = [pid for pid in map(int, named[-1].split()[1:]) if is_alive(pid)] if named else []
+        if not alive:
             return False
-        os.kill(chance.choice(workers), signal.SIGKILL)
+        os.kill(chance.choice(alive), signal.SIGKILL)
     if victims in ("parent", "both"):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(parent, signal.SIGKILL)
     return True
 
 
@@ -176,8 +167,8 @@ def killed(
             out, log = place / "run", Log(place / "log")
             code = None
             while code != 0:
-                pid = start(out, log, executor, workers)
-                hits, code = disturb(pid, place / "log", victims, times - strikes, chance)
+                parent = start(out, log, executor, workers)
+                hits, code = disturb(parent, place / "log", victims, times - strikes, chance)
                 strikes += hits
                 if code not in (0, -signal.SIGKILL):
                     return Outcome(fault, strikes, f"exit code {code}", log.said())
@@ -186,15 +177,17 @@ def killed(
     return Outcome(fault, strikes, damage, kinds(said))
 
 
-def disturb(pid: int, log: Path, victims: str, most: int, chance: random.Random) -> tuple[int, int]:
+def disturb(
+    parent: int, log: Path, victims: str, most: int, chance: random.Random
+) -> tuple[int, int]:
     """Strikes once or twice after the first news; returns how often, and the exit code."""
     before, hits = len(lines(log)), 0
     due = None
-    while (code := ended(pid)) is None:
+    while (code := ended(parent)) is None:
         if due is None and len(lines(log)) > before:  # now there is something to lose
             due = time.monotonic() + chance.uniform(0.0, 0.6)
         if due is not None and time.monotonic() >= due and hits < min(2, most):
-            hits += strike(pid, victims, chance)
+            hits += strike(parent, log, victims, chance)
             due += chance.uniform(0.0, 0.6)
         time.sleep(0.005)
     return hits, code
@@ -214,17 +207,24 @@ class IdleKiller(Log):
     def state(self, task: Task, state: str) -> None:
         if state != "finished" or self.strikes == 2:
             return
-        while not (idle := [pid for pid in children(os.getpid()) if state_of(pid) == "S"]):
+        workers = multiprocessing.active_children()
+        while not (idle := [one for one in workers if state_of(one.pid) == "S"]):
             time.sleep(0.01)  # until it waits for a message
-        os.kill(idle[0], signal.SIGKILL)
-        while state_of(idle[0]) != "Z":
-            time.sleep(0.01)
+        idle[0].kill()
+        idle[0].join()
         self.strikes += 1
 
 
-def state_of(pid: int) -> str:
+def state_of(pid: int | None) -> str:
     """R for a running process, S for one that waits, Z for a dead one."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def is_alive(pid: int) -> bool:
+    return state_of(pid) != "Z"
 
 
 def killed_idle(expected: dict[str, bytes], workers: int = 2) -> Outcome:

@@ -49,14 +49,18 @@ def assert_sound(outcome, *said):
 # ---- killing ---------------------------------------------------------------------------------
 
 
-def test_the_process_is_killed_twenty_times(undisturbed):
-    outcome = faults.killed("parent", "serial", 20, undisturbed, random.Random(1))
-    assert outcome.times == 20
+@pytest.mark.parametrize("times", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_the_process_is_killed(times, undisturbed):
+    outcome = faults.killed("parent", "serial", times, undisturbed, random.Random(1))
+    assert outcome.times == times
     assert_sound(outcome)
 
 
-# a worker takes seconds to import torch: no more of them than it takes
-@pytest.mark.parametrize(("victims", "workers"), [("parent", 1), ("worker", 2), ("both", 1)])
+# a command takes seconds until its workers can be forked
+@pytest.mark.parametrize(
+    ("victims", "workers"),
+    [pytest.param("parent", 1, marks=pytest.mark.slow), ("worker", 2), ("both", 1)],
+)
 def test_processes_are_killed(victims, workers, undisturbed):
     outcome = faults.killed(victims, "processes", 1, undisturbed, random.Random(2), workers)
     assert outcome.times == 1

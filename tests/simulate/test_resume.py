@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,15 +227,20 @@ def test_two_runs_at_once_are_refused(tmp_path):
 
 
 class Murderer(Watch):
-    """Kills a worker once it has got going."""
+    """Kills the workers once one has got going, and before them the server that forks them."""
 
-    def __init__(self):
+    def __init__(self, server=False):
         self.notices = []
         self.done = False
+        self._server = server
 
     def progress(self, task, rounds):
         if rounds > 0 and not self.done:
             self.done = True
+            if self._server:
+                servers = [p for p in Path("/proc").glob("[0-9]*") if is_server(p)]
+                assert len(servers) == 1
+                os.kill(int(servers[0].name), signal.SIGKILL)
             for child in multiprocessing.active_children():
                 child.kill()
 
@@ -242,9 +248,24 @@ class Murderer(Watch):
         self.notices.append(text)
 
 
+def is_server(process):
+    """Whether a process, by its directory in /proc, is the child of this one that forks workers."""
+    try:
+        parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        return (
+            parent == os.getpid()
+            and "multiprocessing.forkserver" in (process / "cmdline").read_text()
+        )
+    except OSError:
+        return False
+
+
 @pytest.mark.slow  # test_faults.py kills one worker after the other
-def test_two_workers_of_which_some_die(undisturbed, tmp_path):
-    watch = Murderer()
+@pytest.mark.parametrize("server", [False, True])
+def test_two_workers_of_which_some_die(server, undisturbed, tmp_path):
+    if server and sys.platform != "linux":
+        pytest.skip("workers are not forked from a server here")
+    watch = Murderer(server)
     out = tmp_path / "run"
     simulate(
         LABELS, **SETTINGS, out=out, executor="processes", workers=2, watch=watch, save_every=0.1

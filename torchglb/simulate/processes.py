@@ -1,4 +1,4 @@
-"""Local worker processes: started afresh (spawn), one thread each, as many as there are cores.
+"""Local worker processes: one thread each, as many as there are cores.
 
 A worker that dies takes nothing with it: its task is begun again from the last checkpoint, and an
 idle one is replaced. If this process dies, the workers notice and end.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 
@@ -60,7 +61,7 @@ def execute(
     address: str | None = None,
 ) -> None:
     """Runs tasks in worker processes."""
-    context = multiprocessing.get_context("spawn")
+    context = starting_context()
     stop = context.Event()
     outcomes = Outcomes(watch, finish)
     waiting = deque(tasks)
@@ -89,6 +90,20 @@ def execute(
     outcomes.settle()
 
 
+def starting_context() -> ForkServerContext | SpawnContext:
+    """How processes are started: forked from a server on Linux, afresh (spawn) elsewhere.
+
+    The server is a process of its own that has imported this package and has no other thread, so
+    that forking it is safe: importing torch takes seconds, and is done once for all workers and
+    for those that replace them.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "torchglb.simulate.before_forking"])
+    return context
+
+
 def cores() -> int:
     """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -96,7 +111,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _hire(context: SpawnContext, stop: Event, crew: list[Worker]) -> Worker:
+def _hire(context: ForkServerContext | SpawnContext, stop: Event, crew: list[Worker]) -> Worker:
     mine, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, stop), daemon=True)
     process.start()
