@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import mpmath
@@ -191,41 +188,3 @@ def test_no_rows_and_empty_batches():
     fit = glb.constrained_mle(family, rows, glb.Ball(3, 1.0))
     assert fit.theta.shape == (0, 3)
     assert fit.hessian.shape == (0, 3, 3)
-
-
-PLAIN = """
-import sys
-sys.path.insert(0, {tests!r})
-import torch
-from problems import random_problem
-import torchglb as glb
-for seed in range(0, 56, 5):
-    problem = random_problem(seed, most_rows=25, most_features=3)
-    if problem.family.compiled() is None:
-        continue
-    fit = glb.constrained_mle(problem.family, problem.rows, problem.domain, throw=False)
-    print(seed, int(fit.status), float(fit.loss).hex(), float(fit.gap))
-"""
-
-
-@pytest.mark.slow
-def test_plain_python_gives_the_same():
-    """Without compilation the functions are plain Python, up to rounding."""
-
-    def run(**environment):
-        script = PLAIN.format(tests=str(TESTS))
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return [line.split() for line in done.stdout.splitlines()]
-
-    compiled, plain = run(), run(NUMBA_DISABLE_JIT="1")
-    assert len(compiled) == len(plain) > 5
-    for a, b in zip(compiled, plain, strict=True):
-        assert a[:2] == b[:2]
-        one, other = float.fromhex(a[2]), float.fromhex(b[2])
-        assert abs(one - other) <= float(a[3]) + float(b[3]) + 1e-12 * (1 + abs(one))

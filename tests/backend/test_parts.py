@@ -1,10 +1,7 @@
 """Parts of compiled functions: tuples by reference, and arrays that are only borrowed."""
 
 import ast
-import os
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,24 +110,6 @@ def test_inlined_views_live_in_their_caller():
         return total(values)
 
     assert caller(np.arange(4.0)) == 6.0
-
-
-def test_plain_python_computes_the_same():
-    code = textwrap.dedent(
-        f"""
-        import sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        import test_parts
-        given = test_parts.arguments()
-        assert not hasattr(test_parts.called, "overloads")
-        print(test_parts.called(*given), given[4].tolist())
-        """
-    )
-    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split("\n")[0] == "23.5 [4.0, 4.0, 4.0]"
 
 
 # ---- what Numba cannot see ---------------------------------------------------------------------

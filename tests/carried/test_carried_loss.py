@@ -2,9 +2,6 @@
 
 import itertools
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -279,45 +276,3 @@ def test_problems_are_bit_by_bit_the_same_alone(generator):
     alone.append(given.X[2:3, 40:], given.r[2:3, 40:], given.w[2:3, 40:])
     carried.catch_up(source)
     assert (carried.memory[0] == given.loss.memory[2]).all()
-
-
-# ---- the same functions without a compiler -------------------------------------------------------
-
-SCRIPT = """
-import torch, torchglb as glb
-g = torch.Generator().manual_seed(0)
-def unit(*shape):
-    return 0.99 * torch.nn.functional.normalize(torch.randn(shape, generator=g, dtype=torch.float64), dim=-1)
-for family, S in ((glb.Bernoulli(), 3.0), (glb.Gaussian(0.5), 2.0), (glb.QuasiBounded("probit"), 2.0)):
-    program = glb.AnchoredProgram(family, glb.Ball(2, S), (2,), anchors=6, level_tol=1e-10)
-    theta = torch.tensor([1.0, 0.5], dtype=torch.float64)
-    for t in range(4):
-        arms = unit(2, 4, 2)
-        choice = program.argmax(arms, radius=0.5, value_tol=1e-10)
-        print(*choice.index.tolist(), *choice.upper.gather(-1, choice.index[:, None]).flatten().tolist())
-        x = arms[torch.arange(2), choice.index]
-        program.append(x, family.sample(x @ theta, g))
-    minimum = program.minimum()
-    print(*minimum.loss.tolist())
-    program.self_check()
-"""
-
-
-def test_plain_python_says_the_same():
-    """``NUMBA_DISABLE_JIT=1`` runs the same functions, for debuggers."""
-    outputs = []
-    for disabled in ("0", "1"):
-        environment = os.environ | {"NUMBA_DISABLE_JIT": disabled, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.append([float(word) for word in done.stdout.split()])
-    assert len(outputs[0]) == 3 * (4 * 4 + 2)
-    # a product and a sum are rounded together in compiled code only
-    np.testing.assert_allclose(outputs[0], outputs[1], rtol=0.0, atol=1e-8)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -297,39 +294,3 @@ def test_farthest_point_of_an_ellipsoid(dim, centre, generator):
     at = (theta / longest[:, None])[:, None]
     own = (at @ c[..., None])[..., 0] + (gamma[:, None] * inverse_forms(at, W)).sqrt()
     torch.testing.assert_close(own[:, 0], longest, rtol=1e-8, atol=1e-8)
-
-
-SCRIPT = """
-import torch
-from torchglb import policies
-from torchglb.domain import Ball
-from torchglb.families import Bernoulli
-
-arms = torch.tensor([[[0.9, 0.1], [0.2, 0.7]]], dtype=torch.float64)
-for name in ("ofuglb-e", "ofulog-r", "emk", "evill", "ts", "greedy", "log-ucb-1"):
-    policy = policies.make(name, family=Bernoulli(), domain=Ball(2, 2.0), batch_shape=(1,), seed=3)
-    for t in range(4):
-        index = policy.select(arms)
-        policy.update(arms[0, index], torch.tensor([float(t % 2)], dtype=torch.float64))
-        print(int(index[0]), *policy.scores(arms)[0].tolist())
-"""
-
-
-def test_plain_python_says_the_same():
-    """``NUMBA_DISABLE_JIT=1`` runs the same functions, for debuggers."""
-    outputs = []
-    for disabled in ("0", "1"):
-        environment = os.environ | {"NUMBA_DISABLE_JIT": disabled, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.append([float(word) for word in done.stdout.split()])
-    assert len(outputs[0]) == 7 * 4 * 3
-    # a product and a sum are rounded together in compiled code only
-    np.testing.assert_allclose(outputs[0], outputs[1], rtol=0.0, atol=1e-7)

@@ -3,10 +3,7 @@
 import copy
 import dataclasses
 import io
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -262,38 +259,6 @@ def test_rows_under_a_transform(kind, generator):
     gradient, found = torch.func.grad_and_value(level)(X)
     torch.testing.assert_close(found, value.detach(), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(gradient, recorded.grad, rtol=1e-6, atol=1e-8)
-
-
-# ---- plain Python ------------------------------------------------------------------------------
-
-SCRIPT = """
-import torch
-from torchglb import Ball, Bernoulli, NegativeLogLikelihood, radii
-generator = torch.Generator().manual_seed(0)
-X = torch.nn.functional.normalize(torch.randn(8, 2, generator=generator, dtype=torch.float64), dim=-1)
-r = Bernoulli().sample(X[:, 0], generator)
-problem = radii.Problem(Bernoulli(), Ball(2, 2.0), 0.05)
-for radius in (radii.PACBayes(shapes=(0.0, 2.0)), radii.GaussianPrior()):
-    state = radius.init(problem)
-    for t in range(8):
-        state = radius.update(problem, state, X[t : t + 1], r[t : t + 1])
-        loss = NegativeLogLikelihood(Bernoulli(), X[: t + 1], r[: t + 1])
-        level, state = radius.level(problem, state, lambda: loss)
-    print(repr(float(level)))
-"""
-
-
-def test_plain_python_runs_the_same_functions():
-    levels = []
-    for disabled in ("0", "1"):
-        environment = os.environ | {"NUMBA_DISABLE_JIT": disabled}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        levels.append([float(line) for line in done.stdout.split()])
-    assert len(levels[0]) == 2
-    assert levels[1] == pytest.approx(levels[0], rel=1e-10)
 
 
 @pytest.mark.parametrize("radius", HELD.values(), ids=list(HELD))
