@@ -55,8 +55,18 @@ def play_and_score(device, policy):
     return play(device, policy), policy.scores(arms)
 
 
+#: settings of another policy's class, which takes the same route
+VARIANTS = ("evill-theory", "glb-omd-realised", "glb-omd-rows", "lucb-contrast", "ofulog+")
+
+
 @on_every_device
-@pytest.mark.parametrize("name", policies.available())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else [])
+        for name in policies.available()
+    ],
+)
 def test_policy(name, device_name):
     """With passes over the history for all problems."""
     assert_stays(device_name, play_and_save, build(name), steps=1, found=("all",) * 3)

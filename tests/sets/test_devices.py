@@ -148,14 +148,13 @@ def test_boundary_and_volume(kind, device_name):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"radius": "lipschitz"},
-        {"radius": "gaussian-prior"},
-        {"ellipsoidal": True},
-        {"ellipsoidal": True, "ellipsoid": "theorem"},
-        {"aggregate": True},
+        pytest.param({}, id="default"),
+        pytest.param({"radius": "lipschitz"}, id="lipschitz", marks=pytest.mark.slow),
+        pytest.param({"radius": "gaussian-prior"}, id="gaussian-prior", marks=pytest.mark.slow),
+        pytest.param({"ellipsoidal": True}, id="ellipsoid"),
+        pytest.param({"ellipsoidal": True, "ellipsoid": "theorem"}, id="ellipsoid of the theorem"),
+        pytest.param({"aggregate": True}, id="merged"),
     ],
-    ids=lambda options: ", ".join(map(str, options.values())) or "default",
 )
 def test_sequence(options, found, device_name):
     def build(device):

@@ -157,14 +157,14 @@ def test_a_mailbox_that_is_gone_for_good_is_replaced(undisturbed, cluster, tmp_p
 
 def test_it_stops_and_continues(cluster, tmp_path):
     # so that no task ends before it is stopped
-    long = SETTINGS | {"horizon": 1000, "S": [3.0]}
+    long = SETTINGS | {"horizon": 800, "S": [3.0], "chunk": 1}
     watch = Told(lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        simulate(LABELS, **long, **RAY, out=tmp_path / "run", watch=watch)
+        simulate(["ofuglb-e"], **long, **RAY, out=tmp_path / "run", watch=watch)
     assert not Record.open(tmp_path / "run").complete
     assert list((tmp_path / "run" / "unfinished").glob("*.pt"))
-    assert simulate(LABELS, **long, out=tmp_path / "run").complete
-    simulate(LABELS, **long, out=tmp_path / "straight")
+    assert simulate(["ofuglb-e"], **long, out=tmp_path / "run").complete
+    simulate(["ofuglb-e"], **long, out=tmp_path / "straight")
     assert files(tmp_path / "run") == files(tmp_path / "straight")
 
 
@@ -217,7 +217,7 @@ def test_a_node_that_is_lost(undisturbed, cluster, tmp_path):
 def test_a_cluster_of_its_own(undisturbed, tmp_path, cluster):
     """Without an address Ray is started for the run, and stopped after it."""
     ray.shutdown()
-    simulate(LABELS, **SETTINGS, **RAY, out=tmp_path / "run")
+    simulate(LABELS, **SETTINGS, **RAY | {"workers": 1}, out=tmp_path / "run")
     assert files(tmp_path / "run") == undisturbed
     assert not ray.is_initialized()
 
