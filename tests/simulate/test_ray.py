@@ -48,6 +48,11 @@ def cluster():
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     # workers give way to every other process, by default: beside other tests they would hardly run
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+    # a lost node is noticed after a second and a half, not fifteen
+    os.environ["RAY_health_check_period_ms"] = "500"  # noqa: SIM112
+    os.environ["RAY_health_check_failure_threshold"] = "3"  # noqa: SIM112
+    # no processes ahead of time, which would import what no task of theirs needs
+    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     found.second = found.add_node(num_cpus=1)
     ray.init(address=found.address, logging_level="warning")
@@ -155,6 +160,13 @@ def test_a_mailbox_that_is_gone_for_good_is_replaced(undisturbed, cluster, tmp_p
     assert any("the mailbox of the Ray tasks was lost" in text for text in watch.notices)
 
 
+def test_a_node_that_is_lost(undisturbed, cluster, tmp_path):
+    """The tasks that ran there go on elsewhere, from their checkpoints."""
+    lost = Told(lambda: cluster.remove_node(cluster.second, allow_graceful=False))
+    simulate(LABELS, **SETTINGS, **RAY, out=tmp_path / "run", watch=lost)
+    assert files(tmp_path / "run") == undisturbed
+
+
 def test_it_stops_and_continues(cluster, tmp_path):
     # so that no task ends before it is stopped
     long = SETTINGS | {"horizon": 800, "S": [3.0], "chunk": 1}
@@ -205,13 +217,6 @@ def test_the_command_with_an_address(cluster, tmp_path):
     assert Record.open(tmp_path / "there").complete
     assert "100%" in done.stderr
     assert "a word from the task" in done.stderr + done.stdout
-
-
-def test_a_node_that_is_lost(undisturbed, cluster, tmp_path):
-    """The tasks that ran there go on elsewhere, from their checkpoints."""
-    lost = Told(lambda: cluster.remove_node(cluster.second, allow_graceful=False))
-    simulate(LABELS, **SETTINGS, **RAY, out=tmp_path / "run", watch=lost)
-    assert files(tmp_path / "run") == undisturbed
 
 
 def test_a_cluster_of_its_own(undisturbed, tmp_path, cluster):
