@@ -40,12 +40,14 @@ test: $(WARM)
 	@begin=$$(date +%s); $(MAKE) --no-print-directory checks; status=$$?; \
 	  echo "make test took $$(( $$(date +%s) - begin )) s"; exit $$status
 
+# types are checked beside the tests, some of which wait for other processes
 .PHONY: checks
 checks:
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy
-	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO)
+	@$(RUN) -m mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
+	  OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO); tests=$$?; \
+	  wait $$types; types=$$?; cat $(VENV)/types.txt; exit $$(( tests || types ))
 
 # All that the tests compile is compiled before them, by two processes that share the work (in the tests
 # each would do all of it), once for each state of the compiled functions; it says its own seconds.

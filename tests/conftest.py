@@ -15,7 +15,7 @@ def generator() -> torch.Generator:
 
 # Torch, Numba and what they load are a million objects, over which Python's garbage collector walks
 # again and again: a sixth of the time of these tests. It looks less often, and only at what is new.
-gc.set_threshold(50_000, 20, 20)
+gc.set_threshold(1_000_000, 5, 5)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -37,7 +37,7 @@ def half(tmp_path_factory):
 
 
 #: how often a file is damaged: each time the run is continued, which takes a second
-OFTEN = pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.slow)])
+OFTEN = pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
 
 
 def assert_sound(outcome, *said):
@@ -128,7 +128,7 @@ def test_files_of_an_unfinished_run_are_cut_short(times, half, undisturbed):
 
 def test_bits_of_a_finished_run_are_flipped(whole, undisturbed):
     chance = random.Random(6)
-    outcome = faults.damaged("", whole, undisturbed, 25, faults.flipped_anywhere, chance)
+    outcome = faults.damaged("", whole, undisturbed, 12, faults.flipped_anywhere, chance)
     assert_sound(outcome, "put together again")
 
 
