@@ -351,7 +351,9 @@ class PosteriorRadius(StatisticsRadius):
         if not ready.levels(*known, sums, held, loss_hat, out):
             return out, state if late is None else ready.state(problem, sums, held), 0.0
         where, held = out[:, 3].nonzero()[0], held.copy()
-        part = select(flatten_batch(likelihood()), torch.from_numpy(where))
+        part = flatten_batch(likelihood())
+        if len(where) < N:
+            part = select(part, torch.from_numpy(where))
         copies = [block.rows for block in blocks(part, family, 1.0, None)]
         rows = copies[0] if len(copies) == 1 else np.concatenate(copies)
         offered = offers if len(offers) == N else np.repeat(offers, N, axis=0)
