@@ -21,9 +21,9 @@ from torch import Tensor
 from torchglb.checks import check_count, check_probability, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History, Rows
+from torchglb.history import History
 from torchglb.likelihood import Expansion, NegativeLogLikelihood
-from torchglb.row_buffers import Reals
+from torchglb.row_buffers import Reals, Rows
 
 #: rows whose weight has fallen below this are let go
 FAINT = 1e-6

@@ -19,8 +19,9 @@ from torchglb.arrays import array
 from torchglb.checks import ValueChecks, as_floats, as_like, check_shape, check_tensors, refuse
 from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
-from torchglb.history import History, Rows
+from torchglb.history import History
 from torchglb.rounding import EVALUATION, combine_rows, lost_in_sum
+from torchglb.row_buffers import Rows
 
 #: a ridge that all problems share
 NUMBER = (int, float)

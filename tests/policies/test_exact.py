@@ -17,13 +17,13 @@ from torchglb import policies
 from torchglb.domain import Ball
 from torchglb.errors import BoundaryWarning, InputError
 from torchglb.families import Bernoulli, Binomial, CustomFamily, Gaussian, Poisson
-from torchglb.history import Rows
 from torchglb.linalg import inverse_forms, woodbury_inverse_forms
 from torchglb.mle import constrained_mle
 from torchglb.policies.emk import EMK
 from torchglb.policies.exact import ExactPolicy, Height
 from torchglb.policies.ofuglb import PAPER
 from torchglb.radii import Lipschitz, PACBayes
+from torchglb.row_buffers import Rows
 from torchglb.sequence import ConfidenceSequence
 from torchglb.testing.policies import PolicyContract, World, rows_of, unit_arms
 

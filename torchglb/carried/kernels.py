@@ -15,12 +15,12 @@ from torchglb.backend import Floats, entry, inlined, kernel, vectorised
 from torchglb.backend.dense import EPS, length
 from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated, plain
+from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import (
     CHUNK,
     HIGHEST,
     SCRATCH,
     TERMS,
-    CompiledFamily,
     row_terms,
 )
 

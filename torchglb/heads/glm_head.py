@@ -23,10 +23,10 @@ from torchglb.families import GLMFamily
 from torchglb.heads.embedding import Door, Observations, in_dtype_of
 from torchglb.heads.frozen import Embedding, FrozenHead
 from torchglb.heads.unit_ball import UnitBall, unit_ball
-from torchglb.history import Rows
 from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.mle import constrained_mle
 from torchglb.radii import Radius
+from torchglb.row_buffers import Rows
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import EllipsoidSet, Interval, LikelihoodRatioSet
 

@@ -22,7 +22,6 @@ from torchglb.carried.source import RowSource
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import Rows
 from torchglb.inference.estimator_base import (
     FINE,
     Accuracy,
@@ -32,6 +31,7 @@ from torchglb.inference.estimator_base import (
     TiltedChoice,
 )
 from torchglb.inference.fits import Fit
+from torchglb.row_buffers import Rows
 
 #: derivatives of the highest order of a carried polynomial
 LARGEST_ORDER = 1600

@@ -34,15 +34,17 @@ from torch import Tensor
 from torchglb.checks import check_choice, check_positive, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History, Rows
+from torchglb.history import History
 from torchglb.inference.estimators import BallEstimator, ball_estimator
-from torchglb.policies.exact import ExactPolicy, Height
+from torchglb.inference.level import Height
+from torchglb.policies.exact import ExactPolicy
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import ExactSettings
 from torchglb.radii import Problem
 from torchglb.rounding import EVALUATION, round_up
+from torchglb.row_buffers import Rows
 
 REGULARIZERS = ("vaw", "ftrl")
 

@@ -16,8 +16,9 @@ import math
 from torch import Tensor
 
 from torchglb.families import Bernoulli
+from torchglb.inference.level import Height
 from torchglb.policies.base import Requirements
-from torchglb.policies.exact import ExactPolicy, Height
+from torchglb.policies.exact import ExactPolicy
 from torchglb.policies.registry import register
 
 

@@ -38,9 +38,10 @@ from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.inference.estimator_base import HESSIAN_ERROR
 from torchglb.inference.estimators import FreeEstimator, free_estimator
+from torchglb.inference.level import Height
 from torchglb.policies.base import Requirements
 from torchglb.policies.bernstein import noise_bound, ridge_of
-from torchglb.policies.exact import ExactPolicy, Height
+from torchglb.policies.exact import ExactPolicy
 from torchglb.policies.geometry import log_chi_square_ratio
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register

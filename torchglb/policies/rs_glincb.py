@@ -38,7 +38,7 @@ from torchglb.arrays import idle, which
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History, Rows
+from torchglb.history import History
 from torchglb.inference.fits import minimum_in_ball, ridge_minimum
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.policies.base import Policy, Requirements
@@ -46,6 +46,7 @@ from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import PolicySettings
+from torchglb.row_buffers import Rows
 
 
 @register

@@ -26,9 +26,10 @@ from torchglb.checks import (
 from torchglb.choices import ScaleName
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli
-from torchglb.history import History, Rows
+from torchglb.history import History
 from torchglb.preferences.widest import WidestPair, widest_pair
 from torchglb.radii import Radius
+from torchglb.row_buffers import Rows
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import Interval, LikelihoodRatioSet
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
-from torchglb.history import Rows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import constrained_mle
 from torchglb.radii import Evaluation, Problem, Radius
+from torchglb.row_buffers import Rows
 
 DTYPE = torch.float64
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.backend import Floats
 from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
@@ -49,6 +50,9 @@ MAX_DIM = 3
 NEAR, FAR = 28, 8  # radial cells up to NEAR_END local units, and from there to the sphere
 NEAR_END = 7.0
 BLOCK = 1 << 23  # loss terms evaluated at once
+
+#: of the point in the middle of an edge, by the places of its ends
+Places = dict[tuple[int, int], int]
 
 
 def check_mixture_dim(dim: int) -> None:
@@ -91,10 +95,10 @@ def _icosphere(halvings: int) -> tuple[np.ndarray, np.ndarray]:
         if near[i, j] and near[j, k] and near[i, k]
     ]
     for _ in range(halvings):
-        middle: dict[tuple[int, int], int] = {}
+        middle: Places = {}
         extended, divided = list(vectors), []
 
-        def between(i: int, j: int, made: dict = middle, out: list = extended) -> int:
+        def between(i: int, j: int, made: Places = middle, out: list[Floats] = extended) -> int:
             key = (min(i, j), max(i, j))
             if key not in made:
                 made[key] = len(out)
