@@ -231,6 +231,29 @@ def test_saves_observations_and_moves_with_them():
         head_of((3,)).load_state_dict(head.state_dict())
 
 
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("spoilt", ["0.weight", "_extra_state", "an entry more"])
+def test_a_refused_state_leaves_weights_and_observations(spoilt, assign):
+    """Torch alone would have loaded all that came before the fault."""
+    contexts, rewards = data(30)
+    head, other = head_of(), head_of(net=network(seed=5))
+    head.update(contexts, rewards)
+    other.update(contexts[:20], rewards[:20])
+    state = other.state_dict()
+    key = next((name for name in state if name.endswith(spoilt)), spoilt)
+    state[key] = torch.zeros(3)
+    before, answers = copy.deepcopy(head.state_dict()), head(contexts)
+    with pytest.raises((glb.InputError, RuntimeError)):
+        head.load_state_dict(state, assign=assign)
+    assert len(head) == 30
+    torch.testing.assert_close(head(contexts), answers, rtol=0, atol=1e-9)
+    after = head.state_dict()
+    assert list(after) == list(before)
+    for name in after:
+        if isinstance(before[name], torch.Tensor):
+            assert torch.equal(after[name], before[name])
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_encoder_is_refused_by_name(fault):
     answer, message = FAULTS[fault]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -378,6 +378,25 @@ class GLMHead(nn.Module):
             self.observations = self.observations.restored(saved)
         self.refresh()
         self._start = None
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As torch's, but a state that is refused leaves weights and observations as they were."""
+        held = ("_parameters", "_buffers", "_modules")
+        kept = [
+            (m, vars(m) | {name: vars(m)[name].copy() for name in held}) for m in self.modules()
+        ]
+        values = [(t, t.detach().clone()) for t in (*self.parameters(), *self.buffers())]
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except Exception:
+            for module, attributes in kept:
+                vars(module).update(attributes)
+            with torch.no_grad():
+                for tensor, value in values:
+                    tensor.copy_(value)
+            raise
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GLMHead:
         kept = self.observations
