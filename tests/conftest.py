@@ -28,7 +28,6 @@ def _keep_from_the_garbage_collector() -> None:
 LONGEST = (
     "simulate/test_ray.py",
     "simulate/test_faults.py",
-    "docs/test_docs.py",
     "test_state_machines.py",
     "test_cli.py",
     "test_distributed.py",  # two processes at work: not beside a cluster, which would starve

@@ -46,6 +46,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
     return dict(zip(names, done.stdout.split("\f"), strict=False))
 
 
+@pytest.mark.slow  # `make docs` runs them whole
 @pytest.mark.parametrize("script", SCRIPTS, ids=[path.stem for path in SCRIPTS])
 def test_tutorial_runs_in_small(script, pages):
     page = pages[script.stem]

@@ -37,7 +37,7 @@ def fitted(data, **options):
 
 @pytest.fixture(scope="module")
 def fit():
-    return fitted(table(700, seed=1), contrasts=["a - b"])
+    return fitted(table(500, seed=1), contrasts=["a - b"])
 
 
 def test_they_are_those_of_a_contrast_sequence(fit):
@@ -82,7 +82,7 @@ def test_e_values_agree_with_the_intervals(fit):
 
 
 def test_rows_in_parts_and_copies_give_the_same(fit):
-    data = table(700, seed=1)
+    data = table(500, seed=1)
     parts = fitted({key: values[:400] for key, values in data.items()}, contrasts=["a - b"])
     parts.summary()  # a look in between changes nothing
     other = copy.deepcopy(parts)

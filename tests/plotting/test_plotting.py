@@ -184,7 +184,7 @@ def test_titles_are_wrapped_and_taken_as_they_are(tmp_path, title, S):
 
 TWO, ONE_LABEL = ("ofuglb", "random"), ("oracle",)
 MANY = (*PAPER, "glm-ucb", "gloc", "ol2m", "ts", "greedy")
-SLOW_PAPER = pytest.param(2, PAPER, marks=pytest.mark.slow)  # fewer than MANY
+SLOW = [pytest.param(2, labels, marks=pytest.mark.slow) for labels in (PAPER, TWO)]
 WITHOUT_SETS = [
     pytest.param(5, labels, marks=pytest.mark.slow) for labels in (PAPER, ONE_LABEL, MANY)
 ]
@@ -192,7 +192,7 @@ WITHOUT_SETS = [
 
 @pytest.mark.parametrize(
     ("dim", "labels"),
-    [SLOW_PAPER, (2, TWO), (2, ONE_LABEL), (2, MANY), (5, TWO), *WITHOUT_SETS],
+    [*SLOW, (2, ONE_LABEL), (2, MANY), (5, TWO), *WITHOUT_SETS],
 )
 def test_no_text_leaves_the_canvas_or_another_one(tmp_path, dim, labels):
     record = Record.open(fake_record(tmp_path, labels, S=(4.0, 6.0, 8.0, 10.0), dim=dim))

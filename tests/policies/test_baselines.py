@@ -524,7 +524,7 @@ def test_regret_is_sublinear(name, family):
 @pytest.mark.parametrize(
     ("name", "T", "options"),
     [
-        ("ada-ofu-ecolog", 1500, {}),
+        pytest.param("ada-ofu-ecolog", 1500, {}, marks=pytest.mark.slow),
         pytest.param("gloc", 4000, {}, marks=pytest.mark.slow),
         pytest.param("glm-ucb", 1000, {"aggregate": True}, marks=pytest.mark.slow),
         pytest.param("log-ucb-1", 1000, {"aggregate": True}, marks=pytest.mark.slow),

@@ -592,7 +592,7 @@ def test_level_of_ofulog_r(radius):
 
 
 @pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("observations", [0, 3, 10_000])
+@pytest.mark.parametrize("observations", [0, pytest.param(3, marks=pytest.mark.slow), 10_000])
 @pytest.mark.parametrize("information", [0.0, 2.0, 3000.0])
 def test_noise_bound_holds_for_the_mixture_itself(dim, observations, information):
     """The largest noise that the mixture allows, by quadrature, is below the bound, not far."""
