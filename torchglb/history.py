@@ -441,7 +441,11 @@ class History:
         return self._held
 
     def reset(self, mark: RowBuffers) -> None:
-        """Forgets all rows that came after a mark: what undoes a step that failed half-way."""
+        """Forgets all rows that came after a mark: what undoes a step that failed half-way.
+
+        For whoever owns the history: a sequence or a program that has read the rows in between
+        carries sums of them, and takes as many others for the same.
+        """
         self._arrays = None  # others may take the place of those that were copied
         self._held = mark
 
