@@ -137,6 +137,20 @@ MUTANTS = (
         "tests/test_rounding.py tests/test_float32.py",
     ),
     Mutant(
+        "forms in an inverse whose residual costs nothing",
+        "backend/inverse_forms.py",
+        "    return form, doubt + 2 * (d + 2) * EPS * sizes + left / least\n",
+        "    return form, 2 * (d + 2) * EPS * sizes\n",
+        "tests/sets/test_rounding.py",
+    ),
+    Mutant(
+        "a least eigenvalue that nobody has certified",
+        "backend/inverse_forms.py",
+        "    if not cholesky(matrix, -guess, factor):\n        return 0.0\n",
+        "    guess *= 8.0\n",
+        "tests/backend/test_inverse_forms.py",
+    ),
+    Mutant(
         "carried sums that lose nothing",
         "carried/rounding.py",
         "    return CHUNK + TERM + 4.0 + dim\n",
