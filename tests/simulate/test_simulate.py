@@ -3,6 +3,7 @@
 import gc
 import json
 import tempfile
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torchglb as glb
 from torchglb import environments, policies, theory
 from torchglb.simulate import Configuration, Record, run, runner, simulate
-from torchglb.simulate.config import recorded_rounds
+from torchglb.simulate.config import RunSettings, recorded_rounds
 from torchglb.simulate.executors import Watch
 from torchglb.simulate.observer import TIE, largest_bound
 from torchglb.simulate.runner import Play
@@ -470,3 +471,11 @@ def test_bad_runs_are_refused_before_the_first_round(change, message, tmp_path):
     with pytest.raises(glb.InputError, match=message):
         simulate(**settings, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_typed_settings_are_those_that_a_run_takes():
+    """What an editor offers for ``simulate(...)`` is what the configuration knows, and all of it."""
+    own = {field.name for field in fields(Configuration)} - {"options", "policy"}
+    arguments = {"environment", "S", "horizon", "replicates"}
+    options = {o for name in environments.available() for o in environments.options_of(name)}
+    assert set(RunSettings.__annotations__) == own - arguments | options

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ import torch
 from torchglb.checks import check_choice, check_count, check_positive, refuse
 from torchglb.errors import InputError
 from torchglb.random_streams import GENERATOR
-from torchglb.simulate.config import Configuration
+from torchglb.simulate.config import Configuration, RunSettings
 from torchglb.simulate.executors import EXECUTORS, FINISHED, Watch
 from torchglb.simulate.files import PART, table_digest, write_json
 from torchglb.simulate.gather import Gatherer, keep_stage
@@ -54,7 +54,7 @@ def simulate(
     workers: int | None = None,
     address: str | None = None,
     save_every: float = 20.0,
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> Record:
     """Plays policies against an environment, all replicates and radii as one batch.
 
@@ -75,7 +75,7 @@ def simulate(
         address: of the cluster, for ``"ray"``.
         save_every: seconds between checkpoints.
         settings: ``family``, ``delta``, ``seed``, ``dim``, ``arms``, ``theta``, ``chunk``,
-            ``device``, ... as in a preset.
+            ``device``, ... as in a preset (:class:`torchglb.simulate.config.RunSettings`).
 
     Example:
         >>> record = simulate(["oracle", "random"], horizon=20, replicates=2, S=[3.0], seed=1)
