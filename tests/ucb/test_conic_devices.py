@@ -47,7 +47,8 @@ class Elsewhere(torch.Tensor):
 def moved(tensor, *where, **options):
     """``Tensor.to`` between both places."""
     place, like = tensor.device, [w for w in where if isinstance(w, torch.Tensor)]
-    plain = tensor.as_subclass(torch.Tensor)
+    # sparse ones, which a layer keeps, are plain and cannot be viewed
+    plain = tensor.as_subclass(torch.Tensor) if isinstance(tensor, Elsewhere) else tensor
     for target in where:
         if isinstance(target, torch.Tensor):
             place = target.device
