@@ -82,8 +82,10 @@ def program():
 def test_support_goes_to_the_cpu_and_back_with_one_warning(solver):
     with Places(), pytest.warns(UserWarning, match="run on the CPU") as caught:
         found = glb.support(*program(), solver=solver)
-    assert len(caught) == 1
-    assert str(PRETEND_DEVICE) in str(caught[0].message)
+    # early versions of cvxpylayers have warnings of their own
+    said = [str(w.message) for w in caught if "run on the CPU" in str(w.message)]
+    assert len(said) == 1
+    assert str(PRETEND_DEVICE) in said[0]
     for name in ("upper", "lower", "theta", "multiplier", "gap", "status"):
         assert getattr(found, name).device == PRETEND_DEVICE, name
     plain = found.upper.detach().as_subclass(torch.Tensor)
