@@ -335,6 +335,7 @@ def test_a_broken_pipe_elsewhere_is_an_error(preset, capsys, monkeypatch):
     assert "torchglb: [Errno 32] Broken pipe: 'to the worker'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_sees_its_progress(preset, tmp_path):
     words = (
         f"{sys.executable} -m torchglb.cli run {preset} --quick --policies random --executor serial"

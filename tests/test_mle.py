@@ -428,7 +428,11 @@ def check_inputs(family, radii, generator):
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [(name, "mixed") for name in FAMILIES] + [("bernoulli", "interior"), ("bernoulli", "active")],
+    [
+        pytest.param(name, "mixed", marks=pytest.mark.slow if name == "cloglog" else [])
+        for name in FAMILIES
+    ]
+    + [("bernoulli", "interior"), ("bernoulli", "active")],
 )
 def test_gradcheck(name, where, generator):
     family = reference_families()[name].family

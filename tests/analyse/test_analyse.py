@@ -215,6 +215,7 @@ def test_a_file_that_grows_is_followed(tmp_path, capsys):
         assert one["lower"] == pytest.approx(other["lower"], rel=1e-6)
 
 
+@pytest.mark.slow  # a file that grows, above, has such a line too
 def test_a_half_written_line_is_waited_for(tmp_path, capsys):
     table, out = tmp_path / "clicks.csv", tmp_path / "out"
     text = clicks(300).to_csv(index=False)

@@ -26,6 +26,7 @@ F64 = torch.float64
 ARMS = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.8, 0.6]], dtype=F64)
 
 
+@pytest.mark.slow  # the sets are those of ofuglb-contrast, whose contract is tested by default
 class TestLUCBContrast(PolicyContract):
     name = "lucb-contrast"
     options: ClassVar[dict[str, Any]] = {"radius": PACBayes(tolerance=1e-10, increments="rows")}

@@ -52,6 +52,7 @@ def test_quick_mode(script, name, said):
     assert said in script(name)
 
 
+@pytest.mark.slow
 def test_runs_of_a_leaderboard_that_were_kept_are_not_made_again(script, tmp_path):
     kept, line = tmp_path / "runs.jsonl", '{"settings": [%s, 2, 60, 0.1], "seed": %d, %s}\n'
     found = '"missed": [false, true, true], "widths": [3.0, 2.0, 1.0]'

@@ -27,6 +27,7 @@ def script(monkeypatch, tmp_path, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_digits(script):
     said = script("neural_digits", "--quick", "--rounds", "28", "--seeds", "2", "--steps", "2")
     for name in ("raw pixels", "random network", "learnt linear map", "learnt network"):

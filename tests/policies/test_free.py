@@ -79,7 +79,7 @@ def exact(source: RowSource, ridge, tilt):
 
 
 @BY_NAME
-@pytest.mark.parametrize("dim", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("dim", [1, *(pytest.param(d, marks=pytest.mark.slow) for d in (2, 4))])
 def test_certified_distance_bounds_the_true_one(family, dim):
     generator, informative = np.random.default_rng(dim), []
     for rows in (5, 60, 600):

@@ -151,7 +151,9 @@ class Stopper(Watch):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("growth", ["replicates", "rounds", "all"])
+@pytest.mark.parametrize(
+    "growth", [*(pytest.param(g, marks=pytest.mark.slow) for g in ("replicates", "rounds")), "all"]
+)
 def test_an_extension_is_interrupted_and_continued(finished, run, growth, monkeypatch):
     monkeypatch.setattr(runner, "REPORT_EVERY", 0.0)
     asked, stops = BASE | GROWTH[growth], 0

@@ -59,7 +59,11 @@ def test_the_process_is_killed(times, undisturbed):
 # a command takes seconds until its workers can be forked
 @pytest.mark.parametrize(
     ("victims", "workers"),
-    [pytest.param("parent", 1, marks=pytest.mark.slow), ("worker", 2), ("both", 1)],
+    [
+        pytest.param("parent", 1, marks=pytest.mark.slow),
+        ("worker", 2),
+        pytest.param("both", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_processes_are_killed(victims, workers, undisturbed):
     outcome = faults.killed(victims, "processes", 1, undisturbed, random.Random(2), workers)

@@ -74,7 +74,14 @@ def test_full_form_is_larger_than_the_quick_one(name):
     assert full.name == quick.name == name
 
 
-@pytest.mark.parametrize("name", NAMES)
+#: what another preset has too, with other arms or for longer
+LIKE_OTHERS = ("figure1-random", "figure2-long")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in LIKE_OTHERS else []) for n in NAMES],
+)
 def test_quick_form_runs(name, tmp_path):
     settings = read_table(find_preset(name), quick=True)
     record = run(Configuration.load(settings | {"horizon": 4, "replicates": 2}), tmp_path)
