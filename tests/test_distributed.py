@@ -127,7 +127,7 @@ def scores(policy, arms):
     return policy.scores(arms)
 
 
-def play(name, family=None, d=3, rounds=4, known=2000, **options):
+def play(name, family=None, d=3, rounds=6, known=2000, **options):
     """The choices and scores of a short run after ``known`` rows; rewards depend on the choices."""
     family = family or glb.Bernoulli()
     policy = policies.make(

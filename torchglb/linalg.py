@@ -139,9 +139,9 @@ def inverse_form_bounds(x: Tensor, matrix: Tensor, factor: Tensor) -> tuple[Tens
     Returns:
         low and high, ``(*B, K)``; high is infinite where M is not provably positive definite.
     """
-    by_plain_sums = _plain_bounds(x.detach(), matrix.detach())
-    if by_plain_sums is not None:
-        return by_plain_sums
+    plain = _plain_bounds(x.detach(), matrix.detach())
+    if plain is not None and not bool(torch.isnan(plain[0]).any()):
+        return plain
     d, eps = matrix.shape[-1], torch.finfo(matrix.dtype).eps
     lopsided = (matrix != matrix.mT).flatten(-2).any(-1)[..., None]
     matrix = 0.5 * (matrix + matrix.mT)
@@ -152,7 +152,7 @@ def inverse_form_bounds(x: Tensor, matrix: Tensor, factor: Tensor) -> tuple[Tens
     sizes = ((x.abs() + r.abs()) * y.abs()).sum(-1)
     doubt = (y.abs() * error).sum(-1) + 2 * (d + 2) * eps * sizes
     coarse = ~(doubt <= PLAIN * form.abs())
-    if not idle(coarse):
+    if plain is not None or not idle(coarse):
         r = residual(x, y, matrix)
         error = eps * r.abs() + ((d + 2) * eps) ** 2 * size
         form = careful_dot(torch.cat([x, r], dim=-1), torch.cat([y, y], dim=-1))
@@ -162,18 +162,23 @@ def inverse_form_bounds(x: Tensor, matrix: Tensor, factor: Tensor) -> tuple[Tens
     left = (r.abs() + error).square().sum(-1) / least_eigenvalue(matrix)[..., None]
     low = (form - doubt).clamp_min(0.0) * (1 - 4 * eps)
     high = (form + doubt + left) * (1 + (d + 8) * eps)
-    return low, torch.where(torch.isnan(high), torch.inf, high)
+    high = torch.where(torch.isnan(high), torch.inf, high)
+    if plain is not None:  # a form is not another one for what its neighbours need
+        known = ~torch.isnan(plain[0])
+        low, high = torch.where(known, plain[0], low), torch.where(known, plain[1], high)
+    return low, high
 
 
 def _plain_bounds(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The same in compiled code; None where it cannot read the numbers, or more is needed."""
+    """The same in compiled code, NaN where more is needed; None if it cannot read the numbers."""
     if not (x.dtype == torch.float64 and is_plain(x) and is_plain(matrix)):
         return None
     (*batch, K, d), N = x.shape, math.prod(x.shape[:-2])
     rows, squares = x.reshape(N, K, d), matrix.expand(*batch, d, d).reshape(N, d, d)
     low, high = x.new_empty((2, N, K))
     arrays = (t.contiguous().numpy() for t in (rows, squares, low, high))
-    return (low.view(*batch, K), high.view(*batch, K)) if plain_bounds(*arrays) else None
+    plain_bounds(*arrays)
+    return low.view(*batch, K), high.view(*batch, K)
 
 
 def residual(x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:

@@ -88,6 +88,15 @@ def test_a_matrix_that_may_be_singular_bounds_nothing():
     assert (low <= high).all()
 
 
+def test_a_form_is_the_same_beside_one_that_needs_more_digits():
+    shapes = torch.stack([shape_of(1e2, 3, 0), shape_of(1e13, 3, 1)])
+    x = torch.eye(3, dtype=DOUBLE).expand(2, 3, 3)
+    both = inverse_form_bounds(x, shapes, torch.linalg.cholesky(shapes))
+    for i in range(2):
+        alone = inverse_form_bounds(x[i], shapes[i], torch.linalg.cholesky(shapes[i]))
+        assert all(torch.equal(b[i], a) for a, b in zip(alone, both, strict=True))
+
+
 @pytest.mark.parametrize("condition", [1e2, 1e8, 1e11, 1e14])
 def test_with_the_ball_the_truth_lies_between_the_bounds(condition):
     """In the plane the support over both is found on a fine polygon of points of both."""

@@ -390,7 +390,7 @@ class GLMHead(nn.Module):
         values = [(t, t.detach().clone()) for t in (*self.parameters(), *self.buffers())]
         try:
             return super().load_state_dict(state_dict, strict, assign)
-        except Exception:
+        except BaseException:
             for module, attributes in kept:
                 vars(module).update(attributes)
             with torch.no_grad():

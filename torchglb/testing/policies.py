@@ -559,7 +559,7 @@ class PolicyContract:
         own = "" if own.startswith(LIBRARY) else own
         calls = Interruption.count(lambda: aware.update(x, r), own)
         rng = random.Random(0)
-        for call in sorted(rng.sample(range(1, calls), min(calls - 1, 20))):
+        for call in sorted(rng.sample(range(1, calls), min(calls - 1, 40))):
             struck = copy.deepcopy(policy)
             with pytest.raises(KeyboardInterrupt), Interruption(call, own):
                 struck.update(x, r)
