@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torchglb.backend.compiled import Floats, kernel
+from torchglb.backend.compiled import Floats, kernel, vectorised
 
 EPS = 2.220446049250313e-16
 TINY = 1e-300
@@ -17,7 +17,7 @@ def copy_vector(source: Floats, target: Floats) -> None:
         target[i] = source[i]
 
 
-@kernel
+@vectorised
 def dot(u: Floats, v: Floats) -> float:
     """``<u, v>``."""
     total = 0.0

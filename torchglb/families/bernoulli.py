@@ -195,6 +195,19 @@ def logistic_variance(z: float) -> float:
 
 
 @kernel
+def logistic_least(z: float, reach: float) -> float:
+    """The least ``2 B(z + u, z)/u^2`` over ``|u| <= b``, B the Bregman divergence of m; b >= 0.01.
+
+    It is twice the integral of ``(1 - t) v(z + t u)``, and v is even and falls to both sides: least
+    for u of the sign of z, and there it falls with |u|. So u is b, with |z| for z; then
+    ``B = b sigma(-|z|) + log(1 + e^(-|z| - b)) - log(1 + e^-|z|)``.
+    """
+    e = exp(-abs(z))
+    divergence = (reach * (e / (1.0 + e)) - log1p(e)) + log1p(exp(-abs(z) - reach))
+    return 2.0 * divergence / (reach * reach)
+
+
+@kernel
 def logistic_third(z: float) -> float:
     """``v t`` with ``t = sigma(-z) - sigma(z)``; then t^2 = 1 - 4v, v' = v t and t' = -2v."""
     return logistic_variance(z) * (logistic(-z) - logistic(z))

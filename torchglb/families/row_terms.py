@@ -12,6 +12,7 @@ from torchglb.backend.elementary import exp
 from torchglb.families.bernoulli import (
     logistic_fifth,
     logistic_fourth,
+    logistic_least,
     logistic_loss,
     logistic_sixth,
     logistic_slope,
@@ -110,3 +111,31 @@ def _logistic_rows(b: Floats, count: int, order: int, trials: float) -> None:
         b[FOURTH + s] = w * logistic_fourth(z)
         b[FIFTH + s] = w * logistic_fifth(z)
         b[SIXTH + s] = w * logistic_sixth(z)
+
+
+#: a reach below this counts as this: formulas of differences have enough digits from here on
+LEAST_REACH = 0.01
+#: what rounding may take from them, with much to spare
+SAFE = 1.0 - 1e-9
+
+
+@vectorised
+def least_curvatures(
+    family: CompiledFamily, scratch: Floats, count: int, concordance: float
+) -> None:
+    """The least ``2 B(z + u, z)/u^2`` over ``|u| <= b``, B the Bregman divergence of ``w m/g``.
+
+    Reads z and w from the scratch, and b from the places of y; writes to those of the second
+    derivative. Any m with ``|m'''| <= R m''`` has ``m''(z + t u) >= e^(-R t |u|) m''(z)``, hence at
+    least ``2 (e^-D - 1 + D)/D^2`` times m'', D = R b; the exponential with R = 1 has just that.
+    """
+    b = scratch
+    if family.code == LOGISTIC:
+        for s in range(count):
+            least = logistic_least(b[Z + s], max(b[Y + s], LEAST_REACH))
+            b[SECOND + s] = SAFE * family.scale * family.trials * b[W + s] * least
+        return
+    row_terms(family, b, count, 2)
+    for s in range(count):
+        D = max(concordance * b[Y + s], LEAST_REACH)
+        b[SECOND + s] *= SAFE * 2.0 * ((exp(-D) - 1.0) + D) / (D * D)

@@ -7,16 +7,17 @@ is that of the data with ridge and tilt. All points lie in the ball of radius S.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from torchglb.backend import Floats, kernel
-from torchglb.backend.dense import (
-    EPS,
-    TINY,
-    cholesky,
-    dot,
-    forward,
-    length,
-    solve_factored,
+from torchglb.backend import Floats, kernel, vectorised
+from torchglb.backend.dense import EPS, TINY, dot, length
+from torchglb.backend.tridiagonal import (
+    Tridiagonal,
+    factor_shifted,
+    multiply_rotated,
+    rotate,
+    rotate_back,
+    solve_shifted,
 )
 
 #: a curvature that is more than rounding, next to the trace of the Hessian
@@ -43,6 +44,16 @@ def cut_rounding(
     return EPS * total
 
 
+@vectorised
+def squared_distance(u: Floats, v: Floats, multiple: float) -> float:
+    """``|u - multiple v|^2``."""
+    total = 0.0
+    for k in range(u.shape[0]):
+        part = u[k] - multiple * v[k]
+        total += part * part
+    return total
+
+
 @kernel
 def cut_value(x: Floats, normal: Floats, steep: float, offset: float, radius: float) -> float:
     """``max <x, theta>`` over the ball and the half-space, from above.
@@ -60,10 +71,7 @@ def cut_value(x: Floats, normal: Floats, steep: float, offset: float, radius: fl
     along = dot(x, normal) / steep
     if reach >= radius or radius * along <= reach:
         return radius * (1.0 + 8.0 * EPS)
-    across = 0.0
-    for k in range(x.shape[0]):
-        part = x[k] - along * (normal[k] / steep)
-        across += part * part
+    across = squared_distance(x, normal, along / steep)
     near = max(reach, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
     return near * along + chord * math.sqrt(across) + (8.0 + x.shape[0]) * EPS * radius
@@ -101,21 +109,28 @@ def ball_multiplier(x: Floats, gradient: Floats, theta: Floats) -> float:
     return 0.0
 
 
+class Curvature(NamedTuple):
+    """The Hessian of a model, ``scale M + shift I``, with M in tridiagonal form."""
+
+    form: Tridiagonal
+    scale: float
+    shift: float
+
+
 @kernel
 def sqp_point(
     x: Floats,
     theta: Floats,
     gradient: Floats,
-    hessian: Floats,
+    hessian: Curvature,
     room: float,
     radius: float,
-    factor: Floats,
     work: Floats,
     u: Floats,
 ) -> None:
     """:func:`sqp_step`, to all digits, with a first weight from the point itself."""
     guess = ball_multiplier(x, gradient, theta)
-    sqp_step(x, theta, gradient, hessian, room, radius, guess, ON_SPHERE, factor, work, u)
+    sqp_step(x, theta, gradient, hessian, room, radius, guess, ON_SPHERE, work, u)
 
 
 @kernel
@@ -123,12 +138,11 @@ def sqp_step(
     x: Floats,
     theta: Floats,
     gradient: Floats,
-    hessian: Floats,
+    hessian: Curvature,
     room: float,
     radius: float,
     guess: float,
     accuracy: float,
-    factor: Floats,
     work: Floats,
     u: Floats,
 ) -> float:
@@ -136,40 +150,42 @@ def sqp_step(
 
     The model is ``g'(u - theta) + (u - theta)' H (u - theta)/2 <= room``. For a weight omega of the
     ball against it the two constraints merge into one ellipsoid, whose maximiser is closed-form;
-    the right omega puts it on the sphere, and is 0 where the model alone keeps it inside.
+    the right omega puts it on the sphere, and is 0 where the model alone keeps it inside. All that
+    is done in the basis in which H is tridiagonal.
 
     Args:
         x: a unit vector, ``(d,)``.
         theta: where the model was made.
         gradient: g.
-        hessian: H, ``(d, d)``.
+        hessian: H.
         room: B - F(theta).
         radius: S.
         guess: a first omega; 0 where nothing is known.
         accuracy: ``|u| = S`` counts as met to this.
-        factor: memory, ``(d, d)``.
-        work: memory, four rows of d.
+        work: memory, ``STEP_ROWS`` rows of d.
         u: the point, a few roundings inside of the ball.
 
     Returns:
         omega.
     """
-    d = x.shape[0]
-    y, trace, value = work[2], 0.0, 0.0
+    d, form = x.shape[0], hessian.form
+    rotate(form, x, work[0])
+    rotate(form, theta, work[1])
+    rotate(form, gradient, work[2])
+    model = RotatedModel(work[0], work[1], work[2], hessian, room)
+    y, bend, trace, value = work[3], work[4], hessian.shift * d, 0.0
     for k in range(d):
-        trace += hessian[k, k]
-        u[k] = radius * x[k]
-        y[k] = u[k] - theta[k]
-    for i in range(d):
-        bend = 0.0
-        for j in range(d):
-            bend += hessian[i, j] * y[j]
-        value += (gradient[i] + 0.5 * bend) * y[i]
+        trace += hessian.scale * form.diagonal[k]
+        u[k] = radius * model.x[k]
+        y[k] = u[k] - model.theta[k]
+    multiply_rotated(form, y, bend)
+    for k in range(d):
+        bent = hessian.scale * bend[k] + hessian.shift * y[k]
+        value += (model.gradient[k] + 0.5 * bent) * y[k]
     omega = 0.0
     if not value <= room:  # else the ball's own maximiser satisfies the model
-        omega = _merge(
-            x, theta, gradient, hessian, room, radius, trace, guess, accuracy, factor, work, u
-        )
+        omega = _merge(model, radius, trace, guess, accuracy, work[3:], u)
+    rotate_back(form, u)
     norm, edge = length(u), (1.0 - 4.0 * EPS) * radius
     if norm > edge or (omega > 0.0 and norm > (1.0 - max(1e-6, 2.0 * accuracy)) * radius):
         for k in range(d):
@@ -177,38 +193,49 @@ def sqp_step(
     return omega
 
 
+class RotatedModel(NamedTuple):
+    """What :func:`sqp_step` is about, in the basis of the tridiagonal form."""
+
+    x: Floats
+    theta: Floats
+    gradient: Floats
+    hessian: Curvature
+    room: float
+
+
+#: rows of d numbers that a step needs
+STEP_ROWS = 8
+
+
 @kernel
 def _merge(
-    x: Floats,
-    theta: Floats,
-    gradient: Floats,
-    hessian: Floats,
-    room: float,
+    model: RotatedModel,
     radius: float,
     trace: float,
     guess: float,
     accuracy: float,
-    factor: Floats,
     work: Floats,
     u: Floats,
 ) -> float:
     """The weight of the ball that puts the merged ellipsoid's maximiser on the sphere, or 0."""
-    d, center, pull, y, slope = x.shape[0], work[0], work[1], work[2], work[3]
+    x, theta, hessian = model.x, model.theta, model.hessian
+    d, center, pull, y, slope, pivots = x.shape[0], work[0], work[1], work[2], work[3], work[4]
+    form, scale = hessian.form, hessian.scale
     inside = max(radius * radius - dot(theta, theta), 0.0)
     flat, usual = FLAT * trace + 1e-150, trace / d
     if not 1e-6 * usual < guess < 1e6 * usual:
         guess = 0.0
     low, high, omega, trial, leaves = 0.0, math.inf, 0.0, guess, False
     for _ in range(MAX_MULTIPLIERS):
-        if not cholesky(hessian, trial + flat, factor):
+        if not factor_shifted(form, scale, hessian.shift + trial + flat, pivots):
             low, trial = trial, 10.0 * max(trial, 1e-12 * trace + 1e-150)
             continue
         omega = trial
         for k in range(d):
-            pull[k] = gradient[k] + omega * theta[k]
-        solve_factored(factor, pull, center)
-        size = dot(pull, center) + 2.0 * room + omega * inside
-        solve_factored(factor, x, slope)
+            pull[k] = model.gradient[k] + omega * theta[k]
+        solve_shifted(form, scale, pivots, pull, center)
+        size = dot(pull, center) + 2.0 * model.room + omega * inside
+        solve_shifted(form, scale, pivots, x, slope)
         spread = max(dot(x, slope), 1e-150)
         reach = math.sqrt(max(size, 0.0) / spread)
         ray, along, middle = 0.0, 0.0, 0.0
@@ -233,9 +260,9 @@ def _merge(
         else:
             high = omega
         # Newton on 1/|u| = 1/S; the derivative of reach from size' = S^2 - |center|^2
-        forward(factor, u, y)
+        solve_shifted(form, scale, pivots, u, y)
         growth = radius * radius + ray - middle
-        bend = along * growth / max(2.0 * reach * reach * spread, 1e-150) - dot(y, y)
+        bend = along * growth / max(2.0 * reach * reach * spread, 1e-150) - dot(u, y)
         trial = omega + norm * norm * (1.0 - norm / radius) / (bend if bend != 0.0 else -TINY)
         if not low < trial < high:
             if not high < math.inf:

@@ -21,6 +21,7 @@ from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     PLANAR,
     Arms,
+    Ellipsoid,
     Level,
     bound_by_ellipsoid,
     ellipsoid,
@@ -30,7 +31,18 @@ from torchglb.ucb.incremental.cutting_planes import (
     second_cut,
 )
 from torchglb.ucb.incremental.kkt import expand
-from torchglb.ucb.incremental.looks import look, new_anchor
+from torchglb.ucb.incremental.looks import anchor_at_minimum, look, new_anchor
+from torchglb.ucb.incremental.minorant import LOOSE as LOOSE_REACH
+from torchglb.ucb.incremental.minorant import (
+    MARGIN,
+    ball_reach,
+    is_carried,
+    is_old,
+    least_reach,
+    move_to,
+    outer_ellipsoid,
+    store,
+)
 from torchglb.ucb.incremental.round_state import (
     CERTAIN,
     DECIDED,
@@ -39,6 +51,7 @@ from torchglb.ucb.incremental.round_state import (
     NO_CENTER,
     PASS_FOR_ANCHOR,
     PASS_FOR_MINIMUM,
+    PASS_FOR_MINORANT,
     SCAN,
     UNDECIDED,
     CarriedProblem,
@@ -60,6 +73,10 @@ SHARP_AFTER = 6
 FREE_LOOKS = 4
 #: from so many arms on, those that an ellipsoid excludes are not looked up among the anchors
 MANY_ARMS = 64
+#: a minorant is made where so many rivals are left, by so many passes at most
+MANY_RIVALS, MOST_PASSES = 4, 5
+#: where it says nothing, it is not used for so many rounds
+PAUSE = 20
 #: a set whose level is so little above the minimum is almost that ellipsoid; of a single point
 #: there is no other cut, since the gradient vanishes there
 THIN = 1e-2
@@ -106,7 +123,7 @@ def choose(
                 return PASS_FOR_MINIMUM
             if not _set_level(state, search, settings):
                 continue
-            state.phase = SCAN
+            state.phase, state.reduced, state.with_minorant = SCAN, 0, 0
         level = _level_of(state, problem)
         if state.phase == SCAN:
             _scan_all(state, problem, arms, level, settings, memory)
@@ -118,7 +135,7 @@ def choose(
 
 
 #: the level is not known well enough
-SHARPEN = 3
+SHARPEN = 4
 
 
 @kernel
@@ -190,7 +207,13 @@ def _scan_all(
             arms.lower[k] = -math.inf
     prepare(problem.anchors, level, memory.cuts)
     many = count >= MANY_ARMS and not settings.every
-    if many or level.high - level.center_loss <= THIN:
+    anchors, minorant, other = problem.anchors, problem.minorant, memory.form.reflections
+    if _may_use_minorant(state, problem, settings) and is_carried(minorant, anchors):
+        outer = outer_ellipsoid(minorant, anchors, level, memory.dense, other)
+        if outer.width < math.inf:
+            _bound_by_minorant(state, problem, arms, outer, level, memory)
+            state.with_minorant = 0 if is_old(minorant, anchors, level) else 1
+    elif many or level.high - level.center_loss <= THIN:
         _bound_cheaply(problem, arms, level, memory)
     if many:
         _scan_the_best(problem, arms, level, memory)
@@ -221,20 +244,9 @@ def _bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Me
         level.high, loss, loss, carried.trace[0], level.size, level.radius
     )
     steepness = problem.constants.concordance * carried.facts[0]
-    width = ellipsoid(
-        point,
-        memory.gradient,
-        dense.hessian,
-        level.high - loss + paid,
-        steepness,
-        level.radius,
-        dense.factor,
-        dense.vectors,
-    )
-    if width < math.inf:
-        bound_by_ellipsoid(
-            arms, dense.factor, dense.vectors[0], width, level.radius, dense.vectors[1]
-        )
+    room = level.high - loss + paid
+    outer = ellipsoid(point, memory.gradient, room, steepness, level.radius, dense)
+    bound_by_ellipsoid(arms, outer, level.radius, dense)
 
 
 @kernel
@@ -291,8 +303,10 @@ def _looks(
     memory: Memory,
 ) -> int:
     """Looks at one maximiser after the other until the winner is certain."""
-    if state.answered == 1:
-        state.answered = 0
+    answered, state.answered = state.answered, 0
+    if answered == PASS_FOR_MINORANT:
+        store(problem.minorant, problem.rows, answer)
+    elif answered == PASS_FOR_ANCHOR:
         floor = -math.inf if settings.every else arms.lower[state.leader]
         new_anchor(state, problem, arms, level, answer, trace, floor, memory)
     while True:
@@ -312,12 +326,86 @@ def _looks(
         if ended:
             state.ending = UNDECIDED
             return DECIDED
+        # a leader that has been looked at is what rivals have to be told from
+        if state.looks > 0 and state.with_minorant == 0:
+            many = _rivals(arms, leader, settings) >= MANY_RIVALS
+            if many and _may_use_minorant(state, problem, settings):
+                if _wait_for_minorant(state, problem, arms, level, memory):
+                    return PASS_FOR_MINORANT
+                continue
+            state.with_minorant = 1  # not in this round
         state.looks += 1
         state.arm = arm
         floor = -math.inf if settings.every else arms.lower[leader]
         if look(state, problem, arms, level, settings, wanted, floor, memory):
             state.passes += 1
             return PASS_FOR_ANCHOR
+
+
+@kernel
+def _wait_for_minorant(
+    state: RoundState, problem: CarriedProblem, arms: Arms, level: Level, memory: Memory
+) -> bool:
+    """Whether a pass for a minorant is to be made; else there is one, and it has bounded the arms.
+
+    It is made at the carried minimum, which becomes an anchor. Where the least D turns out to be
+    much smaller than the one that it was made with, or larger, it is made again.
+    """
+    minorant, anchors, other = problem.minorant, problem.anchors, memory.form.reflections
+    state.minorant_passes += 1
+    if state.minorant_passes == 1:
+        slot = anchor_at_minimum(state, problem, level, memory)
+        move_to(minorant, anchors, slot, level.radius)
+        return True
+    outer = outer_ellipsoid(minorant, anchors, level, memory.dense, other)
+    least = least_reach(minorant, outer, level.radius, memory.dense.hessian, other)
+    better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.facts[0]
+    valid = outer.width < math.inf
+    if (not valid or LOOSE_REACH * better < reach) and state.minorant_passes <= MOST_PASSES:
+        minorant.facts[0], minorant.facts[1] = better, 0.0
+        return True
+    _bound_by_minorant(state, problem, arms, outer, level, memory)
+    return False
+
+
+@kernel
+def _bound_by_minorant(
+    state: RoundState,
+    problem: CarriedProblem,
+    arms: Arms,
+    outer: Ellipsoid,
+    level: Level,
+    memory: Memory,
+) -> None:
+    """Bounds all arms by the ellipsoid of the minorant; where that says nothing, it is to rest."""
+    state.with_minorant = 1
+    problem.notes.used[int(problem.minorant.facts[3])] = float(state.number)
+    if bound_by_ellipsoid(arms, outer, level.radius, memory.dense) == 0:
+        problem.minorant.facts[2] = float(state.number + PAUSE)
+
+
+@kernel
+def _may_use_minorant(state: RoundState, problem: CarriedProblem, settings: Settings) -> bool:
+    """Whether there may be one that says more than the anchors, for a choice.
+
+    Not where an anchor has a polynomial of its own or the minimum's is the loss itself, nor where a
+    negative ridge makes a quadratic of doubtful convexity.
+    """
+    if settings.every or problem.minorant.facts.shape[0] == 0 or problem.table.order > 2:
+        return False
+    if problem.minimum_constants.ratio == 0.0 or problem.quadratic.ridge < 0.0:
+        return False
+    return float(state.number) >= problem.minorant.facts[2]
+
+
+@kernel
+def _rivals(arms: Arms, leader: int, settings: Settings) -> int:
+    """How many arms are not yet told from the leader."""
+    rivals, best = 0, arms.lower[leader]
+    for k in range(arms.upper.shape[0]):
+        if k != leader and arms.upper[k] > best + settings.tie * (1.0 + abs(best)):
+            rivals += 1
+    return rivals
 
 
 @kernel

@@ -29,12 +29,14 @@ from torchglb.families.row_terms import SCRATCH
 from torchglb.optim import Status
 from torchglb.ucb.incremental.arm_selection import choose, first_tolerance
 from torchglb.ucb.incremental.cutting_planes import Arms
+from torchglb.ucb.incremental.minorant import minorant_in, sum_least_curvatures
 from torchglb.ucb.incremental.round_state import (
     DECIDED,
     MINIMUM,
     NO_CENTER,
     PASS_FOR_ANCHOR,
     PASS_FOR_MINIMUM,
+    PASS_FOR_MINORANT,
     UNDECIDED,
     CarriedProblem,
     Memory,
@@ -51,6 +53,10 @@ DONE, OPEN, REFUSED, BEHIND = 0, 1, 2, 3
 _INFEASIBLE, _INACCURATE = int(Status.INFEASIBLE), int(Status.INACCURATE)
 
 
+#: no finite loss is higher: stands for an infinite level, with which one cannot compute
+HUGE = 1e305
+
+
 class Batch(NamedTuple):
     """Everything that is carried of N problems.
 
@@ -64,6 +70,7 @@ class Batch(NamedTuple):
         passes: over the history so far, ``(N,)``.
         constants: S, C and R for the anchors, ``(N, 3)``.
         minimum_constants: the same for the minimum.
+        minorants: memory of the minorants, ``(N, size)`` or ``(N, 0)`` for none.
         table: monomials of the anchors.
         minimum_table: monomials of the minimum.
         number: A.
@@ -78,6 +85,7 @@ class Batch(NamedTuple):
     passes: Floats
     constants: Floats
     minimum_constants: Floats
+    minorants: Floats
     table: Packed
     minimum_table: Packed
     number: int
@@ -97,6 +105,7 @@ def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> C
         unpack(batch.minimum_table),
         Constants(e[0], e[1], e[2]),
         places_in(batch.places[b]),
+        minorant_in(batch.minorants[b], d),
         Quadratic(ridge, tilt),
         rows,
     )
@@ -170,17 +179,17 @@ def arms_of(given: Floats, out: RoundOutput, b: int, ints: Ints, numbers: Floats
 @inlined
 def settings_of(given: RoundInput, b: int) -> Settings:
     """What is asked of one problem."""
-    s = given.settings
-    return Settings(
-        given.heights[b], s.relative, s.level_tol, s.tie, s.value_tol, s.every, s.max_steps
-    )
+    s, height = given.settings, given.heights[b]
+    if height > HUGE:  # not NaN
+        height = HUGE
+    return Settings(height, s.relative, s.level_tol, s.tie, s.value_tol, s.every, s.max_steps)
 
 
 @kernel
 def start_round(batch: Batch, given: RoundInput, b: int) -> None:
     """The state of a round before its first step."""
     state = record(batch.rounds, b)
-    state.phase, state.looks, state.passes = MINIMUM, 0, 0
+    state.phase, state.looks, state.passes, state.minorant_passes = MINIMUM, 0, 0, 0
     state.tolerance = first_tolerance(settings_of(given, b))
     state.number, state.leader = given.number, 0
     search = record(batch.search, b)
@@ -192,7 +201,7 @@ def end_round(batch: Batch, out: RoundOutput, b: int) -> None:
     """How a round has ended."""
     state, search, upper = record(batch.rounds, b), record(batch.search, b), out.upper[b]
     out.winner[b] = state.leader
-    out.passes[b] = state.passes + search.passes
+    out.passes[b] = state.passes + state.minorant_passes + search.passes
     batch.passes[b] += out.passes[b]
     total, status = 0.0, _CONVERGED
     empty = search.low > state.level
@@ -255,12 +264,17 @@ def play_one(
         asked = choose(state, search, problem, arms, settings, work, trace, memory.round)
         if asked == DECIDED:
             return
+        if asked == PASS_FOR_MINORANT:
+            work, state.answered = memory.minimum, PASS_FOR_MINORANT
+            concordance = problem.constants.concordance
+            sum_least_curvatures(family, rows, problem.rows, problem.minorant, concordance, work)
+            continue
         if asked == PASS_FOR_MINIMUM:
             point, table, work = problem.places.trial, problem.minimum_table, memory.minimum
             search.answered = 1
         else:
             point, table, work = memory.round.trial, problem.table, memory.anchors
-            state.answered = 1
+            state.answered = PASS_FOR_ANCHOR
         trace = sum_rows(family, rows.X, rows.w, rows.y, 0, problem.rows, point, table, work)
 
 
@@ -371,7 +385,7 @@ def go_on(
     if asked == PASS_FOR_MINIMUM:
         work, search.answered = memory.minimum, 1
     elif asked == PASS_FOR_ANCHOR:
-        state.answered = 1
+        state.answered = PASS_FOR_ANCHOR
     problem = problem_of(batch, b, given.ridge[b], given.tilt[b], given.rows)
     arms = arms_of(every, out, b, memory.ints, memory.numbers)
     next_ = choose(state, search, problem, arms, settings_of(given, b), work, trace, memory.round)

@@ -28,7 +28,7 @@ from torchglb.backend.dense import (
     solve_factored,
 )
 from torchglb.carried.kernels import Carried
-from torchglb.carried.minimum import Quadratic
+from torchglb.carried.minimum import Dense, Quadratic
 from torchglb.carried.rounding import compensated
 from torchglb.ucb.kernels import cut_rounding, feasible_share
 
@@ -376,33 +376,46 @@ def _multiply_one(left: Floats, cuts: Cuts, along: Singles) -> None:
 # ---- a cheap bound, for many arms --------------------------------------------------------------
 
 
+class Ellipsoid(NamedTuple):
+    """An ellipsoid that holds the set; its centre and the factor of its matrix are in memory.
+
+    Attributes:
+        width: half of it, in the norm of its matrix; infinite where there is no bound.
+        offset: how far its centre is from where the matrix was made, in that norm.
+    """
+
+    width: float
+    offset: float
+
+
 @kernel
 def ellipsoid(
-    point: Floats,
-    gradient: Floats,
-    hessian: Floats,
-    room: float,
-    steepness: float,
-    radius: float,
-    factor: Floats,
-    work: Floats,
-) -> float:
-    """An ellipsoid that holds the set, around the carried minimum; its half-width, or infinity.
+    point: Floats, gradient: Floats, room: float, steepness: float, radius: float, memory: Dense
+) -> Ellipsoid:
+    """Where ``g'u + f |u|^2_H / 2 <= room`` for the way u from a point.
 
-    With u the way from the point and ``D >= R max|x_s| |u|`` over the set, self-concordance gives
-    ``F(theta) >= F + g'u + f |u|^2_H / 2``, ``f = 2 (e^-D - 1 + D)/D^2``. The set is then in the
-    ellipsoid around ``point - H^-1 g/f`` of half-width w in the norm of H, ``w^2 = 2 room/f +
-    |g|^2_(H^-1)/f^2``. A smaller ellipsoid has a smaller D: the second round is the better one.
-    Its centre goes into ``work[0]`` and the factor of H stays; where H is too ill-conditioned for
-    plain rounding there is no bound.
+    With ``D >= R max|x_s| |u|`` over the set, self-concordance gives ``F(theta) >= F + g'u + f
+    |u|^2_H / 2``, ``f = 2 (e^-D - 1 + D)/D^2``. The set is then in the ellipsoid around ``point -
+    H^-1 g/f`` of half-width w in the norm of H, ``w^2 = 2 room/f + |g|^2_(H^-1)/f^2``. A smaller
+    ellipsoid has a smaller D: the second round is the better one. Where H is too ill-conditioned
+    for plain rounding there is no bound.
+
+    Args:
+        point: ``(d,)``.
+        gradient: g.
+        room: B - F(point).
+        steepness: R times the longest row; 0 if the quadratic itself is below F.
+        radius: S.
+        memory: with H; the centre goes into ``vectors[0]``, the factor of H into ``factor``.
     """
-    if not cholesky(hessian, 0.0, factor):
-        return math.inf
+    factor, work = memory.factor, memory.vectors
+    if not cholesky(memory.hessian, 0.0, factor):
+        return Ellipsoid(math.inf, math.inf)
     inverse, trace = inverse_trace(factor, work[1]), 0.0
     for k in range(point.shape[0]):
-        trace += hessian[k, k]
+        trace += memory.hessian[k, k]
     if not trace * inverse <= WELL_CONDITIONED:
-        return math.inf
+        return Ellipsoid(math.inf, math.inf)
     solve_factored(factor, gradient, work[1])
     squared = max(dot(gradient, work[1]), 0.0)
     reach, f, width = radius + length(point), 1.0, math.inf
@@ -411,21 +424,24 @@ def ellipsoid(
         f = 2.0 * (math.exp(-D) - 1.0 + D) / (D * D) if D > 1e-3 else 1.0 - D / 3.0
         total = 2.0 * room / f + squared / (f * f)
         if not total >= 0.0:
-            return math.inf
+            return Ellipsoid(math.inf, math.inf)
         width = math.sqrt(total) * (1.0 + 1e-6)
         reach = min(reach, math.sqrt(squared * inverse) / f + width * math.sqrt(inverse))
     for k in range(point.shape[0]):
         work[0, k] = point[k] - work[1, k] / f
-    return width
+    return Ellipsoid(width, math.sqrt(squared) / f)
 
 
 @kernel
-def bound_by_ellipsoid(
-    arms: Arms, factor: Floats, center: Floats, width: float, radius: float, y: Floats
-) -> None:
-    """Lowers the bounds of all arms to those of an ellipsoid: O(K d^2)."""
+def bound_by_ellipsoid(arms: Arms, outer: Ellipsoid, radius: float, memory: Dense) -> int:
+    """Lowers the bounds of all arms to those of an ellipsoid, O(K d^2); of how many."""
+    center, y, lowered = memory.vectors[0], memory.vectors[1], 0
+    if not outer.width < math.inf:
+        return 0
     for k in range(arms.upper.shape[0]):
-        x = arms.units[k]
-        forward(factor, x, y)
-        bound = dot(x, center) + width * length(y) + 1e-9 * (radius + width * length(y))
-        lower_upper_bound(arms, k, bound)
+        x, before = arms.units[k], arms.upper[k]
+        forward(memory.factor, x, y)
+        across = outer.width * length(y)
+        lower_upper_bound(arms, k, dot(x, center) + across + 1e-9 * (radius + across))
+        lowered += 1 if arms.upper[k] < before else 0
+    return lowered

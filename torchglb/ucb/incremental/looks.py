@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
+from torchglb.backend.tridiagonal import reduce, tridiagonal_form
 from torchglb.carried.kernels import Workspace, error_at
 from torchglb.carried.rounding import compensated
 from torchglb.ucb.incremental.cutting_planes import (
@@ -21,8 +22,15 @@ from torchglb.ucb.incremental.cutting_planes import (
     scan,
 )
 from torchglb.ucb.incremental.kkt import expand, maximise_on_model
-from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, RoundState, Settings
+from torchglb.ucb.incremental.round_state import (
+    AnchorNotes,
+    CarriedProblem,
+    Memory,
+    RoundState,
+    Settings,
+)
 from torchglb.ucb.kernels import (
+    Curvature,
     come_back,
     cut_rounding,
     cut_value,
@@ -78,6 +86,9 @@ def look(
     elif problem.minimum_constants.ratio == 0.0:
         _propose_from_minimum(problem, level, x, memory)
     else:
+        if state.reduced == 0:
+            _reduce_minimum(problem, memory)
+            state.reduced = 1
         _propose_from_anchor(problem, arms, level, arm, slot, memory)
     if known < 0:
         if not _enough(problem, level, x, wanted, trial, memory):
@@ -152,7 +163,8 @@ def _look_by_anchor(
             loss = expand(
                 start, point, local, level.quadratic, table, memory.dense, memory.gradient, True
             )
-            _step_from(x, start, loss, goal, level, memory)
+            tridiagonal_form(memory.dense.hessian, memory.form, memory.step[0])
+            _step_from(x, start, loss, Curvature(memory.form, 1.0, 0.0), goal, level, memory)
     return False
 
 
@@ -190,24 +202,21 @@ def _propose_anew(
 
 @kernel
 def _step_from(
-    x: Floats, start: Floats, loss: float, goal: float, level: Level, memory: Memory
+    x: Floats,
+    start: Floats,
+    loss: float,
+    hessian: Curvature,
+    goal: float,
+    level: Level,
+    memory: Memory,
 ) -> None:
-    """An SQP step from a point with gradient and Hessian in the memory; back from far outside."""
-    dense, trial = memory.dense, memory.trial
+    """An SQP step from a point whose gradient is in the memory; back from far outside."""
+    trial = memory.trial
     if _is_far(loss, level):
         come_back(start, memory.gradient, loss, level.center, level.center_loss, level.low, trial)
         return
-    sqp_point(
-        x,
-        start,
-        memory.gradient,
-        dense.hessian,
-        goal - loss,
-        level.radius,
-        dense.factor,
-        dense.vectors,
-        trial,
-    )
+    room = goal - loss
+    sqp_point(x, start, memory.gradient, hessian, room, level.radius, memory.step, trial)
 
 
 @kernel
@@ -219,7 +228,21 @@ def _propose_from_minimum(problem: CarriedProblem, level: Level, x: Floats, memo
         point[k] = carried.points[k, 0]
         start[k] = level.center[k]
     loss = expand(start, point, sums, level.quadratic, table, memory.dense, memory.gradient, True)
-    _step_from(x, start, loss, level.low, level, memory)
+    tridiagonal_form(memory.dense.hessian, memory.form, memory.step[0])
+    _step_from(x, start, loss, Curvature(memory.form, 1.0, 0.0), level.low, level, memory)
+
+
+@kernel
+def _reduce_minimum(problem: CarriedProblem, memory: Memory) -> None:
+    """The Hessian of the data at the carried minimum in tridiagonal form, for all looks."""
+    form, d = memory.minimum_form, memory.trial.shape[0]
+    place = 1 + d
+    for i in range(d):
+        for j in range(i, d):
+            entry = problem.minimum.sums[place, 0]
+            form.reflections[i, j] = form.reflections[j, i] = entry
+            place += 1
+    reduce(form, memory.step[0])
 
 
 @kernel
@@ -231,22 +254,19 @@ def _propose_from_anchor(
     A Hessian of its own for every anchor would need as many looks.
     """
     d, anchors, carried = memory.trial.shape[0], problem.anchors, problem.minimum
-    hessian, place = memory.dense.hessian, 1 + d
     flat = not (anchors.trace[slot] > 0.0 and carried.trace[0] > 0.0)
     scale = 1.0 if flat else anchors.trace[slot] / carried.trace[0]
+    shift = level.quadratic.ridge + (1.0 if flat else 0.0)
     for i in range(d):
         memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
-        for j in range(i, d):
-            hessian[i, j] = hessian[j, i] = scale * carried.sums[place, 0]
-            place += 1
-        hessian[i, i] += level.quadratic.ridge + (1.0 if flat else 0.0)
     loss = loss_at(anchors, level.quadratic, slot)
     if _is_far(loss, level):
         if _propose_anew(problem, level, arms.units[arm], memory.point, memory):
             return
         for i in range(d):
             memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
-    _step_from(arms.units[arm], memory.point, loss, level.low, level, memory)
+    hessian = Curvature(memory.minimum_form, scale, shift)
+    _step_from(arms.units[arm], memory.point, loss, hessian, level.low, level, memory)
     cut = arms.cut[arm]
     for k in range(d):
         memory.normal[k] = gradient_at(anchors, level.quadratic, k, cut)
@@ -369,27 +389,69 @@ def new_anchor(
     memory: Memory,
 ) -> None:
     """A pass has been made at the trial point: it becomes an anchor, and bounds the arms."""
-    anchors, notes, trial = problem.anchors, problem.notes, memory.trial
-    d, slot = trial.shape[0], 0
+    anchors, trial = problem.anchors, memory.trial
+    slot = least_used(problem.notes)
+    for i in range(problem.table.count):
+        anchors.sums[i, slot] = answer.sums[i]
+    for k in range(trial.shape[0]):
+        anchors.points[k, slot] = trial[k]
+        anchors.rest[k, slot] = answer.rest[k]
+    anchors.rest[trial.shape[0], slot] = answer.rest[trial.shape[0]]
+    anchors.trace[slot], problem.notes.free[0] = trace, 0.0
+    arms.cut[state.arm], arms.touch[state.arm] = slot, slot
+    loss, offset, rounding = _cut_of(state, problem, level, slot, memory)
+    _learn(arms, level, memory, floor, loss + rounding, offset, rounding)
+
+
+@kernel
+def anchor_at_minimum(
+    state: RoundState, problem: CarriedProblem, level: Level, memory: Memory
+) -> int:
+    """The carried minimum becomes an anchor of first order as it is, without a pass; which."""
+    anchors, minimum, slot = problem.anchors, problem.minimum, least_used(problem.notes)
+    for i in range(1 + memory.trial.shape[0]):
+        anchors.sums[i, slot] = minimum.sums[i, 0]
+        anchors.rest[i, slot] = minimum.rest[i, 0]
+    for k in range(memory.trial.shape[0]):
+        anchors.points[k, slot] = minimum.points[k, 0]
+    anchors.trace[slot] = minimum.trace[0]
+    _cut_of(state, problem, level, slot, memory)
+    return slot
+
+
+@kernel
+def least_used(notes: AnchorNotes) -> int:
+    """The anchor that has not bounded an arm for the longest time."""
+    slot = 0
     for a in range(1, notes.used.shape[0]):
         if notes.used[a] < notes.used[slot]:
             slot = a
-    for i in range(problem.table.count):
-        anchors.sums[i, slot] = answer.sums[i]
+    return slot
+
+
+@kernel
+def _cut_of(
+    state: RoundState, problem: CarriedProblem, level: Level, slot: int, memory: Memory
+) -> tuple[float, float, float]:
+    """The cut of an anchor that is new: F there, the offset, what both pay for rounding.
+
+    The gradient goes into the memory, and what later scans of this round read of the anchor is
+    brought up to date, but for the products by which they choose.
+    """
+    anchors, notes, cuts = problem.anchors, problem.notes, memory.cuts
+    d, along = memory.gradient.shape[0], 0.0
     for k in range(d):
-        anchors.points[k, slot] = trial[k]
-        anchors.rest[k, slot] = answer.rest[k]
         notes.shift[k, slot] = 0.0
         memory.gradient[k] = gradient_at(anchors, level.quadratic, k, slot)
-    anchors.rest[d, slot] = answer.rest[d]
-    anchors.trace[slot] = trace
-    notes.excess[slot], notes.used[slot], notes.free[0] = 0.0, float(state.number), 0.0
+        along += memory.gradient[k] * anchors.points[k, slot]
+    notes.excess[slot], notes.used[slot] = 0.0, float(state.number)
     loss = loss_at(anchors, level.quadratic, slot)
-    offset = level.high - loss + dot(memory.gradient, trial)
-    bend = trace + d * abs(level.quadratic.ridge)
+    offset = level.high - loss + along
+    bend = anchors.trace[slot] + d * abs(level.quadratic.ridge)
     rounding = compensated(d) * cut_rounding(
         level.high, loss, offset, bend, level.size, level.radius
     )
-    memory.cuts.offset[slot] = offset + rounding
-    arms.cut[state.arm], arms.touch[state.arm] = slot, slot
-    _learn(arms, level, memory, floor, loss + rounding, offset + rounding, rounding)
+    cuts.offset[slot] = offset + rounding
+    cuts.steep[slot] = 1.0 / max(length(memory.gradient), TINY)
+    cuts.share[slot] = feasible_share(loss + rounding, level.center_loss, level.low - rounding)
+    return loss, offset + rounding, rounding

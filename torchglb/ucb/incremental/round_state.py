@@ -7,14 +7,17 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from torchglb.backend import Floats, Ints, inlined, record_type
+from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_memory
 from torchglb.carried.kernels import Carried, Constants
 from torchglb.carried.minimum import Dense, Places, Quadratic, dense
 from torchglb.carried.monomials import Monomials
 from torchglb.ucb.incremental.cutting_planes import BLOCK, Cuts, cuts_memory
 from torchglb.ucb.incremental.kkt import System, system_memory
+from torchglb.ucb.incremental.minorant import Minorant
+from torchglb.ucb.kernels import STEP_ROWS
 
-#: what a round answers: it is decided, or waits for a pass for the minimum or for an anchor
-DECIDED, PASS_FOR_MINIMUM, PASS_FOR_ANCHOR = 0, 1, 2
+#: what a round answers: it is decided, or waits for a pass for the minimum, an anchor, a minorant
+DECIDED, PASS_FOR_MINIMUM, PASS_FOR_ANCHOR, PASS_FOR_MINORANT = 0, 1, 2, 3
 #: where a round stands
 MINIMUM, SCAN, LOOKS = 0, 1, 2
 #: how a round has ended
@@ -33,7 +36,10 @@ class RoundState(Protocol):
         arm: whose pass is awaited.
         exhausted: whether arithmetic allows no better knowledge of the level.
         number: of this round.
-        answered: whether the pass that was asked for has been made.
+        answered: which pass that was asked for has been made: PASS_FOR_ANCHOR or _MINORANT, or 0.
+        reduced: whether ``memory.minimum_form`` is that of this round.
+        with_minorant: whether the minorant has bounded the arms, or is not to.
+        minorant_passes: for its matrix, so far.
         tolerance: to which the minimum is to be found.
         level: B at most.
         low: B at least.
@@ -49,6 +55,9 @@ class RoundState(Protocol):
     exhausted: int
     number: int
     answered: int
+    reduced: int
+    with_minorant: int
+    minorant_passes: int
     tolerance: float
     level: float
     low: float
@@ -115,6 +124,7 @@ class CarriedProblem(NamedTuple):
     minimum_table: Monomials
     minimum_constants: Constants
     places: Places
+    minorant: Minorant
     quadratic: Quadratic
     rows: int  # of a pass
 
@@ -125,6 +135,9 @@ class Memory(NamedTuple):
     dense: Dense
     system: System
     cuts: Cuts
+    minimum_form: Tridiagonal  # the Hessian at the carried minimum
+    form: Tridiagonal  # that of another model
+    step: Floats  # (STEP_ROWS, d)
     local: Floats  # (count,), one anchor's sums
     trial: Floats  # (d,)
     point: Floats  # (d,)
@@ -142,6 +155,9 @@ def round_memory(dim: int, anchors: int, count: int, minimum_count: int) -> Memo
         dense(dim, max(count, minimum_count)),
         system_memory(dim),
         cuts_memory(dim, anchors),
+        tridiagonal_memory(dim),
+        tridiagonal_memory(dim),
+        np.empty((STEP_ROWS, dim)),
         np.empty(count),
         np.empty(dim),
         np.empty(dim),

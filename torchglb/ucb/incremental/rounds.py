@@ -33,6 +33,7 @@ from torchglb.ucb.incremental.batches import (
     new_output,
     play_round,
 )
+from torchglb.ucb.incremental.minorant import minorant_size
 from torchglb.ucb.incremental.round_state import (
     DECIDED,
     PASS_FOR_MINIMUM,
@@ -86,6 +87,8 @@ class CarriedRounds:
         self.passes = np.zeros(N)
         self._notes = np.zeros((N, (d + 2) * anchors + 1))
         self._notes[:, :anchors] = -1.0  # never used
+        # a minorant needs passes of its own kind, which only compiled code makes
+        self._minorants = np.zeros((N, minorant_size(d) if source.is_direct else 0))
         self._rounds = np.zeros(N, ROUND)
         self._epoch = source.history.epoch
         self._calls: _Calls | None = None
@@ -94,7 +97,7 @@ class CarriedRounds:
         """With sums of its own, over the same rows."""
         new = copy.copy(self)
         new.minimum, new.anchors = self.minimum.copy(), self.anchors.copy()
-        for name in ("_notes", "_rounds", "passes"):
+        for name in ("_minorants", "_notes", "_rounds", "passes"):
             setattr(new, name, getattr(self, name).copy())
         new._calls = None  # they know where the memory of this object lies
         return new
@@ -121,6 +124,7 @@ class CarriedRounds:
         if not self.is_current:  # other rows, maybe as many
             minimum.rebuild(self.source)
             anchors.rebuild(self.source)
+            self._minorants[:] = 0.0
             self._epoch = history.epoch
         elif not minimum.rows == anchors.rows == len(history):
             minimum.catch_up(self.source)
@@ -167,6 +171,7 @@ class CarriedRounds:
             "minimum": self.minimum.state_dict(),
             "anchors": self.anchors.state_dict(),
             "notes": torch.from_numpy(self._notes.copy()),
+            "minorants": torch.from_numpy(self._minorants.copy()),
             "passes": torch.from_numpy(self.passes.copy()),
         }
 
@@ -175,7 +180,9 @@ class CarriedRounds:
         self.anchors.check_state("state['anchors']", state["anchors"])
         self.minimum.check_state("state['minimum']", state["minimum"])
         mine = self._tensors()
-        check_tensors("state", state, {name: mine[name] for name in ("notes", "passes")})
+        check_tensors(
+            "state", state, {name: mine[name] for name in ("notes", "minorants", "passes")}
+        )
         check_count("state['round']", state["round"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -183,6 +190,7 @@ class CarriedRounds:
         self.minimum.load_state_dict(state["minimum"])
         self.anchors.load_state_dict(state["anchors"])
         self._notes[:] = state["notes"].numpy()
+        self._minorants[:] = state["minorants"].numpy()
         self.passes[:] = state["passes"].numpy()
         self.number = state["round"]
         self._epoch = self.source.history.epoch
@@ -201,6 +209,7 @@ class CarriedRounds:
             self.passes,
             anchors.constants,
             minimum.carried.constants,
+            self._minorants,
             anchors.table,
             minimum.carried.table,
             anchors.number,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchglb.backend import Floats, Ints, bound_once, entry, kernel, vectorised
 from torchglb.backend.dense import EPS, copy_vector, dot, frank_wolfe_gap, length
+from torchglb.backend.tridiagonal import tridiagonal_form
 from torchglb.compiled_rows import array, blocks, per_problem
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK
@@ -170,6 +171,7 @@ def support_all(
         loss = RowLoss(family, rows[b, :d], rows[b, d], rows[b, d + 1], ridge, tilt)
         value = center_of(loss, radius, center, known, memory)
         copy_point(memory.estimate.here, at_center)
+        tridiagonal_form(at_center.hessian, memory.center_form, memory.next)
         size = size_of_rows(loss, squares)
         trace = rounded_trace(trace_of(at_center.hessian), ridge, d)
         there = evaluated(value, trace, at_center, rows.shape[2], level[b], radius, size)

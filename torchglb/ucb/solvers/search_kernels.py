@@ -16,6 +16,7 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, inlined, kernel
 from torchglb.backend.dense import EPS, TINY, copy_vector, dot, length
+from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_form, tridiagonal_memory
 from torchglb.carried.kernels import Workspace
 from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated
@@ -39,6 +40,8 @@ from torchglb.mle_kernels import (
 from torchglb.mle_secant import SecantMemory, secant_memory, slope_pass
 from torchglb.ucb.kernels import (
     ON_SPHERE,
+    STEP_ROWS,
+    Curvature,
     ball_multiplier,
     come_back,
     cut_rounding,
@@ -131,7 +134,9 @@ class SearchMemory(NamedTuple):
         inner: a point of the set, ``(d,)``.
         outer: a point outside, ``(d,)``.
         tilt: ``(d,)``.
-        work_vectors: four rows of d.
+        work_vectors: ``STEP_ROWS`` rows of d.
+        center_form: the Hessian at the centre, in tridiagonal form.
+        form: that at a point of the search.
         estimate: of the dual search.
     """
 
@@ -145,6 +150,8 @@ class SearchMemory(NamedTuple):
     outer: Floats
     tilt: Floats
     work_vectors: Floats
+    center_form: Tridiagonal
+    form: Tridiagonal
     estimate: NewtonMemory
 
 
@@ -161,7 +168,9 @@ def search_memory(dim: int) -> SearchMemory:
         np.zeros(dim),
         np.zeros(dim),
         np.zeros(dim),
-        np.zeros((4, dim)),
+        np.zeros((STEP_ROWS, dim)),
+        tridiagonal_memory(dim),
+        tridiagonal_memory(dim),
         new_memory(dim),
     )
 
@@ -409,7 +418,7 @@ def search_arm(
     max_steps: int,
     memory: SearchMemory,
 ) -> None:
-    """Closes the gap of one arm."""
+    """Closes the gap of one arm; ``memory.center_form`` is the Hessian at the centre."""
     at, last, x = memory.at, memory.last, arms.units[k]
     inner, inner_loss, stalled = memory.inner, level.center_loss, 0
     copy_vector(level.center, inner)
@@ -420,12 +429,11 @@ def search_arm(
         x,
         level.center,
         at_center.gradient,
-        at_center.hessian,
+        Curvature(memory.center_form, 1.0, 0.0),
         _aim(level) - level.center_loss - level.center_error,
         level.radius,
         0.0,
         ROUGH,
-        memory.estimate.factor,
         memory.work_vectors,
         memory.next,
     )
@@ -454,16 +462,16 @@ def search_arm(
             come_back(at.theta, at.gradient, value, inner, inner_loss, level.level, memory.next)
         else:
             on_sphere = dot(at.theta, at.theta) > NEAR * level.radius * level.radius
+            tridiagonal_form(at.hessian, memory.form, memory.work_vectors[0])
             sqp_step(
                 x,
                 at.theta,
                 at.gradient,
-                at.hessian,
+                Curvature(memory.form, 1.0, 0.0),
                 _aim(level) - value - found.loss_error,
                 level.radius,
                 ball_multiplier(x, at.gradient, at.theta) if on_sphere else 0.0,
                 ON_SPHERE,
-                memory.estimate.factor,
                 memory.work_vectors,
                 memory.next,
             )
