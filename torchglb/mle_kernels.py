@@ -104,7 +104,8 @@ def pass_table(dim: int, order: int) -> Monomials:
 def pass_memory(dim: int) -> Workspace:
     """For passes of order 1 or 2."""
     count = 1 + dim + dim * (dim + 1) // 2
-    return Workspace(np.zeros(SCRATCH), np.zeros((1, CHUNK)), np.zeros(count), np.zeros(1 + dim))
+    one, sums, rest = np.zeros((1, CHUNK)), np.zeros(count), np.zeros(1 + dim)
+    return Workspace(np.zeros(SCRATCH), one, sums, rest, np.zeros(dim))
 
 
 @kernel

@@ -18,7 +18,14 @@ import numpy as np
 
 from torchglb.backend import Floats, inlined, kernel, vectorised
 from torchglb.backend.dense import copy_vector, dot, frank_wolfe_gap, length
-from torchglb.carried.kernels import Workspace, careful_add, chunk_product, chunk_sum
+from torchglb.carried.kernels import (
+    Workspace,
+    add_slopes,
+    careful_add,
+    chunk_product,
+    chunk_sum,
+    features,
+)
 from torchglb.families.row_terms import CHUNK, FIRST, SECOND, TERMS, W, Y, row_terms
 from torchglb.mle_kernels import RUNNING, NewtonMemory, Outcome, RowLoss, status_at
 
@@ -38,7 +45,6 @@ class SecantMemory(NamedTuple):
         changes: y, ``(PAIRS, d)``.
         products: ``<s, y>``, ``(PAIRS,)``.
         shares: of :func:`secant_step`, ``(PAIRS,)``.
-        part: the gradient of a chunk of rows, ``(d,)``.
         single: features of a chunk of rows in single precision, ``(d + 2, CHUNK)``.
     """
 
@@ -46,7 +52,6 @@ class SecantMemory(NamedTuple):
     changes: Floats
     products: Floats
     shares: Floats
-    part: Floats
     single: Any
 
 
@@ -55,7 +60,7 @@ def secant_memory(dim: int) -> SecantMemory:
     """For approaches of this dimension."""
     steps, changes = np.empty((PAIRS, dim)), np.empty((PAIRS, dim))
     single = np.empty((dim + 2, CHUNK), np.float32)
-    return SecantMemory(steps, changes, np.empty(PAIRS), np.empty(PAIRS), np.empty(dim), single)
+    return SecantMemory(steps, changes, np.empty(PAIRS), np.empty(PAIRS), single)
 
 
 # ---- passes ------------------------------------------------------------------------------------
@@ -93,15 +98,13 @@ def slope_pass(
             hessian[i, j] = loss.ridge if i == j else 0.0
     for start in range(0, X.shape[1], CHUNK):
         count = min(CHUNK, X.shape[1] - start)
-        add_features(X, start, count, theta, scratch)
+        features(X, start, count, theta, scratch)
         for s in range(count):
             scratch[W + s] = loss.w[start + s]
             scratch[Y + s] = loss.y[start + s]
         row_terms(loss.family, scratch, count, 1)
         careful_add(work.sums, work.rest, 0, chunk_sum(scratch[TERMS:], count))
-        add_slopes(X, start, count, scratch[FIRST:], pairs.part)
-        for k in range(d):
-            careful_add(work.sums, work.rest, 1 + k, pairs.part[k])
+        add_slopes(X, start, count, scratch[FIRST:], work)
         if squares.shape[0] > 0:
             trace += chunk_product(scratch[SECOND:], squares[start:], count)
         if hessian.shape[0] > 0:
@@ -110,39 +113,6 @@ def slope_pass(
         gradient[i] = work.sums[1 + i] + loss.ridge * theta[i] - loss.tilt[i]
     value = work.sums[0] + 0.5 * loss.ridge * dot(theta, theta) - dot(loss.tilt, theta)
     return value, trace + d * loss.ridge
-
-
-@vectorised
-def add_features(X: Floats, start: int, count: int, theta: Floats, z: Floats) -> None:
-    """``<x_s, theta>`` of some rows of ``X (d, n)``, four features at a time."""
-    last = X.shape[0] - 1
-    for s in range(count):
-        z[s] = 0.0
-    for k in range(0, last + 1, 4):
-        a, b = X[k, start:], X[min(k + 1, last), start:]
-        c, e = X[min(k + 2, last), start:], X[min(k + 3, last), start:]
-        ta, tb = theta[k], theta[k + 1] if k + 1 <= last else 0.0
-        tc, te = theta[k + 2] if k + 2 <= last else 0.0, theta[k + 3] if k + 3 <= last else 0.0
-        for s in range(count):
-            z[s] += (ta * a[s] + tb * b[s]) + (tc * c[s] + te * e[s])
-
-
-@vectorised
-def add_slopes(X: Floats, start: int, count: int, slope: Floats, out: Floats) -> None:
-    """``sum_s slope_s x_s`` of a chunk, four features at a time."""
-    last = X.shape[0] - 1
-    for k in range(0, last + 1, 4):
-        second, third, fourth = min(k + 1, last), min(k + 2, last), min(k + 3, last)
-        a, b, c, e = X[k, start:], X[second, start:], X[third, start:], X[fourth, start:]
-        ta, tb, tc, te = 0.0, 0.0, 0.0, 0.0
-        for s in range(count):
-            q = slope[s]
-            ta += q * a[s]
-            tb += q * b[s]
-            tc += q * c[s]
-            te += q * e[s]
-        # a feature that stands in for one beyond the last has its own sum
-        out[fourth], out[third], out[second], out[k] = te, tc, tb, ta
 
 
 @vectorised

@@ -149,9 +149,14 @@ def _sources() -> dict[str, tuple[bytes, set[str]]]:
 
 @cache
 def fingerprint(module: str) -> str:
-    """Of a module and all it imports that has compiled functions: they contain what they call."""
+    """Of a module and all it imports that has compiled functions: they contain what they call.
+
+    A module of someone else may import anything of the package.
+    """
     sources, digest = _sources(), hashlib.sha256()
     known, waiting = {module}, [module]
+    if module not in sources:
+        known, waiting = set(sources), []
     while waiting:
         new = {name for name in sources[waiting.pop()][1] if name in sources} - known
         known |= new
@@ -178,7 +183,7 @@ def _mend_cache(cache: Any, module: str) -> None:
             save(*arguments)
 
     def key_of_all(*arguments: Any) -> tuple[Any, ...]:
-        return (*key(*arguments), fingerprint(module) if module in _sources() else module)
+        return (*key(*arguments), module, fingerprint(module))
 
     cache.save_overload, cache._index_key = save_if_possible, key_of_all
     file = getattr(cache, "_cache_file", None)

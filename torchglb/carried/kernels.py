@@ -93,30 +93,36 @@ class Workspace(NamedTuple):
         powers: monomials of a chunk of rows, ``(count, CHUNK)``.
         sums: ``(count,)``, the result; the first 1 + d with ``rest``.
         rest: ``(1 + d,)``.
+        part: the gradient of a chunk of rows, ``(d,)``.
     """
 
     scratch: Floats
     powers: Floats
     sums: Floats
     rest: Floats
+    part: Floats
 
 
 @inlined
 def workspace(dim: int, count: int) -> Workspace:
     """For passes of so many monomials."""
     powers = np.empty((count, CHUNK))  # large, and written before it is read
-    return Workspace(np.zeros(SCRATCH), powers, np.zeros(count), np.zeros(1 + dim))
+    return Workspace(np.zeros(SCRATCH), powers, np.zeros(count), np.zeros(1 + dim), np.zeros(dim))
 
 
 @vectorised
-def features(X: Floats, start: int, count: int, theta: Floats, scratch: Floats) -> None:
-    """``<x_s, theta>`` of some rows of ``X (d, n)``, into the first places of the scratch."""
+def features(X: Floats, start: int, count: int, theta: Floats, z: Floats) -> None:
+    """``<x_s, theta>`` of some rows of ``X (d, n)``, four features at a time."""
+    last = X.shape[0] - 1
     for s in range(count):
-        scratch[s] = 0.0
-    for k in range(X.shape[0]):
-        column, t = X[k, start : start + count], theta[k]
+        z[s] = 0.0
+    for k in range(0, last + 1, 4):
+        a, b = X[k, start:], X[min(k + 1, last), start:]
+        c, e = X[min(k + 2, last), start:], X[min(k + 3, last), start:]
+        ta, tb = theta[k], theta[k + 1] if k + 1 <= last else 0.0
+        tc, te = theta[k + 2] if k + 2 <= last else 0.0, theta[k + 3] if k + 3 <= last else 0.0
         for s in range(count):
-            scratch[s] += t * column[s]
+            z[s] += (ta * a[s] + tb * b[s]) + (tc * c[s] + te * e[s])
 
 
 @vectorised
@@ -135,6 +141,32 @@ def chunk_product(column: Floats, row: Floats, count: int) -> float:
     for s in range(count):
         total += column[s] * row[s]
     return total
+
+
+@vectorised
+def chunk_slopes(X: Floats, start: int, count: int, slope: Floats, out: Floats) -> None:
+    """``sum_s slope_s x_s`` of a chunk, four features at a time."""
+    last = X.shape[0] - 1
+    for k in range(0, last + 1, 4):
+        second, third, fourth = min(k + 1, last), min(k + 2, last), min(k + 3, last)
+        a, b, c, e = X[k, start:], X[second, start:], X[third, start:], X[fourth, start:]
+        ta, tb, tc, te = 0.0, 0.0, 0.0, 0.0
+        for s in range(count):
+            q = slope[s]
+            ta += q * a[s]
+            tb += q * b[s]
+            tc += q * c[s]
+            te += q * e[s]
+        # a feature that stands in for one beyond the last has its own sum
+        out[fourth], out[third], out[second], out[k] = te, tc, tb, ta
+
+
+@kernel
+def add_slopes(X: Floats, start: int, count: int, slope: Floats, work: Workspace) -> None:
+    """Adds ``sum_s slope_s x_s`` of a chunk to the gradient, by Kahan."""
+    chunk_slopes(X, start, count, slope, work.part)
+    for k in range(X.shape[0]):
+        careful_add(work.sums, work.rest, 1 + k, work.part[k])
 
 
 @vectorised
@@ -234,9 +266,7 @@ def sum_rows(
             scratch[2 * CHUNK + i] = y[s + i]
         row_terms(family, scratch, count, table.order)
         careful_add(work.sums, work.rest, 0, chunk_sum(terms, count))
-        for k in range(d):
-            part = chunk_product(terms[CHUNK:], X[k, s:], count)
-            careful_add(work.sums, work.rest, 1 + k, part)
+        add_slopes(X, s, count, terms[CHUNK:], work)
         curvature = terms[2 * CHUNK :]
         if table.order == 1:
             trace += squared_lengths(X, s, count, curvature)
@@ -252,11 +282,16 @@ def sum_rows(
 @vectorised
 def squared_lengths(X: Floats, start: int, count: int, curvature: Floats) -> float:
     """``sum_s c_s |x_s|^2`` of a chunk."""
-    total = 0.0
-    for k in range(X.shape[0]):
+    d, total = X.shape[0], 0.0
+    for k in range(d % 4):
         x = X[k, start : start + count]
         for s in range(count):
             total += curvature[s] * (x[s] * x[s])
+    for k in range(d % 4, d, 4):  # four at a time: each reads the curvature once
+        a, b = X[k, start : start + count], X[k + 1, start : start + count]
+        c, e = X[k + 2, start : start + count], X[k + 3, start : start + count]
+        for s in range(count):
+            total += curvature[s] * ((a[s] * a[s] + b[s] * b[s]) + (c[s] * c[s] + e[s] * e[s]))
     return total
 
 

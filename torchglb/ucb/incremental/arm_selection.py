@@ -207,9 +207,9 @@ def _scan_all(
             arms.lower[k] = -math.inf
     prepare(problem.anchors, level, memory.cuts)
     many = count >= MANY_ARMS and not settings.every
-    anchors, minorant, other = problem.anchors, problem.minorant, memory.form.reflections
+    anchors, minorant, spare = problem.anchors, problem.minorant, memory.form.reflections
     if _may_use_minorant(state, problem, settings) and is_carried(minorant, anchors):
-        outer = outer_ellipsoid(minorant, anchors, level, memory.dense, other)
+        outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
         if outer.width < math.inf:
             _bound_by_minorant(state, problem, arms, outer, level, memory)
             state.with_minorant = 0 if is_old(minorant, anchors, level) else 1
@@ -351,14 +351,14 @@ def _wait_for_minorant(
     It is made at the carried minimum, which becomes an anchor. Where the least D turns out to be
     much smaller than the one that it was made with, or larger, it is made again.
     """
-    minorant, anchors, other = problem.minorant, problem.anchors, memory.form.reflections
+    minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
     state.minorant_passes += 1
     if state.minorant_passes == 1:
         slot = anchor_at_minimum(state, problem, level, memory)
         move_to(minorant, anchors, slot, level.radius)
         return True
-    outer = outer_ellipsoid(minorant, anchors, level, memory.dense, other)
-    least = least_reach(minorant, outer, level.radius, memory.dense.hessian, other)
+    outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
+    least = least_reach(minorant, outer, level.radius, memory.dense.hessian, spare)
     better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.facts[0]
     valid = outer.width < math.inf
     if (not valid or LOOSE_REACH * better < reach) and state.minorant_passes <= MOST_PASSES:

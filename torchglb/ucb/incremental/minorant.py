@@ -159,7 +159,7 @@ def store(minorant: Minorant, rows: int, answer: Workspace) -> None:
 
 @kernel
 def outer_ellipsoid(
-    minorant: Minorant, anchors: Carried, level: Level, memory: Dense, other: Floats
+    minorant: Minorant, anchors: Carried, level: Level, memory: Dense, spare: Floats
 ) -> Ellipsoid:
     """E, if it is certain that the set is a part of it; else one without end.
 
@@ -170,7 +170,7 @@ def outer_ellipsoid(
         anchors: with the loss at c.
         level: the set.
         memory: for E, as in :func:`torchglb.ucb.incremental.cutting_planes.ellipsoid`.
-        other: memory, ``(d, d)``.
+        spare: memory, ``(d, d)``.
     """
     d, reach, ridge = minorant.point.shape[0], minorant.facts[0], level.quadratic.ridge
     matrix, slope, place, trace = memory.hessian, memory.vectors[2], 0, 0.0
@@ -190,28 +190,28 @@ def outer_ellipsoid(
     found = ellipsoid(minorant.point, slope, room, 0.0, level.radius, memory)
     whole = reach >= ball_reach(minorant, level.radius)
     inside = room >= 2.0 * paid  # c is in the set for certain
-    if inside and (whole or _is_within(matrix, found, reach, other)):
+    if inside and (whole or _is_within(matrix, found, reach, spare)):
         return found
     return Ellipsoid(math.inf, found.offset)
 
 
 @kernel
-def _is_within(matrix: Floats, outer: Ellipsoid, reach: float, other: Floats) -> bool:
+def _is_within(matrix: Floats, outer: Ellipsoid, reach: float, spare: Floats) -> bool:
     """Whether ``|v|_M <= w`` implies ``|v| < D``: whether ``M - (w/D)^2 I`` has a factor."""
     share = (outer.width + outer.offset) / reach
-    return cholesky(matrix, -share * share * (1.0 + 1e-6), other)
+    return cholesky(matrix, -share * share * (1.0 + 1e-6), spare)
 
 
 @kernel
 def least_reach(
-    minorant: Minorant, outer: Ellipsoid, radius: float, matrix: Floats, other: Floats
+    minorant: Minorant, outer: Ellipsoid, radius: float, matrix: Floats, spare: Floats
 ) -> float:
     """The least D that E is within, up to some percent; that of the ball if there is none."""
     high = ball_reach(minorant, radius)
     low = 1e-3 * high
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        if _is_within(matrix, outer, middle, other):
+        if _is_within(matrix, outer, middle, spare):
             high = middle
         else:
             low = middle
