@@ -206,6 +206,34 @@ MUTANTS = (
         "return math.tanh(0.25 * radius)",
         "tests/families/test_families.py",
     ),
+    Mutant(
+        "the least curvature of a logistic row taken on the wrong side",
+        "families/bernoulli.py",
+        "(reach * (e / (1.0 + e)) - log1p(e))",
+        "(reach * (1.0 / (1.0 + e)) - log1p(e))",
+        "tests/ucb/test_minorant.py",
+    ),
+    Mutant(
+        "a minorant used beyond its reach",
+        "ucb/incremental/minorant.py",
+        "    if inside and (whole or _is_within(matrix, found, reach, spare)):\n",
+        "    if inside:\n",
+        "tests/ucb/test_minorant.py",
+    ),
+    Mutant(
+        "a minorant of rows that were replaced",
+        "ucb/incremental/rounds.py",
+        "            self._minorants[:] = 0.0\n",
+        "",
+        "tests/ucb/test_minorant.py",
+    ),
+    Mutant(
+        "an ellipsoid of half the room",
+        "ucb/incremental/minorant.py",
+        "    room = level.high - loss + paid\n",
+        "    room = 0.5 * (level.high - loss) + paid\n",
+        "tests/ucb/test_minorant.py",
+    ),
 )
 
 

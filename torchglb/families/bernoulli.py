@@ -171,9 +171,12 @@ class Bernoulli(Binomial):
 
 @kernel
 def logistic(z: float) -> float:
-    """``sigma(z) = 1/(1 + e^-z)``, with full precision in both tails."""
+    """``sigma(z) = 1/(1 + e^-z)``, with full precision in both tails.
+
+    The reciprocal is that of ``sigma(-z)`` too: a compiler divides once for both.
+    """
     e = exp(-abs(z))
-    return (1.0 if z >= 0.0 else e) / (1.0 + e)
+    return (1.0 if z >= 0.0 else e) * (1.0 / (1.0 + e))
 
 
 @kernel

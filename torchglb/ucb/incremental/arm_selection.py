@@ -67,8 +67,8 @@ LOOSE, LOOSE_SHARE = 1e-2, 1e-2
 LEVEL_SHARE = 0.1
 #: and is then made more certain than that by this factor: the next arm will want more
 AHEAD = 0.01
-#: after so many looks the level is made certain in any case
-SHARP_AFTER = 6
+#: after so many looks, more than there usually are rivals, the level is made certain in any case
+SHARP_AFTER = 30
 #: a look may be free of a pass: then there may be so many times as many
 FREE_LOOKS = 4
 #: from so many arms on, those that an ellipsoid excludes are not looked up among the anchors
@@ -422,7 +422,7 @@ def _sharpen(
         return False
     if steep * width > LEVEL_SHARE * wanted:
         enough = AHEAD * LEVEL_SHARE * wanted / steep
-        state.tolerance = min(enough, AHEAD * width, settings.level_tol)
+        state.tolerance = min(enough, AHEAD * width)
     elif ended:
         state.tolerance = AHEAD * width
     elif state.looks > SHARP_AFTER:

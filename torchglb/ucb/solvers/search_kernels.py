@@ -62,7 +62,7 @@ UNSEEN = 1e-3
 #: a point whose squared length is above this share of S^2 may be held by the ball
 NEAR = 0.98
 #: from a gap of this share of S on, times d, gradients tell enough of the Hessian
-CLOSE = 1e-2
+CLOSE = 2e-2
 
 
 class LevelSet(NamedTuple):
