@@ -38,9 +38,9 @@ def fed(family, d, n, contrasts=None, seed=0, **options):
 
 
 def weights_of(sequence):
-    """The weights of the rows in each contrast, ``(*B, n, m)``."""
-    held = sequence.declared.weights(sequence.joint.current().likelihood)
-    return held.b[:, : held.rows].copy()
+    """The weights of the rows in each contrast, ``(N, n, m)``."""
+    problems = sequence.declared.weighed(sequence.joint.current().likelihood)
+    return torch.stack([torch.cat([block.b for block in rows.blocks()]) for rows in problems])
 
 
 FAMILIES = [glb.Gaussian(0.5), glb.Bernoulli(), glb.Poisson(), glb.Binomial(3)]
@@ -223,26 +223,18 @@ def test_one_by_one_equals_all_at_once():
     for x, reward in zip(X, r, strict=True):
         single.update(x, reward)
         single.current()  # weights are carried from look to look
-    assert np.array_equal(weights_of(many), weights_of(single))
+    assert torch.equal(weights_of(many), weights_of(single))
 
 
-def test_many_rows_are_looked_at_in_parts(monkeypatch):
-    family = glb.Bernoulli()
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: type(f).__name__)
+def test_many_rows_are_looked_at_in_parts(family, monkeypatch):
     whole = fed(family, 3, 400)[0]
-    expected = whole.current()
-    sizes, contains = [], type(whole.joint.current()).contains
-    for room in ("declared", "weights", "enclosure", "lines"):
-        monkeypatch.setattr(f"torchglb.contrasts.{room}.CHUNK", 150)
-
-    def counted(region, points):
-        sizes.append(points.shape[-2])
-        return contains(region, points)
-
-    monkeypatch.setattr(type(whole.joint.current()), "contains", counted)
+    expected, weights = whole.current(), weights_of(whole)
+    monkeypatch.setattr("torchglb.contrasts.weights.CHUNK", 150)
+    monkeypatch.setattr("torchglb.likelihood.MANY", 900)
     parts = fed(family, 3, 400)[0]
     found = parts.current()
-    assert np.array_equal(weights_of(parts), weights_of(whole))
-    assert sizes == [1] * 6  # lower and upper end of three contrasts
+    assert torch.equal(weights_of(parts), weights)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
