@@ -106,7 +106,8 @@ def test_support_is_that_of_an_independent_solver(name):
     assert bool((result.upper >= result.lower).all())
     for k in range(5):
         value = slsqp(found, arms[k].numpy())
-        assert float(result.upper[k]) >= value - 1e-9
+        # SLSQP may end outside of the set by its own tolerance: 1.2e-9 was seen
+        assert float(result.upper[k]) >= value - 1e-8
         assert float(result.upper[k]) == pytest.approx(value, abs=1e-5)
 
 
