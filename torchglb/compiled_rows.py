@@ -115,11 +115,12 @@ def _feature_by_feature(X: Array) -> Floats | None:
     *batch, n, d = X.shape
     if X.dtype != np.float64 or n < 2 or X.strides[-2] != X.itemsize or len(batch) > 1:
         return None
-    apart = X.strides[-1] if d > 1 else X.strides[0] if batch else n * X.itemsize
+    count = batch[0] if batch else 1
+    apart = X.strides[-1] if d > 1 else X.strides[0] if count > 1 else n * X.itemsize
     capacity = apart // X.itemsize
-    shape = (batch[0] if batch else 1, d, capacity)
+    shape = (count, d, capacity)
     strides = (d * capacity * X.itemsize, capacity * X.itemsize, X.itemsize)
-    if capacity < n or (shape[0] > 1 and X.strides[0] != strides[0]):
+    if capacity < n or (count > 1 and X.strides[0] != strides[0]):
         return None
     return np.lib.stride_tricks.as_strided(X, shape, strides)
 
