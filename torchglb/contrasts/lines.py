@@ -139,6 +139,9 @@ class LineSums:
 
     def add(self, rows: LinearisedRows, b: Tensor) -> None:
         """Adds rows with weights b, ``(k)``."""
+        self.rows += len(b)
+        if not self.scales:
+            return
         family, h = self.family, self.u * b  # (lines, k)
         X, r, z, mean, normaliser, reach = rows
         sizes = 1.0 + r.abs() + mean.abs() + normaliser.abs()
@@ -152,7 +155,6 @@ class LineSums:
         self.p += slope @ X
         for A, curvature in zip(self.A, bend, strict=True):
             A += (X.mT * curvature) @ X
-        self.rows += len(r)
 
     def lines(self, contrast: Tensor, enclosure: Enclosure) -> list[Line]:
         """The lines of a contrast c of length 1; without those whose sums are not finite."""

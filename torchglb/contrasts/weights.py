@@ -76,17 +76,16 @@ class Learned(NamedTuple):
             known = np.zeros((len(known), max(n, 2 * known.shape[1], 64), 2))
             known[:, : self.rows] = self.known[:, : self.rows]
         inverse, guess = self.inverse.copy(), self.guess.copy()
-        none = np.empty((0, inverse.shape[-1])), np.empty(0), np.empty((1, 0))
+        contrasts, forms, out = np.empty((0, inverse.shape[-1])), np.empty(0), np.empty((1, 0))
         for i, loss in enumerate(likelihoods):
-            given = _formulas(loss.family)
+            family, floor = _formulas(loss.family), least_curvature_of(loss.family)
             for s in range(self.rows, n):
                 X, r, w = _arrays(loss, slice(s, s + 1))
                 z = torch.tensor(X[0] @ guess[i])
-                known[i, s] = float(loss.family.mean(z)), float(loss.family.variance(z))
                 terms = known[i, s : s + 1]  # behind the rows in use, where nobody looks
-                contrasts, forms, out = none
+                terms[0] = float(loss.family.mean(z)), float(loss.family.variance(z))
                 parts = contrasts, inverse[i], forms, guess[i], out
-                weigh_rows(given, X, r, w, terms, S[i], least_curvature_of(loss.family), *parts)
+                weigh_rows(family, X, r, w, terms, S[i], floor, *parts)
         return Learned(inverse, guess, known, n)
 
 
