@@ -5,22 +5,22 @@
 Per row: the weights of one contrast beside the same in NumPy; an update of the whole sequence with
 rows in blocks and one at a time. The joint set and the weights take in new rows at a look, many at
 a time: that is measured here with every block, and with every hundred single rows. Then m = d
-coefficients of logistic rows: seconds of processor time, and the largest memory beside what the
-rows themselves take.
+coefficients of logistic rows: seconds of processor time, and on Linux the largest memory of the
+process, in units of the rows as they were given.
 """
 
 import argparse
-import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 import torchglb as glb
-from torchglb.contrasts.weights import no_weights, with_rows
+from torchglb.contrasts.weights import WeighedRows
 
 DELTA, S, DIM = 0.05, 4.0, 20
 BLOCK = 10_000
@@ -65,13 +65,13 @@ def microseconds(run: Callable[[], object], rows: int) -> float:
 def each_row(n: int) -> None:
     """Prints the time per row; medians, after what is compiled has been compiled."""
     X, r = rows_of(n, seed=1)
-    c, family, ones = np.eye(DIM)[:1], glb.Bernoulli(), np.ones((1, n))
+    c = np.eye(DIM)[:1]
+    rows = WeighedRows(glb.NegativeLogLikelihood(glb.Bernoulli(), X, r), c, S)
 
     def weigh() -> np.ndarray:
-        start = no_weights(c[None], ones[:, 0])
-        return with_rows(start, family, c[None], np.array([S]), X[None], r[None], ones).b
+        return np.concatenate([block.b.numpy() for block in rows.blocks()])
 
-    same = np.abs(weigh()[0, :, 0] - numpy_weights(X, r, c[0])).max()
+    same = np.abs(weigh()[:, 0] - numpy_weights(X, r, c[0])).max()
     weights = statistics.median(microseconds(weigh, n) for _ in range(5))
     plain = statistics.median(microseconds(lambda: numpy_weights(X, r, c[0]), n) for _ in range(3))
     print(f"weights of one contrast {weights:.2f} us, in NumPy {plain:.1f} us", end="")
@@ -99,20 +99,54 @@ def each_row(n: int) -> None:
     print(f", with the weights {middle + weights:.1f} (at most 20 asked)")
 
 
-def table(n: int) -> None:
-    """All coefficients of n rows: how long, and how much memory."""
+class Memory:
+    """Of this process, as Linux counts it; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self.before = self.now()
+        self.forget()
+
+    def now(self, name: str = "VmRSS") -> int:
+        """Bytes."""
+        status = Path("/proc/self/status")
+        lines = status.read_text().splitlines() if status.exists() else []
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+    def forget(self) -> None:
+        """The largest memory so far is the present one."""
+        if (door := Path("/proc/self/clear_refs")).exists():
+            door.write_text("5")
+
+    def most(self) -> int:
+        """The largest since then, beyond what there was at the beginning."""
+        return self.now("VmHWM") - self.before
+
+
+def table(n: int) -> tuple[float, float, float]:
+    """All coefficients of n rows: how long, and how much memory, as multiples of the rows.
+
+    Returns:
+        The most while rows came, what is kept after that, the most during a look.
+    """
+    warm = sequence(DIM)
+    warm.update(*rows_of(300, seed=3))
+    warm.current()  # compiled code and its libraries are there
     X, r = rows_of(n, seed=2)
     given, found = X.nbytes + r.nbytes, sequence(DIM)
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time()
+    memory, start = Memory(), time.process_time()
     for first in range(0, n, BLOCK):
         found.update(X[first : first + BLOCK], r[first : first + BLOCK])
-    updated = time.process_time()
+    updated, most, kept = time.process_time(), memory.most(), memory.now() - memory.before
+    memory.forget()
     lower, upper = found.current()
-    more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    looked = memory.most()
     width = 0.5 * float((upper - lower).mean())
     print(f"{DIM} coefficients of {n} rows: updates {updated - start:.1f} s, the look", end="")
     print(f" {time.process_time() - updated:.1f} s; half width {width:.4f} in the mean")
-    print(f"  memory {more / 2**30:.2f} GB more than before, {more / given:.1f} times the rows")
+    times = (most / given, kept / given, looked / given)
+    print(f"  memory in units of the rows: {times[0]:.2f} while they come", end="")
+    print(f", {times[1]:.2f} then, {times[2]:.2f} during a look")
+    return times
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -117,7 +117,8 @@ def widths(cases: tuple[tuple[str, str, int, int, float], ...]) -> bool:
         found = measure(FAMILIES[name], X, r, joint=n <= 100_000)
         covers = found["lower"] <= star[0] <= found["upper"]
         good = good and found["contrast"] <= bar
-        numbers = "".join(f"{found.get(k, bar):9.2f}" for k in head)
+        found["bar"] = bar
+        numbers = "".join(f"{found[k]:9.2f}" if k in found else f"{'-':>9}" for k in head)
         place = f"{name} {design} d={d} n={n}"
         print(
             f"{place:34}{numbers}   {found['seconds']:.2f} s per look"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchglb as glb
-from torchglb.compiled_rows import losses
+from torchglb.compiled_rows import blocks, losses
 
 FAMILIES = [
     glb.Bernoulli(),
@@ -82,3 +82,42 @@ def test_what_torch_has_to_do(generator):
     recorded = glb.NegativeLogLikelihood(glb.Bernoulli(), X.clone().requires_grad_(), r)
     assert losses(recorded, points) is None
     assert losses(glb.NegativeLogLikelihood(Softplus(), X, r), points) is None
+
+
+# ---- many rows are read where they lie ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("d", [1, 3, 18])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_rows_in_place_give_the_bits_of_copies(batch, d, weighted, generator, monkeypatch):
+    """A history with room, through the fit, the level of a posterior radius and the support."""
+    X, r, w, points = draw(batch, 300, d, generator)
+    options = {"batch_shape": batch}
+    found = []
+    for place in (0, 1 << 60):
+        monkeypatch.setattr("torchglb.compiled_rows.IN_PLACE", place)
+        sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(d, 3.0), 0.05, **options)
+        for part in (slice(0, 200), slice(200, 300)):
+            sequence.update(X[..., part, :], r[..., part], w[..., part] if weighted else None)
+        loss = sequence.current().likelihood
+        assert (blocks_of(loss).X.ctypes.data == loss.X.data_ptr()) == (place == 0)
+        level, ends = sequence.current().level, sequence.current().interval(points)
+        found.append((sequence.current().center, level, *ends))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def blocks_of(likelihood):
+    (block,) = blocks(likelihood, likelihood.family.compiled(), 1.0, None)
+    return block.rows
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_layouts_are_copied(layout, generator, monkeypatch):
+    monkeypatch.setattr("torchglb.compiled_rows.IN_PLACE", 0)
+    X, r, _, _ = draw((), 50, 3, generator)
+    loss = glb.NegativeLogLikelihood(glb.Bernoulli(), LAYOUTS[layout](X), r)
+    rows = blocks_of(loss)
+    assert (rows.X.ctypes.data == loss.X.data_ptr()) == (layout == "features")
+    assert (rows.X[0, :, :50] == X.mT.numpy()).all()

@@ -1,11 +1,13 @@
 import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
 import torch
 
 import torchglb as glb
+import torchglb.row_buffers
 
 DTYPES = [torch.float32, torch.float64]
 BATCHES = [(), (1,), (3,), (2, 3)]
@@ -510,3 +512,42 @@ def test_what_is_not_plain_or_does_not_fit_is_left_to_others():
     assert free.append_at_once(x, r * torch.inf, math.inf) == 0
     assert glb.History(2, aggregate=True).append_at_once(x, r, 1.0) == 0
     assert len(free) == 1
+
+
+# ---- room ------------------------------------------------------------------------------------------
+
+
+def test_many_rows_get_much_room_and_copies_keep_its_size(monkeypatch, generator):
+    monkeypatch.setattr("torchglb.row_buffers.MANY", 100)
+    monkeypatch.setattr("torchglb.row_buffers.FEW", 0)
+    history = glb.History(3)
+    x = unit(250, 3, generator=generator)
+    for part in x.split(50):
+        history.append(part, torch.ones(len(part)))
+    assert history.state_dict()["capacity"] == 1024
+    small = len(pickle.dumps(glb.History(3)))
+    assert len(pickle.dumps(history)) < small + 250 * 5 * 8 + 500  # without the room
+    loaded = glb.History(3)
+    loaded.load_state_dict(history.state_dict())
+    for copied in (copy.deepcopy(history), pickle.loads(pickle.dumps(history)), loaded):
+        assert copied.state_dict()["capacity"] == 1024
+        assert torch.equal(copied.X, x)
+        copied.append(x[0], 1.0)
+        assert len(history) == 250
+
+
+def test_room_that_nobody_promises_is_doubled(monkeypatch, generator):
+    monkeypatch.setattr("torchglb.row_buffers.MANY", 64)
+    enlarged = torchglb.row_buffers.enlarged
+
+    def poor(held, capacity):
+        if capacity > 200:
+            raise RuntimeError("not enough memory")
+        return enlarged(held, capacity)
+
+    monkeypatch.setattr("torchglb.row_buffers.enlarged", poor)
+    history, x = glb.History(2), unit(90, 2, generator=generator)
+    for row in x:
+        history.append(row, 1.0)
+    assert history.state_dict()["capacity"] == 128
+    assert torch.equal(history.X, x)

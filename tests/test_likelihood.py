@@ -276,3 +276,27 @@ def test_single_precision_of_precise_gaussians_pays_little(generator, weighted):
         assert bool((difference <= errors.gradient).all())
         first = errors.loss if at.ndim == 1 else errors.loss[0]
         assert float(first) < 8.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("points", [(), (4,)])
+def test_many_rows_are_summed_in_parts(dtype, points, generator, monkeypatch):
+    X = torch.nn.functional.normalize(torch.randn(2, 500, 3, generator=generator), dim=-1).to(dtype)
+    r, w = (torch.rand(2, 500, generator=generator).to(dtype) for _ in range(2))
+    theta = torch.randn(2, *points, 3, generator=generator).to(dtype)
+    loss = glb.NegativeLogLikelihood(glb.Gaussian(0.5), X, r, w, regularization=0.3)
+
+    def everything():
+        at, errors = loss.expand_with_errors(theta)
+        first = [*loss.value_and_gradient(theta), loss.value(theta), loss.hessian(theta)]
+        return [*first, *loss.expand(theta), *at], errors
+
+    (whole, errors), sizes = everything(), []
+    monkeypatch.setattr("torchglb.likelihood.MANY", 400)
+    sizes = [part.X.shape[-2] for part in loss.parts()]
+    assert sizes == [33] * 15 + [5]
+    parts, wider = everything()
+    for one, other in zip(parts, whole, strict=True):
+        tolerance = 1e-4 if dtype == torch.float32 else 1e-11
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+    assert bool((wider.loss > errors.loss).all())  # more additions, one after the other

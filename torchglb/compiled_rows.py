@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchglb.backend import Floats, bound, bound_once, entry, vectorised
-from torchglb.carried.kernels import careful_add, chunk_sum, features
+from torchglb.carried.kernels import ProblemRows, careful_add, chunk_sum, features
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SCRATCH, TERMS, W, Y, row_terms
 from torchglb.likelihood import NegativeLogLikelihood, RowSums
@@ -23,6 +23,8 @@ from torchglb.recording import is_plain
 BLOCK = 1 << 22
 #: a problem with more numbers than this is not copied
 HUGE = 1 << 26
+#: rows of more numbers than this are read where they lie, if they do so feature by feature
+IN_PLACE = 1 << 16
 
 Array = NDArray[Any]
 
@@ -32,12 +34,12 @@ class CompiledRows(NamedTuple):
 
     Attributes:
         where: their places in the flattened batch.
-        rows: features, weights, weighted rewards, ``(problems, d + 2, n)``.
+        rows: copies, or the memory of the likelihood, to be read only.
         settings: lambda, S, tilt and a point, ``(problems, 2 + 2 d)``.
     """
 
     where: slice
-    rows: Floats
+    rows: ProblemRows
     settings: Floats
 
 
@@ -45,7 +47,9 @@ def compiled_family(likelihood: RowSums) -> CompiledFamily | None:
     """The family, if compiled code can sum these rows: whole ones, on a CPU, and not too many."""
     X = likelihood.X
     n, d = X.shape[-2:]
-    if not (X.is_cpu and likelihood.shards.is_whole and n * (d + 2) <= HUGE):
+    if not (X.is_cpu and likelihood.shards.is_whole):
+        return None
+    if n * (d + 2) > HUGE and _feature_by_feature(array(X)) is None:
         return None
     return likelihood.family.compiled()
 
@@ -85,6 +89,13 @@ def blocks(
         settings[:, 2 : 2 + d] = array(tilt).reshape(count, d)
     if point is not None:
         settings[:, 2 + d :] = array(point).reshape(count, d)
+    if n * d > IN_PLACE:
+        there = _in_place(X, r, None if likelihood.w is None else w)
+        if there is not None:
+            if validate:
+                _plain(likelihood).check_values()
+            yield CompiledRows(slice(0, count), there, settings)
+            return
     step = max(1, BLOCK // max(1, n * (d + 2)))
     if count <= step:
         rows = _loaded(likelihood, family, X, r, w, validate)
@@ -96,17 +107,49 @@ def blocks(
         yield CompiledRows(part, rows, settings[part])
 
 
+def _feature_by_feature(X: Array) -> Floats | None:
+    """The memory of ``(*B, n, d)`` as ``(N, d, capacity)``, or None if it lies in another way.
+
+    So a history keeps its rows, with room for more of them behind: nobody is to look there.
+    """
+    *batch, n, d = X.shape
+    if X.dtype != np.float64 or n < 2 or X.strides[-2] != X.itemsize or len(batch) > 1:
+        return None
+    count = batch[0] if batch else 1
+    apart = X.strides[-1] if d > 1 else X.strides[0] if count > 1 else n * X.itemsize
+    capacity = apart // X.itemsize
+    shape = (count, d, capacity)
+    strides = (d * capacity * X.itemsize, capacity * X.itemsize, X.itemsize)
+    if capacity < n or (count > 1 and X.strides[0] != strides[0]):
+        return None
+    return np.lib.stride_tricks.as_strided(X, shape, strides)
+
+
+def _in_place(X: Array, r: Array, w: Array | None) -> ProblemRows | None:
+    """Rows ``(N, n, d)`` where they lie, without copies of the features; None where that fails."""
+    there = _feature_by_feature(X)
+    if there is None or r.dtype != np.float64:
+        return None
+    weights = np.empty((len(r), 0)) if w is None else w
+    return ProblemRows(there, weights, r if w is None else w * r)
+
+
 def _loaded(
     loss: RowSums, family: CompiledFamily, X: Array, r: Array, w: Array, validate: bool
-) -> Floats:
+) -> ProblemRows:
     """Of some problems the rows; refused, if they are to be looked at, by their values."""
     count, n, d = X.shape
-    rows = np.empty((count, d + 2, n))
+    rows = ProblemRows(np.empty((count, d, n)), np.empty((count, n)), np.empty((count, n)))
     usual = X.dtype == np.float64 and X.flags.c_contiguous  # rewards and weights are contiguous
     load = load_bound if usual else load_rows
     if not load(family, X, r, w, loss.w is not None, rows) and validate:
-        NegativeLogLikelihood(loss.family, loss.X, loss.r, loss.w).check_values()
+        _plain(loss).check_values()
     return rows
+
+
+def _plain(loss: RowSums) -> NegativeLogLikelihood:
+    """The rows without ridge and tilt."""
+    return NegativeLogLikelihood(loss.family, loss.X, loss.r, loss.w)
 
 
 def losses(likelihood: RowSums, points: Tensor) -> Tensor | None:
@@ -184,7 +227,7 @@ def per_problem(values: float | Tensor, batch: tuple[int, ...]) -> float | Array
 
 @vectorised
 def _load_rows(
-    family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats
+    family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: ProblemRows
 ) -> bool:
     """Features, weights and weighted rewards as the passes read them.
 
@@ -194,7 +237,7 @@ def _load_rows(
         r: ``(B, n)``.
         w: ``(B, n)``; ignored unless ``weighted``.
         weighted: whether there are weights.
-        rows: the result, ``(B, d + 2, n)``.
+        rows: the result.
 
     Returns:
         Whether features and weights are finite, weights not negative, and rewards in their range.
@@ -207,12 +250,12 @@ def _load_rows(
             for k in range(d):
                 for s in range(start, stop):
                     entry = X[b, s, k]
-                    rows[b, k, s] = entry
+                    rows.X[b, k, s] = entry
                     rest += 0.0 * entry
         for s in range(n):
             weight, reward = w[b, s] if weighted else 1.0, np.float64(r[b, s])
-            rows[b, d, s] = weight
-            rows[b, d + 1, s] = weight * reward
+            rows.w[b, s] = weight
+            rows.y[b, s] = weight * reward
             rest += 0.0 * weight + 0.0 * reward
             if not (weight >= 0.0 and family.low <= reward <= family.high):
                 sound = False
@@ -223,7 +266,9 @@ def _load_rows(
 
 
 @entry
-def load_rows(family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats) -> bool:
+def load_rows(
+    family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: ProblemRows
+) -> bool:
     """:func:`_load_rows`, from Python."""
     return _load_rows(family, X, r, w, weighted, rows)
 

@@ -38,8 +38,9 @@ class ContrastSequence:
     joint set. Both hold with probability 1 - delta, so the interval is what they have in common: it
     is never wider than that of the joint set ``joint``.
 
-    A row costs O(d^2 + m d), a look O(n d^2) for the joint set and for each contrast. Late rows are
-    in order as in :class:`torchglb.ConfidenceSequence`: a delay must not depend on the reward.
+    A row costs O(d^2 + m d), a look O(n d^2) for the joint set and for each contrast; the memory of
+    both is that of the rows (:mod:`torchglb.contrasts.weights`). Late rows are in order as in
+    :class:`torchglb.ConfidenceSequence`: a delay must not depend on the reward.
 
     Args:
         family: the GLM family; its self-concordance must be declared.

@@ -42,6 +42,7 @@ from torchglb.row_buffers import (
     enlarged,
     extended,
     reserved,
+    trimmed,
 )
 
 #: rows that are merged in one go: there has to be room for them all
@@ -137,17 +138,20 @@ class History:
         shared = {"_held": self._held, "_shards": self._shards, "_arrays": None}
         rest = {name: value for name, value in vars(self).items() if name not in shared}
         vars(new).update(copy.deepcopy(rest, memo), **shared)
-        # torch's own deepcopy refuses tensors that keep a graph
-        parts = self._held._asdict()
-        copies: dict[str, Any] = {
-            name: cloned(t) for name, t in parts.items() if isinstance(t, Tensor)
-        }
-        new._held = self._held._replace(**copies)
+        new._held = cloned(self._held)
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the cache, whose arrays share memory that a copy does not."""
-        return vars(self) | {"_arrays": None}
+        """Without the cache, whose arrays share memory that a copy does not, and without room."""
+        held = self._held
+        short = held if held.recorded else enlarged(trimmed(held), held.used)
+        return vars(self) | {"_arrays": None, "_held": short, "_capacity": held.X.shape[-2]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        capacity = state.pop("_capacity")
+        vars(self).update(state)
+        if capacity > self._held.X.shape[-2]:
+            self._held = enlarged(self._held, capacity)
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -324,8 +328,7 @@ class History:
         if held.unit_weights:
             r = y
         else:
-            ones = torch.ones_like(w)
-            r = torch.where(w > 0, y / torch.where(w > 0, w, ones), torch.zeros_like(y))
+            r = torch.where(w > 0, y / torch.where(w > 0, w, 1.0), 0.0)
             r = r.to(X.dtype)  # exact where y has all digits
         # appending writes behind these rows only, so a view is a snapshot; .data gives it a
         # version counter of its own, or autograd would take every append for a modification

@@ -9,7 +9,7 @@ One evaluation of loss, gradient and Hessian is one *pass* over the history: O(n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from torchglb.row_buffers import Rows
 NUMBER = (int, float)
 #: from so many entries on, NumPy's faster products make up for the change of library
 NUMPY_FROM = 4096
-#: a Hessian of more numbers than this in the rows is summed in parts
+#: of more numbers than this in the rows, sums are made in parts
 MANY = 1 << 20
 
 
@@ -85,35 +85,73 @@ class RowSums:
         """Whether a ridge term is present."""
         return not isinstance(self.regularization, NUMBER) or self.regularization > 0
 
+    def parts(self) -> Iterator[RowSums]:
+        """All rows; many of them some at a time: what is made of those stays in the cache."""
+        n, d = self.X.shape[-2:]
+        if n * d <= MANY:
+            yield self
+            return
+        step = max(1, MANY // (4 * d))
+        for start in range(0, n, step):
+            some = slice(start, start + step)
+            w = None if self.w is None else self.w[..., some]
+            rows = (self.X[..., some, :], self.r[..., some], w)
+            yield RowSums(self.family, *rows, self.regularization, self.tilt, self.shards)
+
+    def _added(self, sums: Callable[[RowSums], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Sums over some rows, over those of all parts."""
+        total: tuple[Tensor, ...] = ()
+        for part in self.parts():
+            found = sums(part)
+            total = tuple(a + b for a, b in zip(total, found, strict=True)) if total else found
+        return total
+
+    def _summed(self, sums: Callable[[RowSums], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """And over those of all ranks."""
+        return self.shards.sum(*self._added(sums))
+
     # ---- evaluation: theta is (*B, d), or (*B, P, d) for P points of each problem -----------
 
     def value(self, theta: Tensor) -> Tensor:
         """L(theta)."""
-        loss = self._weighted(self.family.nll(self._features(theta), self._rewards(theta)))
-        (loss,) = self.shards.sum(loss.sum(-1))
+
+        def sums(rows: RowSums) -> tuple[Tensor]:
+            loss = rows.family.nll(rows._features(theta), rows._rewards(theta))
+            return (rows._weighted(loss).sum(-1),)
+
+        (loss,) = self._summed(sums)
         return self.with_ridge(loss, theta)
 
     def value_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """L(theta) and its gradient: O(n d) per point."""
-        terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
-        loss = self._weighted(terms.loss).sum(-1)
-        gradient = self._combined(self._weighted(terms.slope))
-        loss, gradient = self.shards.sum(loss, gradient)
+
+        def sums(rows: RowSums) -> tuple[Tensor, Tensor]:
+            terms = rows.family.loss_terms(rows._features(theta), rows._rewards(theta))
+            loss = rows._weighted(terms.loss).sum(-1)
+            return loss, rows._combined(rows._weighted(terms.slope))
+
+        loss, gradient = self._summed(sums)
         return self.with_ridge(loss, theta), self._add_gradient(gradient, theta)
 
     def hessian(self, theta: Tensor) -> Tensor:
         """The Hessian alone: O(n d^2) per point."""
-        curvature = self._weighted(self.family.curvature(self._features(theta)))
-        (hessian,) = self.shards.sum(self._gram(curvature))
+
+        def sums(rows: RowSums) -> tuple[Tensor]:
+            return (rows._gram(rows._weighted(rows.family.curvature(rows._features(theta)))),)
+
+        (hessian,) = self._summed(sums)
         return self._add_hessian(hessian, theta)
 
     def expand(self, theta: Tensor) -> Expansion:
         """L(theta), its gradient and its Hessian: one pass, O(n d^2) per point."""
-        terms = self.family.loss_terms(self._features(theta), self._rewards(theta))
-        loss = self._weighted(terms.loss).sum(-1)
-        gradient = self._combined(self._weighted(terms.slope))
-        hessian = self._gram(self._weighted(terms.curvature))
-        loss, gradient, hessian = self.shards.sum(loss, gradient, hessian)
+
+        def sums(rows: RowSums) -> tuple[Tensor, ...]:
+            terms = rows.family.loss_terms(rows._features(theta), rows._rewards(theta))
+            loss = rows._weighted(terms.loss).sum(-1)
+            gradient = rows._combined(rows._weighted(terms.slope))
+            return loss, gradient, rows._gram(rows._weighted(terms.curvature))
+
+        loss, gradient, hessian = self._summed(sums)
         return Expansion(
             self.with_ridge(loss, theta),
             self._add_gradient(gradient, theta),
@@ -133,28 +171,12 @@ class RowSums:
         that of k, which is made in double precision: then only c is rounded as above, nothing
         cancels, and the difference is rounded once.
         """
-        z, r, d = self._features(theta), self._rewards(theta), self.dim
-        terms = self.family.loss_terms(z, r)
-        losses, slopes, curvatures = (self._weighted(t) for t in terms)
-        centred = None if theta.dtype == torch.float64 else self.family.centred_loss(z, r)
-        if centred is not None:
-            losses = self._weighted(centred[0])
-        rows = torch.linalg.vector_norm(self.X, dim=-1)  # |x|
-        rows = rows if self._single(theta) else rows[..., None, :]
-        rewards = self._weighted(r.abs() / self.family.dispersion)
-        gradient = combine_rows(slopes[..., None, :] if self._single(theta) else slopes, self.X)
-        sums = self.shards.sum(
-            losses.sum(-1),
-            gradient[..., 0, :] if self._single(theta) else gradient,
-            self._gram(curvatures),
-            losses.abs().sum(-1),
-            (slopes.abs() * rows).sum(-1),
-            (rewards * z.abs()).sum(-1),
-            (rewards * rows).sum(-1).expand(losses.shape[:-1]).contiguous(),
-        )
-        loss, gradient, hessian, size, steepness, cancelled, pulled = sums
-        if centred is not None:
-            (known,) = self.shards.sum(self._weighted(centred[1]).sum(-1))
+        d, parts = self.dim, sum(1 for _ in self.parts())
+        sums = self._added(lambda rows: rows._sizes(theta))
+        loss, gradient, hessian, size, steepness, cancelled, pulled = self.shards.sum(*sums[:7])
+        centred = len(sums) > 7
+        if centred:
+            (known,) = self.shards.sum(sums[7])
             loss, cancelled = (loss.double() - known).to(theta.dtype), torch.zeros_like(cancelled)
         bend = torch.diagonal(hessian, dim1=-2, dim2=-1).sum(-1)
         at = Expansion(
@@ -164,11 +186,12 @@ class RowSums:
         )
         norm = torch.linalg.vector_norm(theta, dim=-1)
         eps, added = torch.finfo(theta.dtype).eps, lost_in_sum(self.shards.total(self.X.shape[-2]))
+        added += 0.5 * parts  # one after the other
         product = 1.0 + 0.5 * d
         of_loss = (added + EVALUATION) * size + 2.0 * EVALUATION * cancelled
         of_gradient = (added + EVALUATION) * steepness + 2.0 * EVALUATION * pulled
         # the last additions: each is rounded once, at most to the sizes of what is added
-        last = EVALUATION * at.loss.abs() if centred is None else loss.abs() + at.loss.abs()
+        last = loss.abs() + at.loss.abs() if centred else EVALUATION * at.loss.abs()
         of_loss = of_loss + product * norm * steepness + last
         of_gradient = of_gradient + product * norm * bend
         outer = 0.0 * norm  # the steepness of ridge and tilt
@@ -180,6 +203,28 @@ class RowSums:
         of_loss = of_loss + (product + EVALUATION) * norm * outer
         of_gradient = of_gradient + EVALUATION * outer
         return at, Errors(eps * of_loss, eps * of_gradient, steepness + outer)
+
+    def _sizes(self, theta: Tensor) -> tuple[Tensor, ...]:
+        """What :meth:`expand_with_errors` sums over the rows; k in double precision comes last."""
+        z, r = self._features(theta), self._rewards(theta)
+        losses, slopes, curvatures = map(self._weighted, self.family.loss_terms(z, r))
+        centred = None if theta.dtype == torch.float64 else self.family.centred_loss(z, r)
+        if centred is not None:
+            losses = self._weighted(centred[0])
+        rows = torch.linalg.vector_norm(self.X, dim=-1)  # |x|
+        rows = rows if self._single(theta) else rows[..., None, :]
+        rewards = self._weighted(r.abs() / self.family.dispersion)
+        gradient = combine_rows(slopes[..., None, :] if self._single(theta) else slopes, self.X)
+        return (
+            losses.sum(-1),
+            gradient[..., 0, :] if self._single(theta) else gradient,
+            self._gram(curvatures),
+            losses.abs().sum(-1),
+            (slopes.abs() * rows).sum(-1),
+            (rewards * z.abs()).sum(-1),
+            (rewards * rows).sum(-1).expand(losses.shape[:-1]).contiguous(),
+            *(() if centred is None else (self._weighted(centred[1]).sum(-1),)),
+        )
 
     # a vector v of one entry per row is (*B, n), or (*B, P, n) for P points
 
@@ -201,20 +246,8 @@ class RowSums:
         return _product(v[..., None, :], self.X)[..., 0, :]
 
     def _gram(self, v: Tensor) -> Tensor:
-        """``sum_s v_s x_s x_s'``; many rows in parts, whose weighted copies stay in the cache."""
-        d, X = self.dim, self.X
-        n = X.shape[-2]
-        if n * d <= MANY:
-            return self._gram_of(X, v)
-        step = max(1, MANY // (4 * d))
-        first = self._gram_of(X[..., :step, :], v[..., :step])
-        for start in range(step, n, step):
-            part = slice(start, start + step)
-            first = first + self._gram_of(X[..., part, :], v[..., part])
-        return first
-
-    def _gram_of(self, X: Tensor, v: Tensor) -> Tensor:
-        d = self.dim
+        """``sum_s v_s x_s x_s'``."""
+        X, d = self.X, self.dim
         if self._single(v):
             return _product(X.mT * v[..., None, :], X)
         if d <= 4:

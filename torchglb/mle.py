@@ -393,7 +393,7 @@ def _estimates(
     """Of every problem, with shapes that start with ``*B``."""
     parts = []
     for block in blocks(loss, family, radius, start, validate=validate):
-        found = new_estimates(len(block.rows), loss.X.shape[-1])
+        found = new_estimates(len(block.rows.X), loss.X.shape[-1])
         fit_bound(family, block.rows, block.settings, float(tol), int(max_steps), found)
         if loss.X.dtype == torch.float32:
             found = _in_single(family, found, block, tol)

@@ -12,7 +12,7 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, bound_once, entry, kernel
 from torchglb.backend.dense import copy_vector
-from torchglb.carried.kernels import Workspace
+from torchglb.carried.kernels import ProblemRows, Workspace
 from torchglb.carried.monomials import Monomials
 from torchglb.families.compiled import CompiledFamily
 from torchglb.mle_kernels import (
@@ -86,7 +86,7 @@ def new_estimates(count: int, d: int) -> Estimates:
 @entry
 def fit_all(
     family: CompiledFamily,
-    rows: Floats,
+    rows: ProblemRows,
     settings: Floats,
     tol: float,
     max_steps: int,
@@ -96,19 +96,19 @@ def fit_all(
 
     Args:
         family: the family.
-        rows: of :func:`torchglb.compiled_rows.load_rows`.
+        rows: of B problems.
         settings: lambda, S, tilt and start, ``(B, 2 + 2 d)``.
         tol: stop when ``gap <= tol (1 + |loss|)``.
         max_steps: limit on evaluations.
         found: the result, of :func:`new_estimates`.
     """
-    count, d = rows.shape[0], rows.shape[1] - 2
+    count, d = rows.X.shape[0], rows.X.shape[1]
     table, work, memory, pairs = pass_table(d, 2), pass_memory(d), new_memory(d), secant_memory(d)
     here = memory.here
     for b in range(count):
         ridge, radius = settings[b, 0], settings[b, 1]
         tilt = settings[b, 2 : 2 + d]
-        loss = RowLoss(family, rows[b, :d], rows[b, d], rows[b, d + 1], ridge, tilt)
+        loss = RowLoss(family, rows.X[b], rows.w[b], rows.y[b], ridge, tilt)
         copy_vector(settings[b, 2 + d :], here.theta)
         end = fit(loss, radius, tol, max_steps, table, memory, pairs, work)
         if end.status == INACCURATE and end.gap > COLD * (1.0 + abs(end.loss)):

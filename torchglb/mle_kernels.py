@@ -53,8 +53,8 @@ class RowLoss(NamedTuple):
 
     Attributes:
         family: m and g.
-        X: features, ``(d, n)``.
-        w: weights, ``(n,)``.
+        X: features, ``(d, capacity)``.
+        w: weights, ``(n,)``; ``(0,)`` if all are 1.
         y: weights times rewards, ``(n,)``.
         ridge: lambda.
         tilt: ``(d,)``.
@@ -112,7 +112,7 @@ def pass_memory(dim: int) -> Workspace:
 def expand(loss: RowLoss, table: Monomials, work: Workspace, at: PointExpansion) -> float:
     """The loss at ``at.theta``, with its derivatives there: one pass."""
     family, X, w, y, theta = loss.family, loss.X, loss.w, loss.y, at.theta
-    sum_rows(family, X, w, y, 0, X.shape[1], theta, table, work)
+    sum_rows(family, X, w, y, 0, y.shape[0], theta, table, work)
     sums, d = work.sums, theta.shape[0]
     value = sums[0] + 0.5 * loss.ridge * dot(theta, theta) - dot(loss.tilt, theta)
     place = 1 + d

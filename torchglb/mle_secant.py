@@ -91,16 +91,17 @@ def slope_pass(
         The loss, and the trace of its Hessian if squares were given.
     """
     X, d, scratch, trace = loss.X, theta.shape[0], work.scratch, 0.0
+    n, weighted = loss.y.shape[0], loss.w.shape[0] > 0
     for i in range(1 + d):
         work.sums[i], work.rest[i] = 0.0, 0.0
     for i in range(hessian.shape[0]):
         for j in range(d):
             hessian[i, j] = loss.ridge if i == j else 0.0
-    for start in range(0, X.shape[1], CHUNK):
-        count = min(CHUNK, X.shape[1] - start)
+    for start in range(0, n, CHUNK):
+        count = min(CHUNK, n - start)
         features(X, start, count, theta, scratch)
         for s in range(count):
-            scratch[W + s] = loss.w[start + s]
+            scratch[W + s] = loss.w[start + s] if weighted else 1.0
             scratch[Y + s] = loss.y[start + s]
         row_terms(loss.family, scratch, count, 1)
         careful_add(work.sums, work.rest, 0, chunk_sum(scratch[TERMS:], count))

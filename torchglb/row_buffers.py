@@ -2,10 +2,14 @@
 
 Nothing here changes a row that is in use: new rows are written behind them, and a history then
 takes the new :class:`RowBuffers` in one assignment.
+
+Room for rows to come costs nothing on a CPU: the operating system gives memory out when it is first
+written to. So what takes memory are the rows, and for a moment twice as many when buffers grow.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +20,11 @@ from torchglb.arrays import array
 
 #: float32 or float64
 Reals = NDArray[Any]
+#: from so many rows on buffers grow eightfold, so that few rows are ever there twice; 2 MB for each
+#: feature, the largest pages of the usual systems: of them at most one is there in vain
+MANY = 1 << 18
+#: room for fewer rows is filled with zeros: it is small, and then never looks like rows
+FEW = 1 << 14
 
 
 class Rows(NamedTuple):
@@ -65,9 +74,24 @@ class RowViews(NamedTuple):
     y: Reals
 
 
-def cloned(tensor: Tensor) -> Tensor:
+def cloned(held: RowBuffers) -> RowBuffers:
     """A copy with the same memory layout: sums are rounded in its order."""
-    return tensor.mT.clone().mT if tensor.ndim > 1 and tensor.mT.is_contiguous() else tensor.clone()
+    if not held.recorded:
+        copied = enlarged(trimmed(held), held.X.shape[-2])
+        return copied._replace(distinct=held.distinct.clone())
+    # torch's own deepcopy refuses tensors that keep a graph
+    X, w, y, distinct = (t.clone() for t in (held.X, held.w, held.y, held.distinct))
+    return held._replace(X=X, w=w, y=y, distinct=distinct)
+
+
+def trimmed(held: RowBuffers) -> RowBuffers:
+    """The rows in use, without room for more: views."""
+    X, w, y = held.X[..., : held.used, :], held.w[..., : held.used], held.y[..., : held.used]
+    held = held._replace(X=X, w=w, y=y)
+    if held.w_rest is None or held.y_rest is None:
+        return held
+    w_rest, y_rest = held.w_rest[..., : held.used], held.y_rest[..., : held.used]
+    return held._replace(w_rest=w_rest, y_rest=y_rest)
 
 
 def copies(held: RowBuffers) -> RowViews:
@@ -108,15 +132,24 @@ def extended(held: RowBuffers, x: Tensor, w: Tensor, y: Tensor, *, copy: bool) -
 def reserved(held: RowBuffers, rows: int) -> RowBuffers:
     """With buffers for so many rows."""
     capacity = held.X.shape[-2]
-    return held if rows <= capacity else enlarged(held, max(rows, 2 * capacity, 64))
+    if rows <= capacity:
+        return held
+    # copies of other rows, in float64, are made with all their room
+    if capacity >= MANY and held.X.is_cpu and held.X.dtype == held.y.dtype == torch.float64:
+        with contextlib.suppress(RuntimeError):  # where so much memory is not even promised
+            return enlarged(held, max(rows, 8 * capacity))
+    return enlarged(held, max(rows, 2 * capacity, 64))
 
 
 def enlarged(held: RowBuffers, capacity: int) -> RowBuffers:
-    """With buffers of exactly this size."""
+    """With buffers of exactly this size: copies."""
 
     def grow(old: Tensor) -> Tensor:
-        new = old.new_zeros((*old.shape[:-1], capacity))  # the only copy, for rows may be many
-        new[..., : old.shape[-1]] = old
+        shape = (*old.shape[:-1], capacity)
+        # merged rows are read as far as one that may be in use, and those that are not weigh 0
+        filled = capacity <= FEW or held.w_rest is not None
+        new = old.new_zeros(shape) if filled else old.new_empty(shape)
+        new[..., : old.shape[-1]] = old  # the only copy, for rows may be many
         return new
 
     # feature by feature in memory: a pass is then several times faster for small d

@@ -15,14 +15,14 @@ from torchglb.contrasts.lines import (
     SCALES,
     Line,
     LinearisedRows,
+    LineSums,
     largest_on_ellipsoid,
-    lines_of,
     mixture_ends,
     scale_weights,
 )
 from torchglb.contrasts.look import Joint, look
 from torchglb.contrasts.rows import bend_bound, contraction, expansion, least_curvature
-from torchglb.contrasts.weights import no_weights, with_rows
+from torchglb.contrasts.weights import WeighedRows
 from torchglb.likelihood import NegativeLogLikelihood
 
 DTYPE = torch.float64
@@ -160,23 +160,24 @@ def scene(family, d, n, S=2.0, seed=0):
     contrast = torch.randn(d, generator=generator, dtype=DTYPE)
     contrast = contrast / torch.linalg.vector_norm(contrast)
     fit = glb.constrained_mle(family, glb.Rows(X, r), glb.Ball(d, S))
-    C = contrast.numpy()[None, None]
-    held = with_rows(
-        no_weights(C, np.ones(1)), family, C, np.array([S]), X.numpy()[None], r.numpy()[None],
-        np.ones((1, n)),
-    )  # fmt: skip
-    loss = NegativeLogLikelihood(family, X, r)
-    return X, r, loss, fit, contrast, torch.from_numpy(held.b[0, :n, 0])
+    rows = WeighedRows(NegativeLogLikelihood(family, X, r), contrast.numpy()[None], S)
+    return X, r, rows, fit, contrast, weights_of(rows)[:, 0]
+
+
+def weights_of(rows):
+    """``(n, m)``."""
+    return torch.cat([block.b for block in rows.blocks()])
 
 
 @pytest.mark.parametrize("family", ALL, ids=named)
 def test_lines_are_below_the_martingale_on_the_whole_joint_set(family):
     """The exponent itself at random parameters of the set, against its line."""
     d, n, S = 3, 200, 2.0
-    X, r, loss, fit, c, b = scene(family, d, n, S)
+    X, r, weighed, fit, c, b = scene(family, d, n, S)
+    loss = weighed.likelihood
     height, g, R = 8.0, family.dispersion, family.self_concordance(S)
-    joint = Joint(loss, fit.theta, height, math.log(20.0), S, R, centred=False)
-    seen = look(joint, c[None], b[:, None], [6.0])
+    joint = Joint(weighed, fit.theta, height, math.log(20.0), S, R, centred=False)
+    seen = look(joint, [6.0])
     assert seen.enclosure is not None
     generator = torch.Generator().manual_seed(3)
     points = torch.randn((1200, d), generator=generator, dtype=DTYPE)
@@ -193,12 +194,14 @@ def test_lines_are_below_the_martingale_on_the_whole_joint_set(family):
     # the ellipsoid and the reach of each row contain the set
     away = points - fit.theta
     assert bool((((away @ seen.enclosure.matrix) * away).sum(-1) <= 1.0 + 1e-9).all())
-    assert bool(((away @ X.mT).abs() <= seen.enclosure.reach + 1e-9).all())
-    rows = LinearisedRows(X, r - family.mean(X @ fit.theta), X @ fit.theta, 1.0 + r.abs())
+    assert bool(((away @ X.mT).abs() <= seen.enclosure.reach.along(X) + 1e-9).all())
+    rows = LinearisedRows.of(family, X, r, fit.theta, seen.enclosure)
     z, checked = points @ X.mT, 0
     for k in (2, 4, 6):
         u = 2.0 ** (1 - k) * math.sqrt(g)
-        for line in lines_of(family, rows, b, c, seen.enclosure, S, [k], R):
+        sums = LineSums(family, d, [k], float(b.abs().max()), S, R)
+        sums.add(rows, b)
+        for line in sums.lines(c, seen.enclosure):
             h = math.copysign(u, line.alpha) * b
             shifted = family.log_partition(z + h) - family.log_partition(z)
             exponent = (h * r - shifted).sum(-1) / g
@@ -302,17 +305,11 @@ def test_arm_bounds_contain_whoever_obeys_both_events(family):
         for end in contrasts.bounds(fit.theta.numpy()[None], np.array([height]))
     )
     # the carried sums from scratch
-    b = np.zeros((n, K))
-    held = no_weights((arms / 0.9).numpy()[None], np.array([1.0 / g]))
-    held = with_rows(
-        held, family, np.ascontiguousarray((arms / 0.9).numpy()[None]), np.array([S]),
-        X.numpy()[None], r.numpy()[None], np.ones((1, n)),
-    )  # fmt: skip
-    b = torch.from_numpy(held.b[0, :n])
+    loss = NegativeLogLikelihood(family, X, r)
+    b = weights_of(WeighedRows(loss, (arms / 0.9).numpy(), S))
     one_hot = torch.nn.functional.one_hot(pick, K).to(DTYPE)
     torch.testing.assert_close(torch.from_numpy(contrasts.sums.B[0]), b.mT @ one_hot)
     torch.testing.assert_close(torch.from_numpy(contrasts.sums.Y[0]), b.mT @ r)
-    loss = NegativeLogLikelihood(family, X, r)
     points = fit.theta + 0.6 * torch.randn((6000, d), generator=generator, dtype=DTYPE)
     inside = loss.value(points) <= fit.loss + height
     points = points[inside & (torch.linalg.vector_norm(points, dim=-1) <= S)]

@@ -78,7 +78,18 @@ def careful_add(total: Floats, rest: Floats, place: int, added: float) -> None:
 
 
 class LossRows(NamedTuple):
-    """The rows of one problem: features ``(d, n)``, weights, weighted rewards ``(n,)``."""
+    """The rows of one problem: features ``(d, capacity)``, weights, weighted rewards ``(n,)``.
+
+    Weights that are all 1 may be left out: ``(0,)``.
+    """
+
+    X: Floats
+    w: Floats
+    y: Floats
+
+
+class ProblemRows(NamedTuple):
+    """The :class:`LossRows` of M problems, one after the other in each array."""
 
     X: Floats
     w: Floats
@@ -242,7 +253,7 @@ def sum_rows(
     Args:
         family: the family.
         X: features, ``(d, capacity)``.
-        w: weights, ``(capacity,)``.
+        w: weights, ``(capacity,)``; ``(0,)`` if all are 1.
         y: weights times rewards, ``(capacity,)``.
         start: the first row.
         stop: behind the last row.
@@ -262,7 +273,7 @@ def sum_rows(
         count = min(CHUNK, stop - s)
         features(X, s, count, theta, scratch)
         for i in range(count):
-            scratch[CHUNK + i] = w[s + i]
+            scratch[CHUNK + i] = w[s + i] if w.shape[0] else 1.0
             scratch[2 * CHUNK + i] = y[s + i]
         row_terms(family, scratch, count, table.order)
         careful_add(work.sums, work.rest, 0, chunk_sum(terms, count))

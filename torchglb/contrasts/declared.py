@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,12 +19,11 @@ from torchglb.checks import (
     refuse,
 )
 from torchglb.choices import RELATIONS, SCALES, Relation, ScaleName
-from torchglb.contrasts.enclosure import CHUNK
 from torchglb.contrasts.evidence import joint_log_e_values, log_e_values, nearest_points
 from torchglb.contrasts.inputs import lossless
 from torchglb.contrasts.look import Joint, Look, look
 from torchglb.contrasts.parts import ContrastParts, parts_table
-from torchglb.contrasts.weights import Weights, no_weights, with_rows
+from torchglb.contrasts.weights import NOTHING_KNOWN, Learned, WeighedRows
 from torchglb.identity import check_belongs
 from torchglb.inference.tests import TestResult, anytime_p
 from torchglb.likelihood import NegativeLogLikelihood
@@ -36,8 +34,9 @@ from torchglb.sets import Interval, LikelihoodRatioSet
 class DeclaredContrasts:
     """Answers about ``<c_j, theta*>``, from joint sets that are passed in.
 
-    The rows are those of the joint set's likelihood, in the order in which they came; weights of
-    rows are carried from one look to the next, and follow from the rows alone.
+    The rows are those of the joint set's likelihood, in the order in which they came. Their weights
+    follow from them, and are computed at every look: nothing is kept that grows with the rows (but
+    for a family without compiled formulas, two numbers per row).
 
     Args:
         problem: family, ball and batch; must be on a CPU and in float64.
@@ -118,23 +117,25 @@ class DeclaredContrasts:
     # ---- the weights of the rows ---------------------------------------------------------
 
     def forget_rows(self) -> None:
-        """Other rows will come: the carried weights are not theirs."""
-        ridge = np.full(len(self._S), 1.0 / self.family.dispersion)
-        self._held = no_weights(self._units.numpy(), ridge)
+        """Other rows will come: what is known of those before is not true of them."""
+        N, _, d = self._units.shape
+        self._learned: Learned | None = None
+        if self.family.compiled() is None:
+            self._learned = Learned.nothing(N, d, self.family.dispersion)
         self._seen: tuple[int, list[Look]] | None = None  # a cache of the last look
 
-    def weights(self, likelihood: NegativeLogLikelihood) -> Weights:
-        """Those of all rows, ``O(d^2 + m d)`` for each that has come since the last call."""
-        held, (N, _, d) = self._held, self._units.shape
-        X = likelihood.X.detach().reshape(N, -1, d)[:, held.rows :]
-        if X.shape[1]:
-            r = likelihood.r.detach().reshape(N, -1)[:, held.rows :]
-            w = torch.ones_like(r)
-            if likelihood.w is not None:
-                w = likelihood.w.detach().reshape(N, -1)[:, held.rows :]
-            rows, S = [t.numpy() for t in (X, r, w)], np.array(self._S)
-            self._held = held = with_rows(held, self.family, self._units.numpy(), S, *rows)
-        return held
+    def weighed(self, likelihood: NegativeLogLikelihood) -> list[WeighedRows]:
+        """The rows of every problem with their weights."""
+        N, _, d = self._units.shape
+        X, r = likelihood.X.detach().reshape(N, -1, d), likelihood.r.detach().reshape(N, -1)
+        w = [None] * N if likelihood.w is None else likelihood.w.detach().reshape(N, -1)
+        losses = [NegativeLogLikelihood(self.family, *rows) for rows in zip(X, r, w, strict=True)]
+        known = [NOTHING_KNOWN] * N
+        if self._learned is not None:
+            self._learned = self._learned.with_rows(losses, self._S)
+            known = list(self._learned.known[:, : X.shape[1]])
+        given = zip(losses, self._units.numpy(), self._S, known, strict=True)
+        return [WeighedRows(*each) for each in given]
 
     # ---- looking -------------------------------------------------------------------------
 
@@ -208,10 +209,7 @@ class DeclaredContrasts:
                 continue
             ahead = nearest_points(seen, self._units[i], center[i], ends[i])
             points[i] = torch.where(known[i][..., None], ahead, points[i])
-        # with many rows a few points at a time: each takes some numbers for every row
-        few = max(1, CHUNK // max(region.likelihood.X.shape[-2], 1))
-        asked = points.reshape(*self.batch_shape, 2 * m, -1).split(few, dim=-2)
-        inside = torch.cat([region.contains(part) for part in asked], dim=-1)
+        inside = region.contains(points.reshape(*self.batch_shape, 2 * m, -1))
         inside = known & inside.reshape(N, m, 2)
         if bool(inside.all()):
             return ends
@@ -223,14 +221,12 @@ class DeclaredContrasts:
 
     def _joints(self, region: LikelihoodRatioSet) -> list[Joint]:
         """The joint sets of the problems, one by one."""
-        loss, (N, _, d) = region.likelihood, self._units.shape
-        X, r = loss.X.detach().reshape(N, -1, d), loss.r.detach().reshape(N, -1)
-        w = None if loss.w is None else loss.w.detach().reshape(N, -1)
+        N, _, d = self._units.shape
         center, height = region.center.detach().reshape(N, d), region.radius.reshape(N)
         log_level = math.log(1.0 / (self.delta * self.joint_share))
         return [
             Joint(
-                NegativeLogLikelihood(self.family, X[i], r[i], None if w is None else w[i]),
+                rows,
                 center[i],
                 float(height[i]),
                 log_level,
@@ -238,18 +234,15 @@ class DeclaredContrasts:
                 self._concordance[i],
                 self.centred,
             )
-            for i in range(N)
+            for i, rows in enumerate(self.weighed(region.likelihood))
         ]
 
     def _look(self, region: LikelihoodRatioSet) -> list[Look]:
         """What is known now of every problem."""
         n = region.likelihood.X.shape[-2]
         if self._seen is None or self._seen[0] != n:
-            b = torch.from_numpy(self.weights(region.likelihood).b[:, :n])
             wanted = [self._log_level(False) + 3.0] * self.lengths.shape[-1]
-            joints = self._joints(region)
-            looks = [look(joint, self._units[i], b[i], wanted) for i, joint in enumerate(joints)]
-            self._seen = n, looks
+            self._seen = n, [look(joint, wanted) for joint in self._joints(region)]
         return self._seen[1]
 
     # ---- testing -------------------------------------------------------------------------
@@ -286,14 +279,11 @@ class DeclaredContrasts:
         scaled = value.reshape(N, m) / self.lengths
         looks, share = self._look(region), self.joint_share
         joints = self._joints(region.at_delta(self.joint_delta))  # whose level may be raised
-        b = torch.from_numpy(self._held.b[:, : self._held.rows])
         log_e = torch.full((N, m), -math.inf, dtype=torch.float64)
         theta = torch.full((N, m, d), math.nan, dtype=torch.float64)
         for i, (joint, seen) in enumerate(zip(joints, looks, strict=True)):
             if seen.enclosure is not None:
-                found = log_e_values(
-                    joint, self._units[i], b[i], scaled[i].tolist(), relation, share
-                )
+                found = log_e_values(joint, scaled[i].tolist(), relation, share)
                 log_e[i] = torch.tensor(found, dtype=torch.float64)
                 theta[i] = nearest_points(seen, self._units[i], joint.center, scaled[i])
         own = log_e.reshape(*self.batch_shape, m)
@@ -307,8 +297,11 @@ class DeclaredContrasts:
     def __deepcopy__(self, memo: dict[int, Any]) -> DeclaredContrasts:
         new = object.__new__(type(self))
         memo[id(self)] = new
-        rest = {name: value for name, value in vars(self).items() if name not in ("_held", "_seen")}
-        vars(new).update(copy.deepcopy(rest, memo), _held=self._held.copy(), _seen=self._seen)
+        rest = {
+            name: value for name, value in vars(self).items() if name not in ("_learned", "_seen")
+        }
+        learned = None if self._learned is None else self._learned.copy()
+        vars(new).update(copy.deepcopy(rest, memo), _learned=learned, _seen=self._seen)
         return new
 
     def __getstate__(self) -> dict[str, Any]:

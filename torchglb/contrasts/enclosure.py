@@ -19,8 +19,25 @@ SCALES = 8
 ROUNDS = 8
 #: what the arithmetic with a matrix may change of a bound, relative to it
 LINEAR_ALGEBRA = 1e-4
-#: rows at a time: what is made of them beside their own memory is small
-CHUNK = 1 << 16
+
+
+class Reach(NamedTuple):
+    """How far the joint set reaches from theta_hat: in a ball and in ellipsoids, all at once.
+
+    Attributes:
+        ball: ``|u|`` at most.
+        factors: Cholesky factors of the ellipsoids' matrices, ``(d, d)`` each.
+    """
+
+    ball: float
+    factors: tuple[Tensor, ...]
+
+    def along(self, rows: Tensor) -> Tensor:
+        """``|<x, u>|`` at most, for ``(k, d)``."""
+        found = torch.linalg.vector_norm(rows, dim=-1) * self.ball
+        for factor in self.factors:
+            found = torch.minimum(found, _lengths(factor, rows))
+        return found
 
 
 class Enclosure(NamedTuple):
@@ -29,23 +46,23 @@ class Enclosure(NamedTuple):
     Attributes:
         matrix: M, ``(d, d)``.
         factor: its Cholesky factor.
-        reach: ``|<x_s, u>|`` at most, for every row, ``(n)``.
+        reach: of this ellipsoid and those that led to it.
         lam: of the budget that gave it: the scale of a centred prior, or of a ridge where negative.
     """
 
     matrix: Tensor
     factor: Tensor
-    reach: Tensor
+    reach: Reach
     lam: float
 
     def lengths(self, rows: Tensor) -> Tensor:
         """``max |<x, u>|`` over the ellipsoid, for ``(k, d)``."""
-        white = (
-            torch.linalg.solve_triangular(self.factor, part.mT, upper=False)
-            for part in rows.split(CHUNK)
-        )
-        found = torch.cat([part.square().sum(0) for part in white])
-        return found.sqrt() * (1.0 + LINEAR_ALGEBRA)
+        return _lengths(self.factor, rows)
+
+
+def _lengths(factor: Tensor, rows: Tensor) -> Tensor:
+    white = torch.linalg.solve_triangular(factor, rows.mT, upper=False)
+    return torch.linalg.vector_norm(white, dim=0) * (1.0 + LINEAR_ALGEBRA)
 
 
 class Budget(NamedTuple):
@@ -129,25 +146,28 @@ def enclose(
         budgets: of the joint set.
         gap: at least ``<grad L(theta_hat), theta_hat - theta>`` over the ball.
     """
-    X, w, family = likelihood.X.double(), likelihood.w, likelihood.family
-    z, d = X @ center, X.shape[-1]
+    family, (n, d) = likelihood.family, likelihood.X.shape
     eye = torch.eye(d, dtype=torch.float64)
-    reach = torch.linalg.vector_norm(X, dim=-1) * (S + float(torch.linalg.vector_norm(center)))
+    known = Reach(S + float(torch.linalg.vector_norm(center)), ())
     best: Enclosure | None = None
     for _ in range(ROUNDS):
-        bend = least_curvature(family, z, reach, concordance) / family.dispersion
-        bend = bend if w is None else bend * w
-        K = torch.zeros_like(eye)
-        for part, its in zip(X.split(CHUNK), bend.split(CHUNK), strict=True):
-            K += (part.mT * its) @ part
-        budget = _smallest(K, budgets, gap, X.shape[0])
+        K, settled = torch.zeros_like(eye), best is not None
+        for rows in likelihood.parts():  # the reach of a row is not kept, but found anew
+            X = rows.X.double()
+            before = reach = known.along(X)
+            if best is not None:
+                reach = torch.minimum(before, best.lengths(X))
+                settled = settled and bool((reach >= 0.99 * before).all())
+            bend = least_curvature(family, X @ center, reach, concordance) / family.dispersion
+            K += (X.mT * (bend if rows.w is None else bend * rows.w)) @ X
+        budget = _smallest(K, budgets, gap, n)
         if budget is None:
             break
+        known = known if best is None else best.reach
         matrix = (K - 0.5 * budget.lam * eye) / (budget.height + gap)
-        chosen = Enclosure(matrix, torch.linalg.cholesky(matrix), reach, budget.lam)
-        before, reach = reach, torch.minimum(reach, chosen.lengths(X))
-        best = chosen._replace(reach=reach)
-        if bool((reach >= 0.99 * before).all()):
+        factor = torch.linalg.cholesky(matrix)
+        best = Enclosure(matrix, factor, Reach(known.ball, (*known.factors, factor)), budget.lam)
+        if settled:
             break
     return best
 

@@ -28,8 +28,6 @@ RAISES = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 def log_e_values(
     joint: Joint,
-    contrasts: Tensor,
-    b: Tensor,
     values: list[float],
     relation: Relation,
     share: float,
@@ -38,8 +36,6 @@ def log_e_values(
 
     Args:
         joint: the set at its usual level.
-        contrasts: of length 1, ``(m, d)``.
-        b: the weights of the rows, ``(n, m)``.
         values: of the contrasts under the null, ``(m)``.
         relation: ``"=="``, ``"<="`` or ``">="``.
         share: of the joint martingale.
@@ -48,7 +44,7 @@ def log_e_values(
     for more in RAISES:
         raised = joint.raised(more)
         most = math.log(share) + raised.log_level
-        seen = look(raised, contrasts, b, [max(raised.log_level, 3.0)] * len(values))
+        seen = look(raised, [max(raised.log_level, 3.0)] * len(values))
         limited = False
         for j, value in enumerate(values):
             other = math.log(1.0 - share) + seen.log_evidence(j, value, relation)

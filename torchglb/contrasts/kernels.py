@@ -84,6 +84,7 @@ def weigh_rows(
     X: Floats,
     r: Floats,
     w: Floats,
+    known: Floats,
     radius: float,
     floor: float,
     contrasts: Floats,
@@ -99,6 +100,8 @@ def weigh_rows(
         X: ``(k, d)``.
         r: rewards, ``(k)``.
         w: weights of the rows, ``(k)``.
+        known: mean and variance at the running estimate, ``(k, 2)``, if not the family gives them;
+            else ``(0, 2)``.
         radius: S.
         floor: the least curvature that a row is taken to have.
         contrasts: C, ``(m, d)``.
@@ -109,33 +112,18 @@ def weigh_rows(
     """
     step = guess.copy()
     for s in range(X.shape[0]):
-        z = 0.0
-        for i in range(X.shape[1]):
-            z += X[s, i] * guess[i]
-        mean, variance = mean_and_variance(family, z)
+        if known.shape[0] > 0:
+            mean, variance = known[s, 0], known[s, 1]
+        else:
+            z = 0.0
+            for i in range(X.shape[1]):
+                z += X[s, i] * guess[i]
+            mean, variance = mean_and_variance(family, z)
         curvature = max(variance * family.scale, floor)
         surprise = (r[s] - mean) * family.scale
         learn_row(
             X[s], surprise, curvature, w[s], radius, contrasts, inverse, forms, guess, step, out[s]
         )
-
-
-@entry
-def weigh_row(
-    x: Floats,
-    surprise: float,
-    curvature: float,
-    weight: float,
-    radius: float,
-    contrasts: Floats,
-    inverse: Floats,
-    forms: Floats,
-    guess: Floats,
-    out: Floats,
-) -> None:
-    """:func:`weigh_rows` for one row of a family whose formulas are not compiled."""
-    step = guess.copy()
-    learn_row(x, surprise, curvature, weight, radius, contrasts, inverse, forms, guess, step, out)
 
 
 @entry

@@ -26,13 +26,14 @@ ellipsoid's metric, where the leak ``<e, u>`` is about least.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchglb.contrasts.enclosure import CHUNK, LINEAR_ALGEBRA, Enclosure
+from torchglb.contrasts.enclosure import LINEAR_ALGEBRA, Enclosure
 from torchglb.contrasts.kernels import least_dual
 from torchglb.contrasts.rows import bend_bound
 from torchglb.families import GLMFamily
@@ -56,19 +57,32 @@ def scale_weights() -> list[float]:
 
 
 class LinearisedRows(NamedTuple):
-    """The rows of one problem at the estimate.
+    """Some rows at the estimate.
 
     Attributes:
-        X: ``(n, d)``.
-        surprise: ``r - mu(z)``, ``(n)``.
-        z: ``<x, theta_hat>``, ``(n)``.
-        sizes: ``1 + |r| + |mu(z)| + |m(z)|``, ``(n)``.
+        X: ``(k, d)``.
+        r: rewards, ``(k)``.
+        z: ``<x, theta_hat>``, ``(k)``.
+        mean: ``mu(z)``, ``(k)``.
+        normaliser: ``m(z)``, ``(k)``.
+        reach: ``|<x, theta* - theta_hat>|`` at most, ``(k)``.
     """
 
     X: Tensor
-    surprise: Tensor
+    r: Tensor
     z: Tensor
-    sizes: Tensor
+    mean: Tensor
+    normaliser: Tensor
+    reach: Tensor
+
+    @classmethod
+    def of(
+        cls, family: GLMFamily, X: Tensor, r: Tensor, center: Tensor, enclosure: Enclosure
+    ) -> LinearisedRows:
+        """Rows ``(k, d)`` at theta_hat."""
+        z = X @ center
+        given = family.mean(z), family.log_partition(z)
+        return cls(X, r, z, *given, enclosure.reach.along(X))
 
 
 class Line(NamedTuple):
@@ -91,79 +105,78 @@ class Line(NamedTuple):
     leak: float
 
 
-def lines_of(
-    family: GLMFamily,
-    rows: LinearisedRows,
-    b: Tensor,
-    contrast: Tensor,
-    enclosure: Enclosure,
-    S: float,
-    scales: list[int],
-    concordance: float,
-) -> list[Line]:
-    """The lines of some scales, both signs each: O(n d^2) per scale.
+class LineSums:
+    """Sums over the rows that give the lines of one contrast; O(d^2) per row and line.
 
     Args:
         family: gives m.
-        rows: at the estimate.
-        b: the weights of the rows, ``(n)``.
-        contrast: c, of length 1.
-        enclosure: of the joint set.
+        dim: d.
+        scales: which k; both signs of each.
+        longest: ``|b_s|`` at most.
         S: the radius of the ball.
-        scales: which k.
         concordance: R_s on the ball.
     """
-    weights, found = scale_weights(), []
-    longest = float(b.abs().max()) if b.numel() else 0.0
-    for k in scales:
-        u = 2.0 ** (1 - k) * math.sqrt(family.dispersion)
-        if not u * longest < 30.0:  # the exponentials of such a shift are of no use
-            continue
-        wide = concordance if u == 0 else self_concordance_of(family, S + u * longest)
-        for sign in (1.0, -1.0):
-            line = _line(family, rows, sign * u * b, contrast, enclosure, S, (concordance, wide))
-            if line is not None and sign * line.alpha > 0:
-                found.append(line._replace(log_weight=math.log(weights[k])))
-    return found
 
+    def __init__(
+        self,
+        family: GLMFamily,
+        dim: int,
+        scales: list[int],
+        longest: float,
+        S: float,
+        concordance: float,
+    ) -> None:
+        sizes = {k: 2.0 ** (1 - k) * math.sqrt(family.dispersion) for k in scales}
+        # the exponentials of a longer shift are of no use
+        self.scales = [k for k in scales if sizes[k] * longest < 30.0 for _ in range(2)]
+        u = [sizes[k] * sign for k, sign in zip(self.scales, itertools.cycle((1.0, -1.0)))]
+        wide = [self_concordance_of(family, S + abs(each) * longest) for each in u]
+        self.family, self.S, self.concordance, self.rows = family, S, concordance, 0
+        self.u, self.wide = (torch.tensor(t, dtype=torch.float64)[:, None] for t in (u, wide))
+        self.score, self.size, self.steep = torch.zeros((3, len(u)), dtype=torch.float64)
+        self.p = torch.zeros((len(u), dim), dtype=torch.float64)
+        self.A = torch.zeros((len(u), dim, dim), dtype=torch.float64)
 
-def _line(
-    family: GLMFamily,
-    rows: LinearisedRows,
-    shift: Tensor,
-    contrast: Tensor,
-    enclosure: Enclosure,
-    S: float,
-    rates: tuple[float, float],
-) -> Line | None:
-    """The line of one scale, ``shift = u b``; None where something is not finite."""
-    n, d = rows.X.shape
-    score, size, steep = 0.0, 0.0, 0.0
-    p, A = torch.zeros(d, dtype=torch.float64), torch.zeros((d, d), dtype=torch.float64)
-    for start in range(0, n, CHUNK):
-        part = slice(start, start + CHUNK)
-        X, z, h = rows.X[part], rows.z[part], shift[part]
-        mean, moved = family.mean(z), z + h
-        rise = family.log_partition(moved) - family.log_partition(z) - h * mean
+    def add(self, rows: LinearisedRows, b: Tensor) -> None:
+        """Adds rows with weights b, ``(k)``."""
+        self.rows += len(b)
+        if not self.scales:
+            return
+        family, h = self.family, self.u * b  # (lines, k)
+        X, r, z, mean, normaliser, reach = rows
+        sizes = 1.0 + r.abs() + mean.abs() + normaliser.abs()
+        moved = z + h
+        rise = family.log_partition(moved) - normaliser - h * mean
         slope = family.mean(moved) - mean
-        bend = bend_bound(family, z, h, enclosure.reach[part], *rates)
-        score += float((h * rows.surprise[part] - rise).sum())
-        size += float(((1.0 + h.abs()) * rows.sizes[part]).sum() + rise.abs().sum())
-        steep += float((slope.abs() + EPS * rows.sizes[part]).sum())
-        p += slope @ X
-        A += (X.mT * bend) @ X
-    g = family.dispersion
-    p, A, score = p / g, A / g, score / g
-    if not (math.isfinite(score) and bool(torch.isfinite(p).all() and torch.isfinite(A).all())):
-        return None
-    toward = torch.cholesky_solve(contrast[:, None], enclosure.factor)[:, 0]
-    alpha = float(toward @ p) / float(toward @ contrast)
-    e = p - alpha * contrast
-    leak = float(enclosure.lengths(e[None])[0])
-    bent = largest_on_ellipsoid(e, A, enclosure.factor)
-    # sums of n terms, each of them rounded a few times
-    rounding = (n + 64) * EPS * (size + 2.0 * S * steep) / g
-    return Line(0.0, score - bent - rounding, alpha, score, bent, leak)
+        bend = bend_bound(family, z, h, reach, self.concordance, self.wide)
+        self.score += (h * (r - mean) - rise).sum(-1)
+        self.size += ((1.0 + h.abs()) * sizes + rise.abs()).sum(-1)
+        self.steep += (slope.abs() + EPS * sizes).sum(-1)
+        self.p += slope @ X
+        for A, curvature in zip(self.A, bend, strict=True):
+            A += (X.mT * curvature) @ X
+
+    def lines(self, contrast: Tensor, enclosure: Enclosure) -> list[Line]:
+        """The lines of a contrast c of length 1; without those whose sums are not finite."""
+        weights, found, g = scale_weights(), [], self.family.dispersion
+        toward = torch.cholesky_solve(contrast[:, None], enclosure.factor)[:, 0]
+        for i, k in enumerate(self.scales):
+            p, A, score = self.p[i] / g, self.A[i] / g, float(self.score[i]) / g
+            finite = torch.isfinite(p).all() and torch.isfinite(A).all()
+            if not (math.isfinite(score) and bool(finite)):
+                continue
+            alpha = float(toward @ p) / float(toward @ contrast)
+            if not alpha * float(self.u[i]) > 0:
+                continue
+            e = p - alpha * contrast
+            leak = float(enclosure.lengths(e[None])[0])
+            bent = largest_on_ellipsoid(e, A, enclosure.factor)
+            # sums of n terms, each of them rounded a few times
+            sizes = float(self.size[i]) + 2.0 * self.S * float(self.steep[i])
+            rounding = (self.rows + 64) * EPS * sizes / g
+            base = score - bent - rounding
+            found.append(Line(math.log(weights[k]), base, alpha, score, bent, leak))
+        return found
 
 
 def largest_on_ellipsoid(e: Tensor, A: Tensor, factor: Tensor) -> float:

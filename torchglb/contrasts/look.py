@@ -15,10 +15,11 @@ from torchglb.contrasts.lines import (
     SCALES,
     Line,
     LinearisedRows,
-    lines_of,
+    LineSums,
     log_sum,
     mixture_ends,
 )
+from torchglb.contrasts.weights import WeighedRows
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import frank_wolfe_gap
 
@@ -27,7 +28,7 @@ class Joint(NamedTuple):
     """The joint set of one problem.
 
     Attributes:
-        likelihood: the loss of its rows.
+        rows: with their weights.
         center: theta_hat, ``(d)``.
         height: ``L(theta*) - L(theta_hat)`` at most, in the likelihood-ratio set.
         log_level: ``log A``: ``M(theta*) < A`` of the two joint martingales' mean.
@@ -36,13 +37,18 @@ class Joint(NamedTuple):
         centred: whether the centred prior has half of the level.
     """
 
-    likelihood: NegativeLogLikelihood
+    rows: WeighedRows
     center: Tensor
     height: float
     log_level: float
     S: float
     concordance: float
     centred: bool
+
+    @property
+    def likelihood(self) -> NegativeLogLikelihood:
+        """The loss of its rows."""
+        return self.rows.likelihood
 
     def raised(self, more: float) -> Joint:
         """The set of a level A that is ``e^more`` times as high."""
@@ -91,13 +97,13 @@ class Look(NamedTuple):
         return log_sum(lines, v)[0] if lines else -math.inf
 
 
-def look(joint: Joint, contrasts: Tensor, b: Tensor, wanted: list[float]) -> Look:
+def look(joint: Joint, wanted: list[float]) -> Look:
     """Everything at once: O(n d^2) for the joint set, and for each contrast and scale.
+
+    Rows are walked over some at a time, and nothing of size n is made of them.
 
     Args:
         joint: the set.
-        contrasts: of length 1, ``(m, d)``.
-        b: the weights of the rows, ``(n, m)``.
         wanted: for each contrast the logarithm of the level that its martingale should reach; the
             scales are chosen for it.
     """
@@ -113,23 +119,24 @@ def look(joint: Joint, contrasts: Tensor, b: Tensor, wanted: list[float]) -> Loo
         level = joint.log_level + math.log(2.0)
         budgets += centred_budgets(likelihood, center, at.hessian, joint.S, level)
     found = enclose(likelihood, center, joint.S, joint.concordance, budgets, gap)
-    at_center = (contrasts @ center).tolist()
-    m = contrasts.shape[0]
+    contrasts = torch.from_numpy(joint.rows.contrasts)
+    at_center, m = (contrasts @ center).tolist(), len(contrasts)
     if found is None:
         return Look(at_center, [math.inf] * m, [[] for _ in range(m)], None)
-    family, X, r = likelihood.family, likelihood.X, likelihood.r
-    z = X @ center
-    mean = family.mean(z)
-    sizes = 1.0 + r.abs() + mean.abs() + family.log_partition(z).abs()
-    rows = LinearisedRows(X, r - mean, z, sizes)
-    variance = family.variance(z) / family.dispersion
-    lines = []
+    family, d = likelihood.family, likelihood.dim
+    information, longest = torch.zeros((2, m), dtype=torch.float64)
+    for block in joint.rows.blocks():
+        information += family.variance(block.X @ center) @ block.b.square()
+        longest = torch.maximum(longest, block.b.abs().amax(0))
+    sums = []
     for j in range(m):
-        information = float((b[:, j].square() * variance).sum())
-        scales = _near(information * family.dispersion, wanted[j])
-        lines.append(
-            lines_of(family, rows, b[:, j], contrasts[j], found, joint.S, scales, joint.concordance)
-        )
+        scales = _near(float(information[j]), wanted[j])
+        sums.append(LineSums(family, d, scales, float(longest[j]), joint.S, joint.concordance))
+    for block in joint.rows.blocks():
+        rows = LinearisedRows.of(family, block.X, block.r, center, found)
+        for each, b in zip(sums, block.b.mT, strict=True):
+            each.add(rows, b)
+    lines = [each.lines(c, found) for each, c in zip(sums, contrasts, strict=True)]
     return Look(at_center, found.lengths(contrasts).tolist(), lines, found)
 
 

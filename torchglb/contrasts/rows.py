@@ -58,7 +58,12 @@ def least_curvature(family: GLMFamily, z: Tensor, reach: Tensor, concordance: fl
 
 
 def bend_bound(
-    family: GLMFamily, z: Tensor, shift: Tensor, reach: Tensor, concordance: float, wide: float
+    family: GLMFamily,
+    z: Tensor,
+    shift: Tensor,
+    reach: Tensor,
+    concordance: float,
+    wide: float | Tensor,
 ) -> Tensor:
     """k with ``D(z + t) - D(z) - D'(z) t <= k t^2/2`` for all ``|t| <= reach``.
 
@@ -76,10 +81,10 @@ def bend_bound(
     Args:
         family: gives m.
         z: any shape.
-        shift: broadcasts with z.
+        shift: ``(*, k)`` for z ``(k)``.
         reach: shaped like z.
         concordance: R_s on the ball.
-        wide: R_s on the ball enlarged by the longest shift.
+        wide: R_s on the ball enlarged by the longest shift; broadcasts with it.
     """
     shape = shape_of(family)
     if shape == SQUARE:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats, bound
-from torchglb.carried.kernels import memory_size
+from torchglb.carried.kernels import ProblemRows, memory_size
 from torchglb.carried.monomials import Packed, monomials
 from torchglb.checks import as_rows
 from torchglb.choices import RadiusIncrements
@@ -355,7 +355,7 @@ class PosteriorRadius(StatisticsRadius):
         if len(where) < N:
             part = select(part, torch.from_numpy(where))
         copies = [block.rows for block in blocks(part, family, 1.0, None)]
-        rows = copies[0] if len(copies) == 1 else np.concatenate(copies)
+        rows = copies[0] if len(copies) == 1 else _joined(copies)
         offered = offers if len(offers) == N else np.repeat(offers, N, axis=0)
         search_posteriors(
             family, rows, normal, numbers, etas, candidates, table, held, offered, where, out
@@ -386,6 +386,11 @@ class PosteriorRadius(StatisticsRadius):
         levels = [self.level_around(flat, rows, points, kind) for kind in kinds]
         passes += 6.0 if smooth else 4.0  # two for exact centres, two for each posterior
         return torch.fmin(*levels).reshape(problem.batch_shape), points, passes
+
+
+def _joined(parts: list[ProblemRows]) -> ProblemRows:
+    """Of some problems and some more, those of all."""
+    return ProblemRows(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 #: of no point, the sums that :func:`search_posteriors` is offered

@@ -193,7 +193,7 @@ def recentre(
                 copy_vector(offer[d:], work.sums)
                 work.rest[:] = 0.0
             else:
-                sum_rows(family, rows.X, rows.w, rows.y, 0, rows.X.shape[1], place, table, work)
+                sum_rows(family, rows.X, rows.w, rows.y, 0, rows.y.shape[0], place, table, work)
                 passes += 1
             after = work.sums[0] + penalty_at(prior, eta, place)
             if after < value:
@@ -213,7 +213,7 @@ def recentre(
             share = min(share, 0.8 * damping * distance_to_sphere(point, step, prior.S))
         for i in range(d):
             trial[i] = point[i] + share * step[i]
-        sum_rows(family, rows.X, rows.w, rows.y, 0, rows.X.shape[1], trial, table, work)
+        sum_rows(family, rows.X, rows.w, rows.y, 0, rows.y.shape[0], trial, table, work)
         passes += 1
         after = work.sums[0] + penalty_at(prior, eta, trial)
         if after <= value + 64.0 * EPS * abs(value):

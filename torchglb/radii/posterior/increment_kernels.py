@@ -211,12 +211,12 @@ def sum_increments(
     top: float,
 ) -> float:
     """``sum_s w_s (E m(z_s + s_s U) - m(z_s))/g``, ``s_s^2 = x_s' W^-1 x_s``: a pass."""
-    z, s2, total = np.zeros(SCRATCH), np.zeros(2 * CHUNK), 0.0
+    z, s2, total, ones = np.zeros(SCRATCH), np.zeros(2 * CHUNK), 0.0, np.ones(CHUNK)
     for start in range(0, rows, CHUNK):
         count = min(CHUNK, rows - start)
         features(X, start, count, point, z)
         squared_widths(X, start, count, cover, s2)
         for s in range(count):
             z[s] = row_increment(family, law, z[s], max(s2[s], 0.0), concordance, top)
-        total += chunk_product(z, w[start:], count)
+        total += chunk_product(z, w[start:] if w.shape[0] else ones, count)
     return total * family.scale

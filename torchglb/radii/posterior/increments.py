@@ -113,18 +113,23 @@ def row_increments(
         self_concordance: R_s on the support of the posterior, ``(*B)``, or None.
         max_variance: of m'' there, ``(*B)``, or None.
     """
-    X, family = likelihood.X, likelihood.family
+    dtype, family = likelihood.X.dtype, likelihood.family
 
     def column(values: Tensor | None) -> Tensor | None:  # (*B) -> (*B, 1), as the rows
-        return None if values is None else values.to(X.dtype)[..., None]
+        return None if values is None else values.to(dtype)[..., None]
 
-    s2 = _squared_lengths(X, cover.to(X.dtype)).clamp_min(0.0)
-    z = (X @ point.to(X.dtype)[..., None])[..., 0]
+    cover, point = cover.to(dtype), point.to(dtype)[..., None]
+    bounds = column(self_concordance), column(max_variance)
     if isinstance(law, BallLaw):
-        law = law._replace(nu=law.nu.to(X.dtype)[..., None])
-    each = increment(family, law, z, s2, column(self_concordance), column(max_variance))
-    weighted = each if likelihood.w is None else each * likelihood.w
-    (total,) = likelihood.shards.sum(weighted.sum(-1))
+        law = law._replace(nu=law.nu.to(dtype)[..., None])
+    total: Tensor | None = None
+    for rows in likelihood.parts():
+        s2 = _squared_lengths(rows.X, cover).clamp_min(0.0)
+        each = increment(family, law, (rows.X @ point)[..., 0], s2, *bounds)
+        found = (each if rows.w is None else each * rows.w).sum(-1)
+        total = found if total is None else total + found
+    assert total is not None
+    (total,) = likelihood.shards.sum(total)
     return total.double() / family.dispersion
 
 

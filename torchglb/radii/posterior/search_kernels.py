@@ -17,7 +17,15 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, allocating, entry, floats_at, inlined, kernel
 from torchglb.backend.dense import copy_vector
-from torchglb.carried.kernels import FACTS, Carried, LossRows, carried_in, carry_row, workspace
+from torchglb.carried.kernels import (
+    FACTS,
+    Carried,
+    LossRows,
+    ProblemRows,
+    carried_in,
+    carry_row,
+    workspace,
+)
 from torchglb.carried.monomials import Monomials, Packed, unpack
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
@@ -104,7 +112,7 @@ def hold_if_better(
         law,
         rows.X,
         rows.w,
-        rows.X.shape[1],
+        rows.y.shape[0],
         point,
         memory.cover,
         prior.concordance,
@@ -301,7 +309,7 @@ def held_level(prior: Prior, held: Held, point: Floats) -> float:
 @entry
 def search_posteriors(
     family: CompiledFamily,
-    rows: Floats,
+    rows: ProblemRows,
     normal: bool,
     numbers: Floats,
     etas: Floats,
@@ -316,7 +324,7 @@ def search_posteriors(
 
     Args:
         family: the family.
-        rows: features, weights and weighted rewards of these problems, ``(M, d + 2, n)``.
+        rows: of these problems.
         normal: whether the prior is Gaussian.
         numbers: of :func:`prior_in`, ``(N, 8)`` or more.
         etas: weights of the barrier, ``(P,)``.
@@ -332,7 +340,7 @@ def search_posteriors(
     for m in range(where.shape[0]):
         b, passes = where[m], 0
         prior, found = prior_in(normal, numbers[b]), held_in(held[b], d, slots + 1, packed.count)
-        sums, data = found.carried, LossRows(rows[m, :d], rows[m, d], rows[m, d + 1])
+        sums, data = found.carried, LossRows(rows.X[m], rows.w[m], rows.y[m])
         bold = safe = int(found.rest[2])
         slot, full = bold // candidates.shape[0], out[b, 3] == LOOK
         for a in range(0 if full else slot, slots if full else slot + 1):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchglb.backend import Floats, Ints, bound_once, entry, kernel, vectorised
 from torchglb.backend.dense import EPS, copy_vector, dot, frank_wolfe_gap, length
 from torchglb.backend.tridiagonal import tridiagonal_form
+from torchglb.carried.kernels import ProblemRows
 from torchglb.compiled_rows import array, blocks, per_problem
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK
@@ -126,7 +127,7 @@ def _region_of(program: SublevelProgram, count: int, d: int) -> Floats:
 @entry
 def support_all(
     family: CompiledFamily,
-    rows: Floats,
+    rows: ProblemRows,
     settings: Floats,
     region: Floats,
     known: bool,
@@ -140,7 +141,7 @@ def support_all(
 
     Args:
         family: the family.
-        rows: features, weights, weighted rewards, ``(B, d + 2, n)``.
+        rows: of B problems.
         settings: lambda, S, tilt and centre, ``(B, 2 + 2 d)``.
         region: c, W and gamma, ``(B, d + d^2 + 1)``, or ``(B, 0)``.
         known: whether centres were given.
@@ -151,7 +152,7 @@ def support_all(
         found: the result.
     """
     count, K, d = arms.shape
-    memory, at_center, squares = search_memory(d), new_point(d), np.empty(rows.shape[2])
+    memory, at_center, squares = search_memory(d), new_point(d), np.empty(rows.y.shape[1])
     bounds = ArmBounds(
         np.zeros((K, d)),
         np.zeros(K),
@@ -168,13 +169,13 @@ def support_all(
     for b in range(count):
         ridge, radius = settings[b, 0], settings[b, 1]
         tilt, center = settings[b, 2 : 2 + d], settings[b, 2 + d :]
-        loss = RowLoss(family, rows[b, :d], rows[b, d], rows[b, d + 1], ridge, tilt)
+        loss = RowLoss(family, rows.X[b], rows.w[b], rows.y[b], ridge, tilt)
         value = center_of(loss, radius, center, known, memory)
         copy_point(memory.estimate.here, at_center)
         tridiagonal_form(at_center.hessian, memory.center_form, memory.next)
         size = size_of_rows(loss, squares)
         trace = rounded_trace(trace_of(at_center.hessian), ridge, d)
-        there = evaluated(value, trace, at_center, rows.shape[2], level[b], radius, size)
+        there = evaluated(value, trace, at_center, rows.y.shape[1], level[b], radius, size)
         problem = LevelSet(
             loss,
             level[b],
@@ -236,7 +237,7 @@ def size_of_rows(loss: RowLoss, squares: Floats) -> float:
 @vectorised
 def size_of_lengths(X: Floats, w: Floats, y: Floats, largest: float, squares: Floats) -> float:
     """The sum, without scale and tilt."""
-    total, n = 0.0, X.shape[1]
+    total, n = 0.0, y.shape[0]
     for start in range(0, n, CHUNK):
         stop = min(start + CHUNK, n)
         part = squares[start:stop]
@@ -246,9 +247,10 @@ def size_of_lengths(X: Floats, w: Floats, y: Floats, largest: float, squares: Fl
             x = X[k, start:stop]
             for s in range(stop - start):
                 part[s] += x[s] * x[s]
-        weights, rewards = w[start:stop], y[start:stop]
+        rewards = y[start:stop]
         for s in range(stop - start):
-            total += math.sqrt(part[s]) * max(abs(rewards[s]), weights[s] * largest)
+            weight = w[start + s] if w.shape[0] else 1.0
+            total += math.sqrt(part[s]) * max(abs(rewards[s]), weight * largest)
     return total
 
 

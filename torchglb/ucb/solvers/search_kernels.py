@@ -242,7 +242,7 @@ def evaluate(level: LevelSet, memory: SearchMemory, with_hessian: bool) -> Evalu
             loss, at.theta, memory.work, memory.pairs, level.squares, at.gradient, none
         )
     trace = rounded_trace(trace, loss.ridge, at.theta.shape[0])
-    return evaluated(value, trace, at, loss.X.shape[1], level.level, level.radius, level.size)
+    return evaluated(value, trace, at, loss.y.shape[0], level.level, level.radius, level.size)
 
 
 @kernel
