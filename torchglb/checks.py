@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.errors import InputError
 from torchglb.recording import is_transformed
 
@@ -28,7 +29,7 @@ def refuse(name: str, expected: str, got: object) -> InputError:
     return InputError(f"{name}: expected {expected}, got {got}")
 
 
-def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+def as_tensor(name: str, value: ArrayLike, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of exactly this dtype and device, of whatever holds the same numbers.
 
     Tensors and NumPy arrays of any real dtype (float16, bfloat16, float32, integers, booleans) are
@@ -77,7 +78,7 @@ def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device
     return torch.from_numpy(copied).to(device=device, dtype=dtype)
 
 
-def as_floats(name: str, value: Any) -> Tensor:
+def as_floats(name: str, value: ArrayLike) -> Tensor:
     """A float32 or float64 tensor as it is; other numbers widened to float64, where they are."""
     if isinstance(value, Tensor) and value.dtype in FLOATS and value.layout is torch.strided:
         return value
@@ -85,12 +86,12 @@ def as_floats(name: str, value: Any) -> Tensor:
     return as_tensor(name, value, dtype=torch.float64, device=where)
 
 
-def as_like(name: str, value: Any, like: Located) -> Tensor:
+def as_like(name: str, value: ArrayLike, like: Located) -> Tensor:
     """:func:`as_tensor` in the dtype and on the device of another argument."""
     return as_tensor(name, value, dtype=like.dtype, device=like.device)
 
 
-def as_indices(name: str, value: Any, device: torch.device) -> Tensor:
+def as_indices(name: str, value: ArrayLike, device: torch.device) -> Tensor:
     """Whole numbers as a tensor of int64; floats are refused, even whole ones."""
     if not isinstance(value, Tensor):
         try:
@@ -152,7 +153,7 @@ TOO_LONG = (
 )
 
 
-def within_norm(rows: Tensor, given: Any, limit: float | None = 1.0) -> Tensor:
+def within_norm(rows: Tensor, given: object, limit: float | None = 1.0) -> Tensor:
     """Rows ``(..., d)`` with those scaled back that are too long only by rounding.
 
     A row that was normalised in float32 (float16, bfloat16) and then widened is longer than 1 by
@@ -185,7 +186,7 @@ def within_norm(rows: Tensor, given: Any, limit: float | None = 1.0) -> Tensor:
     return rows * scale.to(rows.dtype)[..., None]
 
 
-def _said(given: Any) -> str:
+def _said(given: object) -> str:
     """The name of the dtype that an object has, as torch and NumPy write it."""
     return str(getattr(given, "dtype", "")).removeprefix("torch.")
 
@@ -242,7 +243,7 @@ def check_tensors(name: str, given: Mapping[str, Any], like: Mapping[str, Tensor
         check_shape(entry, given[key], mine.shape)
 
 
-def check_positive(name: str, value: float) -> float:
+def check_positive(name: str, value: object) -> float:
     """A finite number above zero."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise refuse(name, "a positive number", repr(value))
@@ -251,7 +252,7 @@ def check_positive(name: str, value: float) -> float:
     return float(value)
 
 
-def check_tolerance(name: str, value: float) -> float:
+def check_tolerance(name: str, value: object) -> float:
     """A finite number of at least zero."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise refuse(name, "a non-negative number", repr(value))
@@ -267,7 +268,7 @@ def check_count(name: str, value: int, least: int = 0) -> int:
     return int(value)
 
 
-def check_batch_shape(value: Any) -> tuple[int, ...]:
+def check_batch_shape(value: object) -> tuple[int, ...]:
     """A tuple of sizes; a bare number is refused."""
     if (
         not isinstance(value, Sequence)
@@ -402,7 +403,12 @@ def as_rows(x: Tensor, r: Tensor, batch: tuple[int, ...], dim: int) -> tuple[Ten
 
 
 def as_weights(
-    r: Tensor, weight: Any, mask: Any, batch: tuple[int, ...], *, values: bool = True
+    r: Tensor,
+    weight: ArrayLike | None,
+    mask: ArrayLike | None,
+    batch: tuple[int, ...],
+    *,
+    values: bool = True,
 ) -> Tensor:
     """Weights ``(*B, k)`` in [0, 1] like the rewards, 0 where the mask is False."""
     w = torch.ones_like(r, requires_grad=False)

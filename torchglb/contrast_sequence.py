@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_probability, refuse
 from torchglb.choices import Relation, ScaleName
 from torchglb.contrasts import ContrastParts, DeclaredContrasts
@@ -101,7 +102,13 @@ class ContrastSequence:
         """The number of observations so far."""
         return len(self.joint)
 
-    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        x: ArrayLike,
+        r: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """Adds one observation, ``x (*B, d)``, or many in their order, ``x (*B, k, d)``.
 
         Args:

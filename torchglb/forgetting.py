@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_count, check_probability, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -234,7 +235,7 @@ class ForgettingHistory(History):
 
     # ---- writing -------------------------------------------------------------------------
 
-    def append(self, x: Any, r: Any, weight: Any = None) -> None:
+    def append(self, x: ArrayLike, r: ArrayLike, weight: ArrayLike | None = None) -> None:
         """Adds one row, ``x (*B, d)``, or k in their order, ``x (*B, k, d)``.
 
         Raises:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend import Floats, bound_once
 from torchglb.backend.value_checks import write_rows
 from torchglb.checks import (
@@ -273,7 +274,7 @@ class History:
         """The rows of weight 1 behind those in use are there from now on."""
         self._held = self._held.with_plain(rows)
 
-    def plain_rows(self, x: Any, r: Any) -> tuple[Tensor, Tensor, int] | None:
+    def plain_rows(self, x: ArrayLike, r: ArrayLike) -> tuple[Tensor, Tensor, int] | None:
         """Rows and rewards as they come, if compiled code may read and keep them, and how many.
 
         None for anything else: :meth:`append` takes it, or says what is wrong with it.
@@ -290,7 +291,7 @@ class History:
             x, r = x.double().contiguous(), r.double().contiguous()
         return x, r, 1 if one else shape[-1]
 
-    def append_at_once(self, x: Any, r: Any, longest: float) -> int:
+    def append_at_once(self, x: ArrayLike, r: ArrayLike, longest: float) -> int:
         """:meth:`append` of plain rows in float64, checked and written by one compiled call.
 
         Args:
@@ -306,7 +307,7 @@ class History:
         self._held = before if held is None else held
         return self._held.used - before.used
 
-    def _with_plain_rows(self, x: Any, r: Any, longest: float) -> RowBuffers | None:
+    def _with_plain_rows(self, x: ArrayLike, r: ArrayLike, longest: float) -> RowBuffers | None:
         if self._rewards is None or self.dtype is not torch.float64:
             return None
         found = self.plain_rows(x, r)
@@ -356,7 +357,7 @@ class History:
 
     # ---- writing -------------------------------------------------------------------------
 
-    def append(self, x: Any, r: Any, weight: Any = None) -> None:
+    def append(self, x: ArrayLike, r: ArrayLike, weight: ArrayLike | None = None) -> None:
         """Adds one row, ``x (*B, d)`` and ``r (*B)``, or k, ``x (*B, k, d)`` and ``r (*B, k)``.
 
         Args:
@@ -372,7 +373,7 @@ class History:
         # the one assignment by which the rows are there
         self._held = self._with_rows(x, r, weight) if held is None else held
 
-    def _with_rows(self, x: Any, r: Any, weight: Any) -> RowBuffers:
+    def _with_rows(self, x: ArrayLike, r: ArrayLike, weight: ArrayLike | None) -> RowBuffers:
         given, x = x, as_tensor("x", x, dtype=self.dtype, device=self.device)
         if self.validate:
             x = within_norm(x, given, self.max_norm)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import array
 from torchglb.checks import ValueChecks, as_floats, as_like, check_shape, check_tensors, refuse
 from torchglb.distributed import WHOLE, Shards
@@ -299,12 +300,12 @@ class NegativeLogLikelihood(RowSums, nn.Module):
     def __init__(
         self,
         family: GLMFamily,
-        X: Any,
-        r: Any,
-        w: Any = None,
+        X: ArrayLike,
+        r: ArrayLike,
+        w: ArrayLike | None = None,
         *,
-        regularization: Any = 0.0,
-        tilt: Any = None,
+        regularization: ArrayLike = 0.0,
+        tilt: ArrayLike | None = None,
         shards: Shards = WHOLE,
     ) -> None:
         nn.Module.__init__(self)
@@ -365,8 +366,8 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         family: GLMFamily,
         history: History | Rows,
         *,
-        regularization: Any = 0.0,
-        tilt: Any = None,
+        regularization: ArrayLike = 0.0,
+        tilt: ArrayLike | None = None,
     ) -> NegativeLogLikelihood:
         """The loss of a history as it stands now."""
         if isinstance(history, History):
@@ -440,7 +441,7 @@ class NegativeLogLikelihood(RowSums, nn.Module):
                 expected = "numbers that are no lower than minus the proven curvature"
             checks.require("regularization", ridge >= least_ridge, expected, ridge)
 
-    def forward(self, theta: Any) -> Tensor:
+    def forward(self, theta: ArrayLike) -> Tensor:
         """L(theta), of shape ``theta.shape[:-1]``."""
         theta = as_like("theta", theta, self.X)
         points = () if self._single(theta) else ("P",)

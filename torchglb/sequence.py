@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import settled
 from torchglb.checks import (
     as_rows,
@@ -127,7 +128,7 @@ class ConfidenceSequence(GrowingLevel):
         aggregate: bool = False,
         running: bool = False,
         forgetting: ForgettingGiven | None = None,
-        queries: Any = None,
+        queries: ArrayLike | None = None,
         contrasts: Any = None,
         validate: bool = True,
         dtype: torch.dtype = torch.float64,
@@ -178,7 +179,13 @@ class ConfidenceSequence(GrowingLevel):
                 raise refuse(name, "False with contrasts, which need every row", True)
         return DeclaredContrasts(self.problem, contrasts, self.delta, running=running)
 
-    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        x: ArrayLike,
+        r: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """Adds one observation, ``x (*B, d)``, or many, ``x (*B, k, d)``.
 
         Args:
@@ -206,7 +213,9 @@ class ConfidenceSequence(GrowingLevel):
         self._learn_any(x, features, r, weight, mask)
 
     @without_autocast
-    def _learn_any(self, given: Any, x: Tensor, r: Tensor, weight: Any, mask: Any) -> None:
+    def _learn_any(
+        self, given: Any, x: Tensor, r: Tensor, weight: ArrayLike | None, mask: ArrayLike | None
+    ) -> None:
         """:meth:`update` for rows of any kind; ``given`` is what x was made of."""
         history = self.history
         batch = tuple(history.batch_shape)

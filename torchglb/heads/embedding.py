@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import ValueChecks, as_like, as_weights, check_count, check_shape, refuse
 from torchglb.heads.unit_ball import UnitBall
 from torchglb.recording import is_transformed
@@ -166,7 +167,7 @@ class Observations(nn.Module):
         return single
 
     def weighted(
-        self, contexts: Tensor, rewards: Tensor, weight: Any, mask: Any
+        self, contexts: Tensor, rewards: Tensor, weight: ArrayLike | None, mask: ArrayLike | None
     ) -> tuple[Tensor, Tensor | None]:
         """Contexts ``(*B, k, *E)``, 0 where there is no reward, and weights ``(*B, k)``, if any."""
         if weight is None and mask is None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     FLOATS,
     as_tensor,
@@ -124,7 +125,7 @@ class GLMHead(nn.Module):
 
     # ---- features ------------------------------------------------------------------------
 
-    def features(self, contexts: Any) -> Tensor:
+    def features(self, contexts: ArrayLike) -> Tensor:
         """The features ``(..., d)`` of contexts ``(..., *E)``, in the unit ball."""
         contexts = self.observations.as_contexts(contexts)
         dims = self.observations.context_dims
@@ -150,7 +151,13 @@ class GLMHead(nn.Module):
     # ---- learning ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def update(self, contexts: Any, rewards: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        contexts: ArrayLike,
+        rewards: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """Adds an observation, contexts ``(*B, *E)``, rewards ``(*B)``, or k, ``(*B, k, *E)``.
 
         They may come late and out of order, as long as the delay does not depend on the reward,
@@ -245,7 +252,7 @@ class GLMHead(nn.Module):
 
     # ---- answers -------------------------------------------------------------------------
 
-    def forward(self, contexts: Any) -> Tensor:
+    def forward(self, contexts: ArrayLike) -> Tensor:
         """Mean predictions ``(*B)`` or ``(*B, K)`` for contexts ``(*B, *E)`` or ``(*B, K, *E)``.
 
         In training mode, with gradients enabled, differentiable through the fit of the last layer
@@ -254,7 +261,7 @@ class GLMHead(nn.Module):
         mean: Tensor = self.family.mean(self.logits(contexts))
         return mean
 
-    def logits(self, contexts: Any) -> Tensor:
+    def logits(self, contexts: ArrayLike) -> Tensor:
         """``<phi(c), theta_hat>``, of the shape of :meth:`forward` and differentiable alike."""
         contexts = self.observations.as_contexts(contexts)
         single = self.observations.check(contexts)
@@ -313,7 +320,7 @@ class GLMHead(nn.Module):
         return theta
 
     def confidence(
-        self, contexts: Any, scale: ScaleName = "mean", *, differentiable: bool = False
+        self, contexts: ArrayLike, scale: ScaleName = "mean", *, differentiable: bool = False
     ) -> Interval:
         """Intervals for contexts ``(*B, *E)`` or ``(*B, K, *E)``.
 
@@ -338,7 +345,7 @@ class GLMHead(nn.Module):
         return self.sequence().on_boundary()
 
     @torch.no_grad()
-    def select(self, contexts: Any) -> Tensor:
+    def select(self, contexts: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the context with the largest upper bound, of ``(*B, K, *E)``."""
         contexts = self.observations.as_contexts(contexts)
         self._learn_axes(contexts, 1)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.checks import (
     FLOATS,
@@ -222,7 +223,7 @@ class Policy(ABC):
 
     # ---- choosing ------------------------------------------------------------------------
 
-    def select(self, arms: Any) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play, of ``arms (*B, K, d)``.
 
         Arms, rows and rewards may be tensors or NumPy arrays of any real dtype, or lists
@@ -230,7 +231,7 @@ class Policy(ABC):
         """
         return self.scores(arms).argmax(-1)
 
-    def scores(self, arms: Any) -> Tensor:
+    def scores(self, arms: ArrayLike) -> Tensor:
         """The index that is maximised over the arms, ``(*B, K)``."""
         return self._scores(self._check_arms(arms))
 
@@ -262,7 +263,7 @@ class Policy(ABC):
             checks.settle()
         return arms
 
-    def _check_point(self, x: Any) -> Tensor:
+    def _check_point(self, x: ArrayLike) -> Tensor:
         """One direction for each replicate, ``(*B, d)``, as a tensor of the policy's dtype."""
         x = as_tensor("x", x, dtype=self.dtype, device=self.device)
         check_shape("x", x, (*self.batch_shape, self.domain.dim))
@@ -292,7 +293,13 @@ class Policy(ABC):
 
     # ---- learning ------------------------------------------------------------------------
 
-    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        x: ArrayLike,
+        r: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """Adds one observation, ``x (*B, d)``, ``r (*B)``, or k, ``x (*B, k, d)``, ``r (*B, k)``.
 
         Observations may come late and out of order. Confidence sets stay valid as long as the delay
@@ -337,7 +344,7 @@ class Policy(ABC):
             self._update_weighted(x, r, w)
         self.rounds += x.shape[-2]
 
-    def _weights(self, r: Tensor, weight: Any, mask: Any) -> Tensor:
+    def _weights(self, r: Tensor, weight: ArrayLike | None, mask: ArrayLike | None) -> Tensor:
         """Weights ``(*B, k)`` like the rewards, 0 where the mask says so."""
         if weight is not None and not self.takes_weights:
             expected = f"none, since {self.name} is stated for rows of weight 1"
@@ -355,7 +362,7 @@ class Policy(ABC):
         """:meth:`_update` of rows with weights ``(*B, k)``, where ``takes_weights``."""
         raise NotImplementedError(f"{type(self).__name__} says takes_weights and has none")
 
-    def _learn_at_once(self, x: Any, r: Any) -> int:
+    def _learn_at_once(self, x: ArrayLike, r: ArrayLike) -> int:
         """Checks and learns plain rows in one compiled call, where a policy has one.
 
         Returns:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     as_indices,
     as_tensor,
@@ -106,7 +107,7 @@ class Conservative(Policy):
     # ---- choosing ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def select(self, arms: Any) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the policy's arm where that is safe, else of the baseline."""
         arms = self._check_arms(arms)
         if bool((self.baseline >= arms.shape[-2]).any()):
@@ -162,7 +163,13 @@ class Conservative(Policy):
     def _scores(self, arms: Tensor) -> Tensor:
         return self.policy.scores(arms)
 
-    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        x: ArrayLike,
+        r: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """As the policy's own."""
         self.policy.update(x, r, weight, mask)
         self.rounds = self.policy.rounds

@@ -30,6 +30,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import idle, settled
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
@@ -95,7 +96,7 @@ class Perturbed(FittedPolicy):
         theta = self.perturbed(self.perturbation())
         return (arms @ theta[..., None])[..., 0]
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play; draws the perturbation of the next choice."""
         arms = self._check_arms(arms)
         index = self._winner(arms)
@@ -263,7 +264,7 @@ class EVILLTheory(Perturbed):
             return novelty
         return torch.where(warm[..., None], novelty, super()._scores(arms))
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play: drawn from the design in the warm-up."""
         index = super().select(arms)
         self._uniform = self.random.uniform(dtype=self.dtype)

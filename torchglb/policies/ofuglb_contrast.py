@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_probability
 from torchglb.contrasts.arms import ArmContrasts, as_interval
 from torchglb.domain import Ball
@@ -122,7 +123,7 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
             return scores
         return torch.where(same, torch.minimum(scores, own.upper), scores)
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """Which arm ``(*B)`` has the largest index; the first call declares the arms."""
         arms = self._check_arms(arms)
         if self._declared.declare(arms):

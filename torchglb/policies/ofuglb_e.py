@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import idle
 from torchglb.checks import refuse
 from torchglb.choices import EllipsoidKind
@@ -224,7 +225,7 @@ class OFUGLBE(Policy):
         return self._products(arms, ellipsoid) + self._bonus(arms, ellipsoid)
 
     @torch.no_grad()
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play, certain for every estimate within its error.
 
         With lambda, theta is off by at most ``distance sqrt(1 + lambda/least eigenvalue of H)``

@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import numbers_on
 from torchglb.checks import check_positive, check_probability
 from torchglb.contrasts.linear_kernels import (
@@ -192,7 +193,7 @@ class OFULContrast(Policy):
         upper = self.contrast_bounds().upper.to(scores.dtype)
         return torch.where(same, torch.minimum(scores, upper), scores)
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play; the first call declares the arms."""
         arms = self._check_arms(arms)
         if self._declared.declare(arms):

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import ValueChecks, as_tensor, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -43,7 +44,7 @@ class Oracle(Policy):
         domain: Ball,
         delta: float = 0.05,
         *,
-        theta_star: Any = None,
+        theta_star: ArrayLike | None = None,
         **settings: Unpack[PolicySettings],
     ) -> None:
         super().__init__(family, domain, delta, **settings)

@@ -11,6 +11,7 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy, Requirements
 from torchglb.policies.conservative import leashed
+from torchglb.policies.settings import PolicyOptions
 
 _POLICIES: dict[str, type[Policy]] = {}
 
@@ -126,7 +127,7 @@ def _named_settings(policy: type[Policy]) -> list[str] | None:
     return [key for hint in packed for key in get_args(hint)[0].__annotations__] or None
 
 
-def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Policy:
+def make(name: str, *, family: GLMFamily, domain: Ball, **options: Unpack[PolicyOptions]) -> Policy:
     """Builds a policy by name.
 
     Args:
@@ -134,7 +135,9 @@ def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Polic
         family: the GLM family.
         domain: the ball.
         options: ``delta``, ``horizon``, ``batch_shape``, ``device``, ``dtype``, ``seed``,
-            ``replicates``, ``validate``, and the policy's own; an unknown one is refused.
+            ``replicates``, ``validate``, and the policy's own (:func:`options_of`); an unknown one
+            is refused, and by a type checker too
+            (:class:`torchglb.policies.settings.PolicyOptions`).
             ``conservative=(baseline, alpha)`` keeps any policy with a confidence set above a share
             of a baseline arm (:class:`torchglb.policies.Conservative`).
 
@@ -143,6 +146,7 @@ def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Polic
         >>> policy = make("ofuglb", family=glb.Bernoulli(), domain=glb.Ball(2, 4.0))
     """
     check_options(f"option of {name}", options, options_of(name))
-    leash = options.pop("conservative", None)
-    policy = _POLICIES[name](family, domain, **options)
+    own: dict[str, Any] = {**options}  # those of the class, whose names are checked
+    leash = own.pop("conservative", None)
+    policy = _POLICIES[name](family, domain, **own)
     return policy if leash is None else leashed(policy, leash)

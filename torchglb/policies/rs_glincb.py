@@ -34,6 +34,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import idle, which
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
@@ -132,7 +133,7 @@ class RSGLinCB(Policy):
         best_lower = (centre - width).amax(-1, keepdim=True)
         return warm[..., None] | (centre + width >= best_lower)
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play: the largest score of the arms kept."""
         arms = self._check_arms(arms)
         scores = self._scores(arms)

@@ -21,6 +21,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import idle
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
@@ -92,7 +93,7 @@ class ThompsonSampling(FittedPolicy):
     def _scores(self, arms: Tensor) -> Tensor:
         return (arms @ self.sample()[..., None])[..., 0]
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play; draws the numbers of the next choice."""
         arms = self._check_arms(arms)
         index = self._winner(arms)

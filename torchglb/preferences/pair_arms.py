@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.environments.base import Environment
@@ -148,7 +149,7 @@ class PairArms(Policy):
             validate=self.validate,
         )
 
-    def select(self, arms: Any) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the pair to compare."""
         items = items_of(self._check_arms(arms))
         pair, K = self.pairs._select(items), items.shape[-2]
