@@ -19,6 +19,7 @@ ROOMS = (
     "errors",
     "recording",
     "choices",
+    "array_like",
     "checks",
     "identity",
     "rounding",

@@ -61,12 +61,7 @@ def as_tensor(name: str, value: ArrayLike, *, dtype: torch.dtype, device: torch.
         if len({part.shape for part in parts}) > 1:
             raise refuse(name, "entries of one shape", [tuple(part.shape) for part in parts])
         return torch.stack(parts)
-    try:
-        entries = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise refuse(name, "a tensor or numbers", f"{type(value).__name__} ({error})") from None
-    if entries.dtype.kind not in "biuf":
-        raise refuse(name, "a tensor or real numbers", f"{type(value).__name__} {_short(value)}")
+    entries = real_entries(name, value)
     wide = np.float32 if dtype == torch.float32 else np.float64
     with np.errstate(over="ignore"):
         copied = np.array(entries, dtype=wide, order="C")  # in native order, and writable
@@ -76,6 +71,31 @@ def as_tensor(name: str, value: ArrayLike, *, dtype: torch.dtype, device: torch.
         if not bool(((back == entries) | np.isnan(copied)).all()):
             raise refuse(name, _fitting(dtype), f"dtype {entries.dtype}")
     return torch.from_numpy(copied).to(device=device, dtype=dtype)
+
+
+def real_entries(name: str, value: ArrayLike) -> np.ndarray[Any, np.dtype[Any]]:
+    """The numbers of an array, of columns of a table or of lists, in the dtype they have.
+
+    Columns that could hold missing values (nullable ones of pandas, those of Arrow) come as objects
+    and are float64 if all are there. What is missing or masked is refused: nobody has measured it.
+    """
+    kind = type(value).__name__
+    try:
+        entries = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise refuse(name, "a tensor or numbers", f"{kind} ({error})") from None
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        got = f"{np.ma.count_masked(value)} of {value.size} masked (leave those rows out)"
+        raise refuse(name, "numbers none of which is masked", got)
+    if entries.dtype.kind == "O" and entries.ndim and entries.size:
+        others = [e for e in entries.flat if not isinstance(e, (*NUMBERS, np.bool_))]
+        if not others:
+            return entries.astype(np.float64)
+        got = f"{kind} with the entry {_short(others[0])}"
+        raise refuse(name, "a tensor or real numbers", got)
+    if entries.dtype.kind not in "biuf":
+        raise refuse(name, "a tensor or real numbers", f"{kind} {_short(value)}")
+    return entries
 
 
 def as_floats(name: str, value: ArrayLike) -> Tensor:
@@ -114,7 +134,9 @@ def _converted(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     if value.is_complex() or value.layout is not torch.strided or value.is_quantized:
         raise refuse(name, "a dense tensor of real numbers", f"{value.dtype}, {value.layout}")
     found = value.to(dtype)
-    if torch.promote_types(value.dtype, dtype) == dtype and value.dtype not in UNSURE:
+    # torch promotes no dtype of eight bits to another, and every float is wider
+    tiny = value.is_floating_point() and value.dtype.itemsize == 1
+    if tiny or (torch.promote_types(value.dtype, dtype) == dtype and value.dtype not in UNSURE):
         return found
     if is_transformed(value):  # nobody may look
         raise refuse(name, f"dtype {dtype}", f"{value.dtype}")

@@ -9,12 +9,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from torchglb.array_like import ArrayLike
-from torchglb.checks import ValueChecks, as_like, as_weights, check_count, check_shape, refuse
+from torchglb.checks import (
+    ValueChecks,
+    as_like,
+    as_weights,
+    check_count,
+    check_shape,
+    real_entries,
+    refuse,
+)
 from torchglb.heads.unit_ball import UnitBall
 from torchglb.recording import is_transformed
 
@@ -134,11 +141,13 @@ class Observations(nn.Module):
         if isinstance(given, Tensor):
             contexts = given
         else:
+            parts = isinstance(given, list | tuple) and any(isinstance(g, Tensor) for g in given)
+            entries = None if parts else real_entries(what, given)
             try:
-                if isinstance(given, list | tuple) and any(isinstance(g, Tensor) for g in given):
+                if entries is None:
                     contexts = torch.stack(list(map(torch.as_tensor, given)))
                 else:
-                    entries = np.array(given)  # a copy, which may be written to
+                    # a copy, which may be written to
                     contexts = torch.from_numpy(entries.astype(entries.dtype.newbyteorder("=")))
                 contexts = contexts.to(kept.device)
             except (TypeError, ValueError, RuntimeError) as error:
