@@ -21,6 +21,7 @@ ROOMS = (
     "choices",
     "array_like",
     "checks",
+    "row_checks",
     "identity",
     "rounding",
     "arrays",
@@ -110,11 +111,12 @@ SHARED_POLICY_MODULES = frozenset(
         "online",
         "rank_one",
         "registry",
+        "requirements",
         "saving",
         "settings",
     }
 )
-BELOW_BASE: frozenset[str] = frozenset()
+BELOW_BASE = frozenset({"requirements", "saving"})
 POLICY_COLLECTORS = frozenset({"policies/__init__.py", "policies/registry.py"})
 
 

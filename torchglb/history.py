@@ -16,16 +16,16 @@ from torchglb.backend import Floats, bound_once
 from torchglb.backend.value_checks import write_rows
 from torchglb.checks import (
     FLOATS,
-    TOO_LONG,
     ValueChecks,
+    as_device,
     as_tensor,
     check_batch_shape,
     check_count,
+    check_flag,
     check_float,
     check_positive,
     check_shape,
     refuse,
-    within_norm,
 )
 from torchglb.distributed import Shards, current
 from torchglb.families import GLMFamily
@@ -44,6 +44,7 @@ from torchglb.row_buffers import (
     extended,
     reserved,
 )
+from torchglb.row_checks import TOO_LONG, within_norm
 
 #: rows that are merged in one go: there has to be room for them all
 MERGED_AT_ONCE = 256
@@ -106,15 +107,15 @@ class History:
             max_norm = check_positive("max_norm", max_norm)
         self.dim = dim
         self.batch_shape = torch.Size(batch_shape)
-        self.aggregate = bool(aggregate)
+        self.aggregate = check_flag("aggregate", aggregate)
         self.family = family
         self.max_norm = max_norm
         #: a row may be as long as this, a few roundings beyond ``max_norm``
         self.longest_row = (
             math.inf if max_norm is None else max_norm * (1 + 64 * torch.finfo(dtype).eps)
         )
-        self.validate = validate
-        X = torch.zeros((*self.batch_shape, 0, dim), dtype=dtype, device=device)
+        self.validate = check_flag("validate", validate)
+        X = torch.zeros((*self.batch_shape, 0, dim), dtype=dtype, device=as_device(device))
         w, y, *rests = (torch.zeros_like(X[..., 0]) for _ in range(4))
         w_rest, y_rest = rests if self.aggregate else (None, None)
         distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=X.device)

@@ -11,12 +11,12 @@ from torch import Tensor
 from torchglb.array_like import ArrayLike
 from torchglb.arrays import settled
 from torchglb.checks import (
-    as_rows,
+    as_device,
     as_tensor,
-    as_weights,
     check_choice,
+    check_flag,
+    check_probability,
     refuse,
-    within_norm,
 )
 from torchglb.choices import ELLIPSOIDS, EllipsoidKind, Relation, ScaleName
 from torchglb.contrasts import DeclaredContrasts
@@ -42,6 +42,7 @@ from torchglb.radii import (
     warn_of_boundary,
 )
 from torchglb.recording import is_transformed, without_autocast
+from torchglb.row_checks import as_rows, as_weights, within_norm
 from torchglb.sets import (
     CentredSet,
     EllipsoidSet,
@@ -129,7 +130,7 @@ class ConfidenceSequence(GrowingLevel):
         running: bool = False,
         forgetting: ForgettingGiven | None = None,
         queries: ArrayLike | None = None,
-        contrasts: Any = None,
+        contrasts: ArrayLike | Mapping[str, ArrayLike] | None = None,
         validate: bool = True,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
@@ -140,9 +141,12 @@ class ConfidenceSequence(GrowingLevel):
             radius = by_name(radius)
         if not isinstance(radius, Radius):
             raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
+        delta = check_probability("delta", delta)
+        device = None if device is None else as_device(device)
         problem = Problem(family, domain, delta, batch_shape, dtype, device)
         check_choice("ellipsoid", ellipsoid, ELLIPSOIDS)
-        self.ellipsoidal = bool(ellipsoidal)
+        self.ellipsoidal = check_flag("ellipsoidal", ellipsoidal)
+        running = check_flag("running", running)
         if self.ellipsoidal:
             _ = problem.self_concordance  # refuses a family that has none
             if not radius.confined:
@@ -169,7 +173,9 @@ class ConfidenceSequence(GrowingLevel):
             raise refuse("queries", "None without running=True", type(queries).__name__)
         self._declared = None if contrasts is None else self._declare(contrasts, running, aggregate)
 
-    def _declare(self, contrasts: Any, running: bool, aggregate: bool) -> DeclaredContrasts:
+    def _declare(
+        self, contrasts: ArrayLike | Mapping[str, ArrayLike], running: bool, aggregate: bool
+    ) -> DeclaredContrasts:
         if not self.radius.confined:
             raise refuse("radius", "one that keeps to the ball, for contrasts", self.radius)
         if self.forgetting is not None:  # its sets hold at single times, with other weights

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
+    as_device,
     as_like,
-    as_weights,
     check_count,
     check_shape,
     real_entries,
@@ -24,6 +24,7 @@ from torchglb.checks import (
 )
 from torchglb.heads.unit_ball import UnitBall
 from torchglb.recording import is_transformed
+from torchglb.row_checks import as_weights
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Observations(nn.Module):
         self.batch_shape = torch.Size(batch_shape)
         self.context_dims = check_count("context_dims", context_dims)
         self.newest = newest if newest is None else check_count("replay", newest, least=1)
-        rewards = torch.zeros((*self.batch_shape, 0), dtype=dtype, device=device)
+        rewards = torch.zeros((*self.batch_shape, 0), dtype=dtype, device=as_device(device))
         self.register_buffer("rewards", rewards, persistent=False)
         self.register_buffer("weights", rewards.clone(), persistent=False)
         self.register_buffer("contexts", rewards.clone(), persistent=False)

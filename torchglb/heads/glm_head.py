@@ -14,6 +14,8 @@ from torchglb.checks import (
     FLOATS,
     as_tensor,
     check_batch_shape,
+    check_flag,
+    check_probability,
     check_shape,
     check_tolerance,
     refuse,
@@ -102,7 +104,9 @@ class GLMHead(nn.Module):
         if not isinstance(module, nn.Module):
             raise refuse("module", "an nn.Module", type(module).__name__)
         self.module, self.family, self.domain = module, family, domain
-        self.delta, self.radius, self.ellipsoidal = delta, radius, ellipsoidal
+        self.delta, self.radius = check_probability("delta", delta), radius
+        self.ellipsoidal = check_flag("ellipsoidal", ellipsoidal)
+        validate = check_flag("validate", validate)
         self.regularization = check_tolerance("regularization", regularization)
         batch_shape = check_batch_shape(batch_shape)
         self.batch_shape = torch.Size(batch_shape)

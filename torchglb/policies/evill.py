@@ -38,11 +38,11 @@ from torchglb.families import GLMFamily
 from torchglb.inference.estimator_base import TiltedChoice
 from torchglb.inference.estimators import FreeEstimator
 from torchglb.inference.fits import Fit
-from torchglb.policies.base import Requirements, towards
 from torchglb.policies.design import g_optimal
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.geometry import cholesky_change
+from torchglb.policies.geometry import cholesky_change, towards
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import taken
 from torchglb.policies.settings import FittedSettings
 

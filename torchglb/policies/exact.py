@@ -34,7 +34,8 @@ from torchglb.inference.estimation import RunningEstimate
 from torchglb.inference.level import Height
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, raise_unless_converged
-from torchglb.policies.base import BoundTracker, Policy, towards
+from torchglb.policies.base import BoundTracker, Policy
+from torchglb.policies.geometry import towards
 from torchglb.policies.settings import SOLVERS, ExactSettings, PolicySettings, SolverName
 from torchglb.radii import Lipschitz, Radius, by_name
 from torchglb.recording import is_plain

@@ -15,8 +15,8 @@ from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.estimators import FreeEstimator
-from torchglb.policies.base import towards
 from torchglb.policies.fitted import FittedPolicy
+from torchglb.policies.geometry import towards
 from torchglb.policies.registry import register
 from torchglb.policies.settings import FittedSettings
 

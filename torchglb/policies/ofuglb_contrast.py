@@ -24,10 +24,11 @@ from torchglb.contrasts.arms import ArmContrasts, as_interval
 from torchglb.domain import Ball
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
 from torchglb.optim import frank_wolfe_gap
-from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.base import Policy
 from torchglb.policies.exact import LikelihoodRatioPolicy
 from torchglb.policies.fixed_arms import DeclaredArms
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.settings import PolicySettings, SolverName
 from torchglb.radii import Radius
 from torchglb.sets import Interval

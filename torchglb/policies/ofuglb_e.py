@@ -36,9 +36,9 @@ from torchglb.inference.fits import Fit
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import inverse_forms, woodbury_inverse_forms
 from torchglb.mle import minimize_likelihood
-from torchglb.policies.base import Policy, towards
+from torchglb.policies.base import Policy
 from torchglb.policies.exact import PAPER, named_radius
-from torchglb.policies.geometry import certain_leader, farthest_point
+from torchglb.policies.geometry import certain_leader, farthest_point, towards
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.policies.saving import learn_or_forget, taken

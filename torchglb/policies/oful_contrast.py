@@ -47,10 +47,11 @@ from torchglb.contrasts.linear_kernels import (
 from torchglb.contrasts.lines import SCALES, scale_weights
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
-from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.base import Policy
 from torchglb.policies.fixed_arms import DeclaredArms, unit_rows
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import taken
 from torchglb.policies.settings import PolicySettings
 from torchglb.sets import EllipsoidSet, Event, Interval

@@ -12,7 +12,8 @@ from torchglb.array_like import ArrayLike
 from torchglb.checks import ValueChecks, as_tensor, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.policies.base import Policy, towards
+from torchglb.policies.base import Policy
+from torchglb.policies.geometry import towards
 from torchglb.policies.registry import register
 from torchglb.policies.settings import PolicySettings
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.policies.base import Policy, towards
+from torchglb.policies.base import Policy
+from torchglb.policies.geometry import towards
 from torchglb.policies.registry import register
 
 

@@ -9,8 +9,9 @@ from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 from torchglb.checks import check_choice, check_options, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.base import Policy
 from torchglb.policies.conservative import leashed
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.settings import PolicyOptions
 
 _POLICIES: dict[str, type[Policy]] = {}
@@ -48,15 +49,7 @@ def available(family: GLMFamily | None = None, *, pairs: bool = False) -> list[s
         (True, False)
     """
     names = sorted(name for name, policy in _POLICIES.items() if policy.requires.pairs == pairs)
-    return names if family is None else [name for name in names if _covers(_POLICIES[name], family)]
-
-
-def _covers(policy: type[Policy], family: GLMFamily) -> bool:
-    needs = policy.requires
-    low, high = family.reward_range
-    bounded = high - low < float("inf")
-    fits = not needs.families or isinstance(family, needs.families)
-    return fits and (bounded or not needs.bounded_rewards)
+    return [n for n in names if family is None or _POLICIES[n].requires.cover(family)]
 
 
 def requirements_of(name: str) -> Requirements:

@@ -33,7 +33,7 @@ class PolicySettings(TypedDict, total=False):
     horizon: int | None
     batch_shape: tuple[int, ...]
     seed: int
-    replicates: Tensor | None
+    replicates: ArrayLike | None
     validate: bool
     dtype: torch.dtype
     device: torch.device | str | None

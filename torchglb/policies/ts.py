@@ -28,9 +28,8 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.fits import Fit
 from torchglb.linalg import inverse_forms
-from torchglb.policies.base import towards
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.geometry import certain_leader, cholesky_change
+from torchglb.policies.geometry import certain_leader, cholesky_change, towards
 from torchglb.policies.registry import register
 from torchglb.policies.saving import taken
 from torchglb.policies.settings import FittedSettings

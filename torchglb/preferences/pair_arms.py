@@ -20,8 +20,9 @@ from torchglb.domain import Ball
 from torchglb.environments.base import Environment
 from torchglb.environments.base import register as register_environment
 from torchglb.families import Bernoulli, GLMFamily
-from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.base import Policy
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.settings import PolicySettings
 from torchglb.preferences.duels import DuelWorld
 from torchglb.preferences.pair_policies import (

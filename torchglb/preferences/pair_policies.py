@@ -74,7 +74,7 @@ class PairPolicy(ABC):
         radius: str | Radius = "pac-bayes",
         aggregate: bool = False,
         seed: int = 0,
-        replicates: Tensor | None = None,
+        replicates: ArrayLike | None = None,
         validate: bool = True,
     ) -> None:
         if len(check_batch_shape(batch_shape)) > 1:
@@ -298,7 +298,7 @@ def make_pair_policy(
     radius: str | Radius = "pac-bayes",
     aggregate: bool = False,
     seed: int = 0,
-    replicates: Tensor | None = None,
+    replicates: ArrayLike | None = None,
 ) -> PairPolicy:
     """Builds a pair policy by name: duel-ofu, max-in-p, widest-pair, random-pairs, laplace-pairs.
 

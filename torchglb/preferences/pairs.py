@@ -15,14 +15,12 @@ from torch import Tensor
 from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     NUMBERS,
-    TOO_LONG,
     ValueChecks,
     as_floats,
     as_tensor,
     check_positive,
     check_shape,
     refuse,
-    within_norm,
 )
 from torchglb.choices import ScaleName
 from torchglb.domain import Ball
@@ -31,6 +29,7 @@ from torchglb.history import History
 from torchglb.preferences.widest import WidestPair, widest_pair
 from torchglb.radii import Radius
 from torchglb.row_buffers import Rows
+from torchglb.row_checks import TOO_LONG, within_norm
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import Interval, LikelihoodRatioSet
 
