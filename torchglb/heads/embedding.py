@@ -224,16 +224,20 @@ class Observations(nn.Module):
         names = ("contexts", "rewards", "weights")
         return {name: self._kept(getattr(self, name)).clone() for name in names}
 
-    def restored(self, state: Mapping[str, Tensor] | None) -> Observations:
-        """New observations with these settings and a saved content, which is checked."""
-        like = self.rewards
-        fresh = Observations(
-            self.batch_shape, self.context_dims, self.newest, like.dtype, like.device
-        )
+    def restored(self, state: Mapping[str, Tensor] | None, infer: bool = False) -> Observations:
+        """New observations with these settings and a saved content, which is checked.
+
+        Args:
+            state: of :meth:`saved`.
+            infer: read the number of axes of a context off the state.
+        """
+        like, dims, axis = self.rewards, self.context_dims, len(self.batch_shape)
+        if infer and state is not None:
+            dims = max(0, state["contexts"].ndim - axis - 1)
+        fresh = Observations(self.batch_shape, dims, self.newest, like.dtype, like.device)
         if state is None:
             return fresh
         contexts = state["contexts"]
-        axis = len(self.batch_shape)
         if fresh.check(contexts.to(like.device), "state['contexts']"):
             shape = tuple(contexts.shape)
             raise refuse("state['contexts']", "shape (*B, n, *E)", f"shape {shape}")

@@ -25,9 +25,11 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.heads.embedding import Door, Observations, in_dtype_of
 from torchglb.heads.frozen import Embedding, FrozenHead
+from torchglb.heads.saving import Computed, fingerprint, unchanged_on_failure
 from torchglb.heads.unit_ball import UnitBall, unit_ball
 from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.mle import constrained_mle
+from torchglb.policies.saving import taken
 from torchglb.radii import Radius
 from torchglb.row_buffers import Rows
 from torchglb.sequence import ConfidenceSequence
@@ -122,6 +124,7 @@ class GLMHead(nn.Module):
         self._theta: Tensor | None = None
         self._start: Tensor | None = None  # the last estimate, where the next fit begins
         self._stamp: list[tuple[Any, ...]] | None = self._now()
+        self._saved: Computed | None = None  # of a state or a copy, until it is known to fit
 
     def __len__(self) -> int:
         """The number of observations so far."""
@@ -188,14 +191,15 @@ class GLMHead(nn.Module):
         check_shape("rewards", rewards, contexts.shape[: axis + 1])
         contexts, w = self.observations.weighted(contexts, rewards, weight, mask)
         present = None if w is None else w > 0
-        sequence = self.sequence()
-        sequence.update(self.features(contexts), rewards, w, present)
+        sequence, features = self.sequence(), self.features(contexts)
+        self._saved = None  # of fewer observations
+        sequence.update(features, rewards, w, present)
         self.observations.append(contexts, rewards, w)
         self._theta, self._infer = None, False
 
     def refresh(self) -> None:
         """Forgets everything that was computed from the network's parameters."""
-        self._kept, self._theta, self._stamp = None, None, None
+        self._kept, self._theta, self._stamp, self._saved = None, None, None, None
 
     def sequence(self, differentiable: bool = False) -> ConfidenceSequence:
         """The confidence sequence of the observations, for the features as they are now.
@@ -244,15 +248,36 @@ class GLMHead(nn.Module):
         like = self.observations.rewards
         return [(self.module.training, like.dtype, like.device), *seen]
 
-    def _notice_changes(self) -> None:
+    def _is_unchanged(self) -> bool:
+        """Whether the network is as it was when it was last looked at."""
         now, then = self._now(), self._stamp
+        if then is None or len(now) != len(then):
+            return False
         # tensors are compared by identity: the list holds on to them, so no other takes their place
-        same = then is not None and len(now) == len(then)
-        if not same or any(
-            a[0] is not b[0] or a[1:] != b[1:] for a, b in zip(now, then or [], strict=True)
-        ):
-            self.refresh()
-            self._stamp = now
+        return all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(now, then, strict=True))
+
+    @torch.no_grad()
+    def _notice_changes(self) -> None:
+        if self._is_unchanged():
+            return
+        self._kept, self._theta, self._stamp = None, None, self._now()
+        saved = self._saved
+        if saved is not None and len(self) and saved.is_of(self.module, self._embed):
+            self._kept, self._theta, self._saved = saved.sequence, saved.theta, None
+
+    def _embed(self) -> Tensor:
+        return self.features(self.observations.rows()[0])
+
+    def _computed(self) -> Computed | None:
+        """What was computed so far, for a state or a copy."""
+        if self._kept is None or not self._is_unchanged():
+            return self._saved
+        return Computed(fingerprint(self.module), self._kept, self._theta)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tensors of a copy count their changes anew: it has to find out that none was made."""
+        lost = {"_kept": None, "_theta": None, "_stamp": None}
+        return vars(self) | lost | {"_saved": self._computed()}
 
     # ---- answers -------------------------------------------------------------------------
 
@@ -360,12 +385,18 @@ class GLMHead(nn.Module):
     # ---- saving --------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The observations, for ``state_dict``.
+        """The observations, for ``state_dict``, and what was computed from them.
 
-        A head that loads them embeds them anew: its bounds are valid, and those of before up to the
-        tolerance of the radius.
+        A head that loads both with the same network continues bit by bit. One with another network
+        embeds the observations anew.
         """
-        return {"observations": self.observations.saved(), "settings": self._belongs_to()}
+        computed = self._computed()
+        return {
+            "observations": self.observations.saved(),
+            "computed": None if computed is None else computed.state_dict(),
+            "start": None if self._start is None else self._start.clone(),
+            "settings": self._belongs_to(),
+        }
 
     def _belongs_to(self) -> dict[str, Any]:
         """What the observations were collected for."""
@@ -379,34 +410,30 @@ class GLMHead(nn.Module):
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Takes over saved observations; they are checked first."""
+        """Takes over saved observations, and what was computed; they are checked first."""
         with reading_state("a head"):
             check_belongs("state['settings']", state.get("settings"), self._belongs_to())
-            saved = state["observations"]
-            if saved is not None:
-                self._learn_axes(saved["contexts"], 1)
-                self._infer = False
-            self.observations = self.observations.restored(saved)
+            observations = self.observations.restored(state["observations"], self._infer)
+            computed, start = state.get("computed"), state.get("start")
+            if computed is not None:
+                computed = Computed.of(computed, self._empty_sequence(), len(observations))
+            if start is not None:
+                like = observations.rewards.new_zeros((*self.batch_shape, self.domain.dim))
+                start = taken(state, "start", like)
         self.refresh()
-        self._start = None
+        self._infer = self._infer and not observations.known
+        self.observations, self._saved, self._start = observations, computed, start
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As torch's, but a state that is refused leaves weights and observations as they were."""
-        held = ("_parameters", "_buffers", "_modules")
-        kept = [
-            (m, vars(m) | {name: vars(m)[name].copy() for name in held}) for m in self.modules()
-        ]
-        values = [(t, t.detach().clone()) for t in (*self.parameters(), *self.buffers())]
+        computed = self._computed()
         try:
-            return super().load_state_dict(state_dict, strict, assign)
+            with unchanged_on_failure(self):
+                return super().load_state_dict(state_dict, strict, assign)
         except BaseException:
-            for module, attributes in kept:
-                vars(module).update(attributes)
-            with torch.no_grad():
-                for tensor, value in values:
-                    tensor.copy_(value)
+            self._saved = computed  # the weights are the same, but have been written to
             raise
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GLMHead:
