@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from torchglb.backend import Floats, bound, bound_once, entry, vectorised
+from torchglb.backend import Floats, Reals, bound, bound_once, entry, vectorised
 from torchglb.carried.kernels import careful_add, chunk_sum, features
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SCRATCH, TERMS, W, Y, row_terms
@@ -23,8 +22,6 @@ from torchglb.recording import is_plain
 BLOCK = 1 << 22
 #: a problem with more numbers than this is not copied
 HUGE = 1 << 26
-
-Array = NDArray[Any]
 
 
 class CompiledRows(NamedTuple):
@@ -97,7 +94,7 @@ def blocks(
 
 
 def _loaded(
-    loss: RowSums, family: CompiledFamily, X: Array, r: Array, w: Array, validate: bool
+    loss: RowSums, family: CompiledFamily, X: Reals, r: Reals, w: Reals, validate: bool
 ) -> Floats:
     """Of some problems the rows; refused, if they are to be looked at, by their values."""
     count, n, d = X.shape
@@ -139,7 +136,7 @@ def _losses_bound() -> Any:
 
 @entry
 def row_losses(
-    family: CompiledFamily, X: Any, r: Floats, w: Floats, weighted: bool, at: Floats, out: Floats
+    family: CompiledFamily, X: Reals, r: Floats, w: Floats, weighted: bool, at: Floats, out: Floats
 ) -> None:
     """The loss of the rows of N problems at P points each.
 
@@ -170,12 +167,12 @@ def row_losses(
             out[b, p] = total[0]
 
 
-def array(values: Tensor) -> Array:
+def array(values: Tensor) -> Reals:
     """The same memory in NumPy."""
     return (values.detach() if values.requires_grad else values).numpy()
 
 
-def per_problem(values: float | Tensor, batch: tuple[int, ...]) -> float | Array:
+def per_problem(values: float | Tensor, batch: tuple[int, ...]) -> float | Reals:
     """Values that broadcast with the batch shape, one for each problem, or one for all."""
     if not isinstance(values, Tensor):
         return values
@@ -184,7 +181,7 @@ def per_problem(values: float | Tensor, batch: tuple[int, ...]) -> float | Array
 
 @vectorised
 def _load_rows(
-    family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats
+    family: CompiledFamily, X: Reals, r: Reals, w: Reals, weighted: bool, rows: Floats
 ) -> bool:
     """Features, weights and weighted rewards as the passes read them.
 
@@ -223,7 +220,9 @@ def _load_rows(
 
 
 @entry
-def load_rows(family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: Floats) -> bool:
+def load_rows(
+    family: CompiledFamily, X: Reals, r: Reals, w: Reals, weighted: bool, rows: Floats
+) -> bool:
     """:func:`_load_rows`, from Python."""
     return _load_rows(family, X, r, w, weighted, rows)
 

@@ -70,7 +70,7 @@ class ContrastSequence:
         self,
         family: GLMFamily,
         domain: Ball,
-        contrasts: Any,
+        contrasts: ArrayLike | Mapping[str, ArrayLike],
         delta: float,
         joint_share: float = 0.1,
         batch_shape: tuple[int, ...] = (),
@@ -146,7 +146,7 @@ class ContrastSequence:
         """Of what the upper ends consist: for tables and pictures."""
         return self.declared.parts(self._region())
 
-    def test(self, value: Any, relation: Relation = "==") -> TestResult:
+    def test(self, value: ArrayLike, relation: Relation = "==") -> TestResult:
         """E-values and p-values of ``<c_j, theta*> = value``, or ``<=``, or ``>=``; ``(*B, m)``.
 
         ``P(E_t >= 1/alpha for some t) <= alpha`` under the null hypothesis, for each contrast

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -117,7 +116,7 @@ class Ball:
             return unit + self.dim * torch.log(self.radius)
         return unit + self.dim * math.log(self.radius)
 
-    def _vectors(self, name: str, given: Any) -> Tensor:
+    def _vectors(self, name: str, given: ArrayLike) -> Tensor:
         """Vectors ``(*B, d)`` as a tensor."""
         value = as_floats(name, given)
         if value.ndim == 0 or value.shape[-1] != self.dim:

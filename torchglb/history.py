@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.backend import Floats, bound_once
+from torchglb.backend import Floats, Reals, bound_once
 from torchglb.backend.value_checks import write_rows
 from torchglb.checks import (
     FLOATS,
@@ -33,7 +33,6 @@ from torchglb.families.compiled import CompiledFamily
 from torchglb.merging import MergedRows, merge
 from torchglb.recording import is_plain, is_recorded, is_transformed
 from torchglb.row_buffers import (
-    Reals,
     RowBuffers,
     Rows,
     RowViews,

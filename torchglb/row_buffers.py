@@ -6,16 +6,13 @@ takes the new :class:`RowBuffers` in one assignment.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchglb.arrays import array
-
-#: float32 or float64
-Reals = NDArray[Any]
+from torchglb.backend import Reals
 
 
 class Rows(NamedTuple):

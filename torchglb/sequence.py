@@ -220,7 +220,7 @@ class ConfidenceSequence(GrowingLevel):
 
     @without_autocast
     def _learn_any(
-        self, given: Any, x: Tensor, r: Tensor, weight: ArrayLike | None, mask: ArrayLike | None
+        self, given: object, x: Tensor, r: Tensor, weight: ArrayLike | None, mask: ArrayLike | None
     ) -> None:
         """:meth:`update` for rows of any kind; ``given`` is what x was made of."""
         history = self.history
@@ -288,7 +288,7 @@ class ConfidenceSequence(GrowingLevel):
         found = declared.current(self._contrast_region(declared), simultaneous, scale)
         return Interval(found.lower[place], found.upper[place])
 
-    def test_contrasts(self, value: Any, relation: Relation = "==") -> TestResult:
+    def test_contrasts(self, value: ArrayLike, relation: Relation = "==") -> TestResult:
         """E-values and anytime p-values of ``<c, theta*> = value`` for the declared contrasts.
 
         Args:

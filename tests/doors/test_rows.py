@@ -59,6 +59,20 @@ def test_arms_of_every_kind(name, kind):
         assert torch.equal(ends[0].upper, ends[1].upper)
 
 
+@pytest.mark.parametrize("name", [n for n in policies.available() if n != "oracle"])
+def test_bounds_of_every_kind(name):
+    """Before and after arms are known, some of which a policy keeps sums of."""
+    family = next(f for f in (glb.Bernoulli(), glb.Gaussian()) if name in policies.available(f))
+    policy = policies.make(name, family=family, domain=glb.Ball(2, 3.0), horizon=50)
+    for _ in range(2):
+        found = [policy.bounds(kind(X[1])) for kind in KINDS.values()]
+        assert all(one is None for one in found) or all(
+            torch.equal(one.lower, found[0].lower) and torch.equal(one.upper, found[0].upper)
+            for one in found
+        )
+        policy.update(X[int(policy.select(X))], 1.0)
+
+
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_sets_and_estimates_take_every_kind(kind):
     sequence = glb.ConfidenceSequence(family(), ball(), 0.05)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +42,7 @@ class Door:
     ball: UnitBall
     validate: bool
 
-    def admit(self, raw: Any, lead: tuple[int, ...], like: Tensor) -> Tensor:
+    def admit(self, raw: object, lead: tuple[int, ...], like: Tensor) -> Tensor:
         """The features ``(*lead, d)`` in the unit ball, of what the encoder returned.
 
         Args:
@@ -136,17 +135,19 @@ class Observations(nn.Module):
     def _kept(self, buffer: Tensor) -> Tensor:
         return buffer.narrow(len(self.batch_shape), self._first, len(self))
 
-    def as_contexts(self, given: Any, what: str = "contexts") -> Tensor:
+    def as_contexts(self, given: ArrayLike, what: str = "contexts") -> Tensor:
         """A tensor of whatever holds numbers, of the dtype of earlier contexts."""
         kept = self.contexts
         if isinstance(given, Tensor):
             contexts = given
         else:
-            parts = isinstance(given, list | tuple) and any(isinstance(g, Tensor) for g in given)
-            entries = None if parts else real_entries(what, given)
+            parts = list(given) if isinstance(given, list | tuple) else []
+            entries = None
+            if not any(isinstance(part, Tensor) for part in parts):
+                entries = real_entries(what, given)
             try:
                 if entries is None:
-                    contexts = torch.stack(list(map(torch.as_tensor, given)))
+                    contexts = torch.stack(list(map(torch.as_tensor, parts)))
                 else:
                     # a copy, which may be written to
                     contexts = torch.from_numpy(entries.astype(entries.dtype.newbyteorder("=")))

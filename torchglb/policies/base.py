@@ -192,7 +192,7 @@ class Policy(ABC):
         """
         raise refuse("arms", f"finitely many, of which {self.name} takes the best", "the unit ball")
 
-    def _check_arms(self, given: Any) -> Tensor:
+    def _check_arms(self, given: ArrayLike) -> Tensor:
         """The arms as a tensor of the policy's dtype, once they have passed the checks."""
         arms = as_tensor("arms", given, dtype=self.dtype, device=self.device)
         shape = arms.shape
@@ -327,7 +327,7 @@ class Policy(ABC):
         """The set over which the policy is optimistic, a snapshot; None if it has none."""
         return None
 
-    def bounds(self, x: Tensor, refine: bool = True) -> Interval | None:
+    def bounds(self, x: ArrayLike, refine: bool = True) -> Interval | None:
         """Certified ends of ``<x, theta>`` over the set; None without a set.
 
         Args:

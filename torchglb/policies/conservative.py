@@ -181,7 +181,7 @@ class Conservative(Policy):
         """That of the policy."""
         return self.policy.confidence_set()
 
-    def bounds(self, x: Tensor, refine: bool = True) -> Interval | None:
+    def bounds(self, x: ArrayLike, refine: bool = True) -> Interval | None:
         """Those of the policy."""
         return self.policy.bounds(x, refine)
 
@@ -227,7 +227,7 @@ class Conservative(Policy):
         )
 
 
-def leashed(policy: Policy, given: Any) -> Policy:
+def leashed(policy: Policy, given: object) -> Policy:
     """The policy with the option ``conservative`` of :func:`torchglb.policies.make`.
 
     Args:

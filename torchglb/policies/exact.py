@@ -223,7 +223,7 @@ class ExactPolicy(Policy):
         return SublevelProgram(self._likelihood(), self.domain, level)
 
     @torch.no_grad()
-    def bounds(self, x: Tensor, refine: bool = True) -> Interval:
+    def bounds(self, x: ArrayLike, refine: bool = True) -> Interval:
         """Certified ends of ``<x, theta>`` over the set; from a copy of what is carried."""
         return self._ends(self._program.fork(), self._check_point(x), refine)
 
@@ -278,7 +278,7 @@ class _ExactTracker(BoundTracker):
         self._exact, self._program = policy, program.beside(TRACKED)
 
     @torch.no_grad()
-    def bounds(self, x: Tensor, refine: bool = True) -> Interval:
+    def bounds(self, x: ArrayLike, refine: bool = True) -> Interval:
         return self._exact._ends(self._program, self._exact._check_point(x), refine)
 
     def state_dict(self) -> dict[str, Any]:

@@ -203,8 +203,9 @@ class OFULContrast(Policy):
             self._units = unit_rows(arms)
         return self._scores(arms).argmax(-1)
 
-    def bounds(self, x: Tensor, refine: bool = True) -> Interval:
+    def bounds(self, x: ArrayLike, refine: bool = True) -> Interval:
         """Ends of ``<x, theta*>``: by the ellipsoid, and for a declared arm by its own sums."""
+        x = self._check_point(x)
         region = self.confidence_set().interval(x)
         if self._declared.arms is None:
             return region

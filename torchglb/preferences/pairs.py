@@ -47,7 +47,7 @@ def pair_rows(left: ArrayLike, right: ArrayLike, like: Tensor | History) -> Tens
     return 0.5 * (a - b)
 
 
-def item_features(name: str, given: Any, like: Tensor | History) -> Tensor:
+def item_features(name: str, given: ArrayLike, like: Tensor | History) -> Tensor:
     """Of items, ``(..., d)``, as a tensor: of norm at most 1, or longer by rounding only."""
     x = as_tensor(name, given, dtype=like.dtype, device=like.device)
     x = within_norm(x, given)

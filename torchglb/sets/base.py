@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -204,7 +204,7 @@ class ConfidenceSet(ABC):
         mean = self.family.mean(torch.where(infinite, torch.zeros_like(z), z))
         return torch.where(infinite, torch.where(z > 0, high, low), mean)
 
-    def _as_points(self, name: str, value: Any) -> tuple[Tensor, bool]:
+    def _as_points(self, name: str, value: ArrayLike) -> tuple[Tensor, bool]:
         """Points ``(*B, P, d)``, and whether one of each set was given, ``(*B, d)``."""
         like = self._like
         value = as_tensor(name, value, dtype=like.dtype, device=like.device)
