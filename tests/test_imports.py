@@ -33,6 +33,7 @@ ROOMS = (
     "domain",
     "merging",
     "row_buffers",
+    "row_states",
     "history",
     "likelihood",
     "forgetting",
