@@ -35,6 +35,7 @@ ROOMS = (
     "row_buffers",
     "row_states",
     "history",
+    "row_sums",
     "likelihood",
     "forgetting",
     "optim",

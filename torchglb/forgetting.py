@@ -24,8 +24,9 @@ from torchglb.checks import check_count, check_probability, check_tensors, refus
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
-from torchglb.likelihood import Expansion, NegativeLogLikelihood
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.row_buffers import Rows
+from torchglb.row_sums import Expansion
 
 #: rows whose weight has fallen below this are let go
 FAINT = 1e-6

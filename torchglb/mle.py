@@ -31,7 +31,7 @@ from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
 from torchglb.history import History
-from torchglb.likelihood import NegativeLogLikelihood, RowSums
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle_fit import Estimates, fit_bound, new_estimates
 from torchglb.mle_gradients import differentiable
 from torchglb.optim import (
@@ -45,6 +45,7 @@ from torchglb.optim import (
 from torchglb.optim.implicit import opaque, refuse_singular, withheld
 from torchglb.recording import is_plain, is_transformed, wants_gradient, without_autocast
 from torchglb.row_buffers import Rows
+from torchglb.row_sums import RowSums
 
 #: above this many features a Hessian costs more than the steps it saves
 NEWTON_LIMIT = 200

@@ -24,11 +24,12 @@ from torchglb.compiled_rows import losses
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.tests import TestResult, likelihood_ratio_test
-from torchglb.likelihood import Expansion, NegativeLogLikelihood
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.radii import radius_refuted, self_concordance_of, theorem32_fixed_point
 from torchglb.radii.theorems.theorem32 import regularization_for
 from torchglb.recording import is_transformed
+from torchglb.row_sums import Expansion
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.sets.ellipsoid import EllipsoidSet, exit_distance, frame_of, sphere_distance
 from torchglb.ucb import SublevelProgram, SupportResult
