@@ -182,6 +182,24 @@ def test_what_was_passed_in_may_change():
     assert history.X.tolist() == X + X
 
 
+def test_settings_that_were_passed_in_may_change():
+    theta, S, first = torch.tensor([1.0, 0.0]).double(), torch.full((1,), 2.0), torch.tensor([1])
+    names, queries = torch.tensor([5]), torch.tensor(X).double()
+    given = dict(family=family(), domain=ball())
+    oracle = policies.make("oracle", **given, theta_star=theta)
+    safe = policies.make("ofuglb", **given, batch_shape=(1,), conservative=(first, 0.1))
+    world = glb.environments.make("fixed", family=family(), S=S, replicates=names, arms=3)
+    running = glb.ConfidenceSequence(**given, delta=0.05, running=True, queries=queries)
+    for passed in (theta, S, first, names, queries):
+        passed.fill_(0)
+    assert oracle.theta_star.tolist() == [1.0, 0.0]
+    assert safe.baseline.tolist() == [1]
+    assert (world.S.tolist(), world.replicates.tolist()) == ([2.0], [5])
+    assert torch.equal(
+        running.look().upper, running.current().upper_bound(torch.tensor(X).double())
+    )
+
+
 @pytest.mark.parametrize("radius", ["lipschitz", "pac-bayes"])
 def test_a_masked_replicate_learns_nothing(radius):
     settings = {"family": family(), "domain": ball(), "radius": radius}

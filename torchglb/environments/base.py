@@ -208,4 +208,4 @@ def make(
     if radius.ndim == 0:
         radius = radius.expand(replicates.shape)
     own: dict[str, Any] = {**options}
-    return lookup(name)(family, radius.contiguous(), replicates, seed=seed, **own)
+    return lookup(name)(family, radius.clone(), replicates.clone(), seed=seed, **own)

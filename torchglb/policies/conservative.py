@@ -86,7 +86,7 @@ class Conservative(Policy):
             mean = as_tensor(
                 "baseline_mean", baseline_mean, dtype=policy.dtype, device=policy.device
             )
-            self._known = mean.expand(policy.batch_shape)
+            self._known = mean.expand(policy.batch_shape).clone()
         shape = policy.batch_shape
         #: earned for certain beyond (1 - alpha) of the baseline, by earlier arm sets
         self._earned = torch.zeros(shape, dtype=torch.float64, device=policy.device)
@@ -99,7 +99,7 @@ class Conservative(Policy):
         if bool((index < 0).any()):
             raise refuse("baseline", "indices of arms, whole numbers from 0 on", baseline)
         try:
-            return index.expand(policy.batch_shape)
+            return index.expand(policy.batch_shape).clone()
         except RuntimeError:
             wanted = f"a number or shape {tuple(policy.batch_shape)}"
             raise refuse("baseline", wanted, f"shape {tuple(index.shape)}") from None

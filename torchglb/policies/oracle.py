@@ -54,7 +54,7 @@ class Oracle(Policy):
         theta = as_tensor("theta_star", theta_star, dtype=self.dtype, device=self.device)
         shape = (*self.batch_shape, domain.dim)
         try:
-            self.theta_star = theta.expand(shape)
+            self.theta_star = theta.expand(shape).clone()
         except RuntimeError:
             raise refuse("theta_star", f"shape {shape}", f"shape {tuple(theta.shape)}") from None
         checks = ValueChecks()
