@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     FLOATS,
     ValueChecks,
@@ -127,7 +128,7 @@ def constrained_mle(
     domain: Ball,
     *,
     solver: FitSolver | None = None,
-    start: Tensor | None = None,
+    start: ArrayLike | None = None,
     regularization: float | Tensor = 0.0,
     tol: float | None = None,
     max_steps: int | None = None,
@@ -255,7 +256,7 @@ def minimize_likelihood(
     domain: Ball,
     *,
     solver: FitSolver | None = None,
-    start: Tensor | None = None,
+    start: ArrayLike | None = None,
     tol: float | None = None,
     max_steps: int | None = None,
     throw: bool = True,

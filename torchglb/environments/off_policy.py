@@ -62,10 +62,10 @@ class OffPolicyValue:
 @torch.no_grad()
 def off_policy_value(
     log: Log,
-    target: Tensor,
+    target: ArrayLike,
     *,
     reward_range: tuple[float, float],
-    predictions: Tensor | None = None,
+    predictions: ArrayLike | None = None,
     delta: float = 0.05,
 ) -> OffPolicyValue:
     """The value of a policy that does not learn, by inverse propensities or doubly robust.

@@ -57,9 +57,9 @@ class Conservative(Policy):
     def __init__(
         self,
         policy: Policy,
-        baseline: int | Tensor,
+        baseline: ArrayLike,
         alpha: float,
-        baseline_mean: float | Tensor | None = None,
+        baseline_mean: ArrayLike | None = None,
     ) -> None:
         if not isinstance(policy, Policy) or policy.confidence_set() is None:
             raise refuse("policy", "a policy with a confidence set", type(policy).__name__)
@@ -93,7 +93,7 @@ class Conservative(Policy):
         self._arms: Tensor | None = None
         self._plays = self._lower = self._upper = torch.zeros(0)
 
-    def _index(self, baseline: int | Tensor) -> Tensor:
+    def _index(self, baseline: ArrayLike) -> Tensor:
         policy = self.policy
         index = as_indices("baseline", baseline, policy.device)
         if bool((index < 0).any()):

@@ -10,6 +10,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
     as_floats,
@@ -113,7 +114,7 @@ class EllipsoidSet(ConfidenceSet):
 
     # ---- the support ---------------------------------------------------------------------
 
-    def support(self, arms: Tensor) -> SupportResult:
+    def support(self, arms: ArrayLike) -> SupportResult:
         """``max <x, theta>`` over the set for every arm ``(*B, K, d)``; O(d^2) per arm.
 
         Without the ball ``<x, c> + sqrt(gamma) |x| in W^-1``. With it, for any split x = a + b the
