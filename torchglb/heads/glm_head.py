@@ -122,7 +122,10 @@ class GLMHead(nn.Module):
         # refuses settings that do not fit
         self._kept: ConfidenceSequence | None = self._empty_sequence()
         self._theta: Tensor | None = None
-        self._start: Tensor | None = None  # the last estimate, where the next fit begins
+        # where fits begin as long as nothing changes, so that equal questions have equal answers,
+        # and the last estimate, where they begin afterwards
+        self._start: Tensor | None = None
+        self._next_start: Tensor | None = None
         self._stamp: list[tuple[Any, ...]] | None = self._now()
         self._saved: Computed | None = None  # of a state or a copy, until it is known to fit
 
@@ -195,7 +198,7 @@ class GLMHead(nn.Module):
         self._saved = None  # of fewer observations
         sequence.update(features, rewards, w, present)
         self.observations.append(contexts, rewards, w)
-        self._theta, self._infer = None, False
+        self._theta, self._infer, self._start = None, False, self._next_start
 
     def refresh(self) -> None:
         """Forgets everything that was computed from the network's parameters."""
@@ -260,6 +263,8 @@ class GLMHead(nn.Module):
     def _notice_changes(self) -> None:
         if self._is_unchanged():
             return
+        if self._stamp is not None:  # else nothing may have changed, but nobody knows
+            self._start = self._next_start
         self._kept, self._theta, self._stamp = None, None, self._now()
         saved = self._saved
         if saved is not None and len(self) and saved.is_of(self.module, self._embed):
@@ -345,7 +350,7 @@ class GLMHead(nn.Module):
             regularization=self.regularization,
             validate=False,  # features and rewards have passed their doors
         ).theta
-        self._start = theta.detach()
+        self._next_start = theta.detach()
         return theta
 
     def confidence(
@@ -395,6 +400,7 @@ class GLMHead(nn.Module):
             "observations": self.observations.saved(),
             "computed": None if computed is None else computed.state_dict(),
             "start": None if self._start is None else self._start.clone(),
+            "next_start": None if self._next_start is None else self._next_start.clone(),
             "settings": self._belongs_to(),
         }
 
@@ -414,15 +420,18 @@ class GLMHead(nn.Module):
         with reading_state("a head"):
             check_belongs("state['settings']", state.get("settings"), self._belongs_to())
             observations = self.observations.restored(state["observations"], self._infer)
-            computed, start = state.get("computed"), state.get("start")
+            computed = state.get("computed")
             if computed is not None:
                 computed = Computed.of(computed, self._empty_sequence(), len(observations))
-            if start is not None:
-                like = observations.rewards.new_zeros((*self.batch_shape, self.domain.dim))
-                start = taken(state, "start", like)
+            like = observations.rewards.new_zeros((*self.batch_shape, self.domain.dim))
+            start, following = (
+                None if state.get(name) is None else taken(state, name, like)
+                for name in ("start", "next_start")
+            )
         self.refresh()
         self._infer = self._infer and not observations.known
-        self.observations, self._saved, self._start = observations, computed, start
+        self.observations, self._saved = observations, computed
+        self._start, self._next_start = start, following
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -433,7 +442,7 @@ class GLMHead(nn.Module):
             with unchanged_on_failure(self):
                 return super().load_state_dict(state_dict, strict, assign)
         except BaseException:
-            self._saved = computed  # the weights are the same, but have been written to
+            self._saved, self._stamp = computed, None  # weights are the same, but were written to
             raise
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GLMHead:
@@ -446,5 +455,5 @@ class GLMHead(nn.Module):
             self.observations.weights = weights.to(moved.device)
             self.observations.contexts = contexts.to(moved.device)
         self.refresh()
-        self._start = None
+        self._start = self._next_start = None
         return self
