@@ -19,7 +19,9 @@ ROOMS = (
     "errors",
     "recording",
     "choices",
+    "array_like",
     "checks",
+    "row_checks",
     "identity",
     "rounding",
     "arrays",
@@ -31,7 +33,9 @@ ROOMS = (
     "domain",
     "merging",
     "row_buffers",
+    "row_states",
     "history",
+    "row_sums",
     "likelihood",
     "forgetting",
     "optim",
@@ -109,11 +113,12 @@ SHARED_POLICY_MODULES = frozenset(
         "online",
         "rank_one",
         "registry",
+        "requirements",
         "saving",
         "settings",
     }
 )
-BELOW_BASE: frozenset[str] = frozenset()
+BELOW_BASE = frozenset({"requirements", "saving"})
 POLICY_COLLECTORS = frozenset({"policies/__init__.py", "policies/registry.py"})
 
 

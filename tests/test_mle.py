@@ -9,10 +9,11 @@ from problems import random_problem, reference_families, uncompiled
 from torch.autograd import forward_ad
 
 import torchglb as glb
-from torchglb.likelihood import NegativeLogLikelihood, RowSums
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap, newton
 from torchglb.optim.numbers import numbers
+from torchglb.row_sums import RowSums
 
 BATCHES = [(), (1,), (3,), (2, 3)]
 DTYPES = [torch.float32, torch.float64]

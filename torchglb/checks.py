@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.errors import InputError
 from torchglb.recording import is_transformed
 
@@ -28,7 +29,7 @@ def refuse(name: str, expected: str, got: object) -> InputError:
     return InputError(f"{name}: expected {expected}, got {got}")
 
 
-def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+def as_tensor(name: str, value: ArrayLike, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of exactly this dtype and device, of whatever holds the same numbers.
 
     Tensors and NumPy arrays of any real dtype (float16, bfloat16, float32, integers, booleans) are
@@ -60,12 +61,7 @@ def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device
         if len({part.shape for part in parts}) > 1:
             raise refuse(name, "entries of one shape", [tuple(part.shape) for part in parts])
         return torch.stack(parts)
-    try:
-        entries = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise refuse(name, "a tensor or numbers", f"{type(value).__name__} ({error})") from None
-    if entries.dtype.kind not in "biuf":
-        raise refuse(name, "a tensor or real numbers", f"{type(value).__name__} {_short(value)}")
+    entries = real_entries(name, value)
     wide = np.float32 if dtype == torch.float32 else np.float64
     with np.errstate(over="ignore"):
         copied = np.array(entries, dtype=wide, order="C")  # in native order, and writable
@@ -77,7 +73,32 @@ def as_tensor(name: str, value: Any, *, dtype: torch.dtype, device: torch.device
     return torch.from_numpy(copied).to(device=device, dtype=dtype)
 
 
-def as_floats(name: str, value: Any) -> Tensor:
+def real_entries(name: str, value: ArrayLike) -> np.ndarray[Any, np.dtype[Any]]:
+    """The numbers of an array, of columns of a table or of lists, in the dtype they have.
+
+    Columns that could hold missing values (nullable ones of pandas, those of Arrow) come as objects
+    and are float64 if all are there. What is missing or masked is refused: nobody has measured it.
+    """
+    kind = type(value).__name__
+    try:
+        entries = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise refuse(name, "a tensor or numbers", f"{kind} ({error})") from None
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        got = f"{np.ma.count_masked(value)} of {value.size} masked (leave those rows out)"
+        raise refuse(name, "numbers none of which is masked", got)
+    if entries.dtype.kind == "O" and entries.ndim and entries.size:
+        others = [e for e in entries.flat if not isinstance(e, (*NUMBERS, np.bool_))]
+        if not others:
+            return entries.astype(np.float64)
+        got = f"{kind} with the entry {_short(others[0])}"
+        raise refuse(name, "a tensor or real numbers", got)
+    if entries.dtype.kind not in "biuf":
+        raise refuse(name, "a tensor or real numbers", f"{kind} {_short(value)}")
+    return entries
+
+
+def as_floats(name: str, value: ArrayLike) -> Tensor:
     """A float32 or float64 tensor as it is; other numbers widened to float64, where they are."""
     if isinstance(value, Tensor) and value.dtype in FLOATS and value.layout is torch.strided:
         return value
@@ -85,12 +106,12 @@ def as_floats(name: str, value: Any) -> Tensor:
     return as_tensor(name, value, dtype=torch.float64, device=where)
 
 
-def as_like(name: str, value: Any, like: Located) -> Tensor:
+def as_like(name: str, value: ArrayLike, like: Located) -> Tensor:
     """:func:`as_tensor` in the dtype and on the device of another argument."""
     return as_tensor(name, value, dtype=like.dtype, device=like.device)
 
 
-def as_indices(name: str, value: Any, device: torch.device) -> Tensor:
+def as_indices(name: str, value: ArrayLike, device: torch.device) -> Tensor:
     """Whole numbers as a tensor of int64; floats are refused, even whole ones."""
     if not isinstance(value, Tensor):
         try:
@@ -113,7 +134,9 @@ def _converted(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     if value.is_complex() or value.layout is not torch.strided or value.is_quantized:
         raise refuse(name, "a dense tensor of real numbers", f"{value.dtype}, {value.layout}")
     found = value.to(dtype)
-    if torch.promote_types(value.dtype, dtype) == dtype and value.dtype not in UNSURE:
+    # torch promotes no dtype of eight bits to another, and every float is wider
+    tiny = value.is_floating_point() and value.dtype.itemsize == 1
+    if tiny or (torch.promote_types(value.dtype, dtype) == dtype and value.dtype not in UNSURE):
         return found
     if is_transformed(value):  # nobody may look
         raise refuse(name, f"dtype {dtype}", f"{value.dtype}")
@@ -141,53 +164,6 @@ def _fitting(dtype: torch.dtype) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-#: what a row of norm 1 may be longer by, in units of the last place of the dtype it was made in
-ROUNDINGS = {torch.float64: 64, torch.float32: 64, torch.float16: 4, torch.bfloat16: 4}
-#: what to do with rows that are too long
-TOO_LONG = (
-    "scale them: divide by the largest norm that can come; torchglb.UnitBall() in a network, "
-    "torchglb.estimators.Scaler for tables"
-)
-
-
-def within_norm(rows: Tensor, given: Any, limit: float | None = 1.0) -> Tensor:
-    """Rows ``(..., d)`` with those scaled back that are too long only by rounding.
-
-    A row that was normalised in float32 (float16, bfloat16) and then widened is longer than 1 by
-    what that dtype rounds. It is known by its entries, all of which are numbers of that dtype, and
-    divided by its length. Rows that are longer than that are returned as they are, to be refused.
-
-    Args:
-        rows: as :func:`as_tensor` made them.
-        given: what was passed in, which tells the dtype; any object.
-        limit: the longest row.
-    """
-    if limit is None or not rows.numel() or is_transformed(rows):
-        return rows
-    plain = rows.detach()
-    norm = torch.linalg.vector_norm(plain.double(), dim=-1) / limit
-    own = 1.0 + ROUNDINGS[rows.dtype] * torch.finfo(rows.dtype).eps
-    long = (norm > own) & (norm <= 1.0 + ROUNDINGS[torch.bfloat16] * 2.0**-7)
-    if not bool(long.any()):
-        return rows
-    allowed = torch.full_like(norm, own)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        fits = (plain.to(dtype).to(plain.dtype) == plain).all(-1)
-        room = 1.0 + ROUNDINGS[dtype] * torch.finfo(dtype).eps
-        # short numbers are common: only who says float16 is taken to have rounded to it
-        if dtype == torch.float32 or _said(given) == str(dtype).removeprefix("torch."):
-            allowed = torch.where(fits, allowed.clamp_min(room), allowed)
-    # rounded up, so that a row is scaled alike in whatever company it comes
-    length = torch.ceil(norm * 2.0**40) / 2.0**40
-    scale = torch.where(long & (norm <= allowed), 1.0 / length, 1.0)
-    return rows * scale.to(rows.dtype)[..., None]
-
-
-def _said(given: Any) -> str:
-    """The name of the dtype that an object has, as torch and NumPy write it."""
-    return str(getattr(given, "dtype", "")).removeprefix("torch.")
 
 
 def check_float(name: str, value: Tensor) -> None:
@@ -242,7 +218,7 @@ def check_tensors(name: str, given: Mapping[str, Any], like: Mapping[str, Tensor
         check_shape(entry, given[key], mine.shape)
 
 
-def check_positive(name: str, value: float) -> float:
+def check_positive(name: str, value: object) -> float:
     """A finite number above zero."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise refuse(name, "a positive number", repr(value))
@@ -251,7 +227,7 @@ def check_positive(name: str, value: float) -> float:
     return float(value)
 
 
-def check_tolerance(name: str, value: float) -> float:
+def check_tolerance(name: str, value: object) -> float:
     """A finite number of at least zero."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise refuse(name, "a non-negative number", repr(value))
@@ -267,7 +243,24 @@ def check_count(name: str, value: int, least: int = 0) -> int:
     return int(value)
 
 
-def check_batch_shape(value: Any) -> tuple[int, ...]:
+def check_flag(name: str, value: object) -> bool:
+    """True or False; a word such as "no" would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise refuse(name, "True or False", repr(value))
+    return bool(value)
+
+
+def as_device(value: torch.device | str | int | None) -> torch.device:
+    """The device that is meant; None is torch's default one."""
+    try:
+        return torch.zeros(0, device=value).device
+    except (RuntimeError, TypeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        expected = "a device of this machine, such as 'cpu' or 'cuda:0'"
+        raise refuse("device", expected, f"{value!r} ({reason})") from None
+
+
+def check_batch_shape(value: object) -> tuple[int, ...]:
     """A tuple of sizes; a bare number is refused."""
     if (
         not isinstance(value, Sequence)
@@ -388,36 +381,3 @@ def _first_offender(name: str, holds: Tensor, expected: str, value: Tensor) -> I
     where = tuple(offenders[0].tolist())
     place = f" at index {where}" if where else ""
     return refuse(name, expected, f"{value.expand(holds.shape)[where].tolist()}{place}")
-
-
-def as_rows(x: Tensor, r: Tensor, batch: tuple[int, ...], dim: int) -> tuple[Tensor, Tensor]:
-    """Rows ``(*B, k, d)`` and rewards ``(*B, k)``, of k of them or of one without its axis."""
-    if x.ndim == len(batch) + 1:
-        check_shape("x", x, (*batch, dim))
-        check_shape("r", r, batch)
-        return x[..., None, :], r[..., None]
-    check_shape("x", x, (*batch, "k", dim))
-    check_shape("r", r, (*batch, x.shape[-2]))
-    return x, r
-
-
-def as_weights(
-    r: Tensor, weight: Any, mask: Any, batch: tuple[int, ...], *, values: bool = True
-) -> Tensor:
-    """Weights ``(*B, k)`` in [0, 1] like the rewards, 0 where the mask is False."""
-    w = torch.ones_like(r, requires_grad=False)
-    for name, value in (("weight", weight), ("mask", mask)):
-        if value is None:
-            continue
-        part = as_tensor(name, value, dtype=r.dtype, device=r.device)
-        if part.ndim == len(batch) and part.ndim < r.ndim and r.shape[-1] == 1:
-            part = part[..., None]
-        if part.ndim:
-            check_shape(name, part, tuple(r.shape))
-        if values:
-            checks = ValueChecks()
-            fits = (part == 0) | (part == 1) if name == "mask" else (part >= 0) & (part <= 1)
-            checks.require(name, fits, "booleans" if name == "mask" else "weights in [0, 1]", part)
-            checks.settle()
-        w = w * part
-    return w

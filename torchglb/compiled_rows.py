@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from torchglb.backend import Floats, bound, bound_once, entry, vectorised
+from torchglb.backend import Floats, Reals, bound, bound_once, entry, vectorised
 from torchglb.carried.kernels import ProblemRows, careful_add, chunk_sum, features
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SCRATCH, TERMS, W, Y, row_terms
-from torchglb.likelihood import NegativeLogLikelihood, RowSums
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.recording import is_plain
+from torchglb.row_sums import RowSums
 
 #: numbers that the copies of one block's rows take, unless a single problem takes more
 BLOCK = 1 << 22
@@ -25,8 +25,6 @@ BLOCK = 1 << 22
 HUGE = 1 << 26
 #: rows of more numbers than this are read where they lie, if they do so feature by feature
 IN_PLACE = 1 << 16
-
-Array = NDArray[Any]
 
 
 class CompiledRows(NamedTuple):
@@ -107,7 +105,7 @@ def blocks(
         yield CompiledRows(part, rows, settings[part])
 
 
-def _feature_by_feature(X: Array) -> Floats | None:
+def _feature_by_feature(X: Reals) -> Floats | None:
     """The memory of ``(*B, n, d)`` as ``(N, d, capacity)``, or None if it lies in another way.
 
     So a history keeps its rows, with room for more of them behind: nobody is to look there.
@@ -125,7 +123,7 @@ def _feature_by_feature(X: Array) -> Floats | None:
     return np.lib.stride_tricks.as_strided(X, shape, strides)
 
 
-def _in_place(X: Array, r: Array, w: Array | None) -> ProblemRows | None:
+def _in_place(X: Reals, r: Reals, w: Reals | None) -> ProblemRows | None:
     """Rows ``(N, n, d)`` where they lie, without copies of the features; None where that fails."""
     there = _feature_by_feature(X)
     if there is None or r.dtype != np.float64:
@@ -135,7 +133,7 @@ def _in_place(X: Array, r: Array, w: Array | None) -> ProblemRows | None:
 
 
 def _loaded(
-    loss: RowSums, family: CompiledFamily, X: Array, r: Array, w: Array, validate: bool
+    loss: RowSums, family: CompiledFamily, X: Reals, r: Reals, w: Reals, validate: bool
 ) -> ProblemRows:
     """Of some problems the rows; refused, if they are to be looked at, by their values."""
     count, n, d = X.shape
@@ -182,7 +180,7 @@ def _losses_bound() -> Any:
 
 @entry
 def row_losses(
-    family: CompiledFamily, X: Any, r: Floats, w: Floats, weighted: bool, at: Floats, out: Floats
+    family: CompiledFamily, X: Reals, r: Floats, w: Floats, weighted: bool, at: Floats, out: Floats
 ) -> None:
     """The loss of the rows of N problems at P points each.
 
@@ -213,12 +211,12 @@ def row_losses(
             out[b, p] = total[0]
 
 
-def array(values: Tensor) -> Array:
+def array(values: Tensor) -> Reals:
     """The same memory in NumPy."""
     return (values.detach() if values.requires_grad else values).numpy()
 
 
-def per_problem(values: float | Tensor, batch: tuple[int, ...]) -> float | Array:
+def per_problem(values: float | Tensor, batch: tuple[int, ...]) -> float | Reals:
     """Values that broadcast with the batch shape, one for each problem, or one for all."""
     if not isinstance(values, Tensor):
         return values
@@ -227,7 +225,7 @@ def per_problem(values: float | Tensor, batch: tuple[int, ...]) -> float | Array
 
 @vectorised
 def _load_rows(
-    family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: ProblemRows
+    family: CompiledFamily, X: Reals, r: Reals, w: Reals, weighted: bool, rows: ProblemRows
 ) -> bool:
     """Features, weights and weighted rewards as the passes read them.
 
@@ -267,7 +265,7 @@ def _load_rows(
 
 @entry
 def load_rows(
-    family: CompiledFamily, X: Any, r: Any, w: Any, weighted: bool, rows: ProblemRows
+    family: CompiledFamily, X: Reals, r: Reals, w: Reals, weighted: bool, rows: ProblemRows
 ) -> bool:
     """:func:`_load_rows`, from Python."""
     return _load_rows(family, X, r, w, weighted, rows)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_probability, refuse
 from torchglb.choices import Relation, ScaleName
 from torchglb.contrasts import ContrastParts, DeclaredContrasts
@@ -70,7 +71,7 @@ class ContrastSequence:
         self,
         family: GLMFamily,
         domain: Ball,
-        contrasts: Any,
+        contrasts: ArrayLike | Mapping[str, ArrayLike],
         delta: float,
         joint_share: float = 0.1,
         batch_shape: tuple[int, ...] = (),
@@ -102,7 +103,13 @@ class ContrastSequence:
         """The number of observations so far."""
         return len(self.joint)
 
-    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        x: ArrayLike,
+        r: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """Adds one observation, ``x (*B, d)``, or many in their order, ``x (*B, k, d)``.
 
         Args:
@@ -140,7 +147,7 @@ class ContrastSequence:
         """Of what the upper ends consist: for tables and pictures."""
         return self.declared.parts(self._region())
 
-    def test(self, value: Any, relation: Relation = "==") -> TestResult:
+    def test(self, value: ArrayLike, relation: Relation = "==") -> TestResult:
         """E-values and p-values of ``<c_j, theta*> = value``, or ``<=``, or ``>=``; ``(*B, m)``.
 
         ``P(E_t >= 1/alpha for some t) <= alpha`` under the null hypothesis, for each contrast

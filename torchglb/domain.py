@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
-    FLOATS,
+    NUMBERS,
     as_floats,
-    as_tensor,
     check_count,
     check_positive,
     check_shape,
@@ -23,7 +22,7 @@ from torchglb.checks import (
 from torchglb.rounding import power_of_two
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Ball:
     """The ball ``{theta in R^d : |theta| <= S}``.
 
@@ -41,20 +40,9 @@ class Ball:
     dim: int
     radius: float | Tensor
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dim", check_count("dim", self.dim, least=1))
-        radius: Any = self.radius
-        if isinstance(radius, Tensor | np.ndarray | list | tuple):
-            if not isinstance(radius, Tensor) or radius.dtype not in FLOATS:
-                where = radius.device if isinstance(radius, Tensor) else torch.device("cpu")
-                radius = as_tensor("radius", radius, dtype=torch.float64, device=where)
-            # a copy: what happens to the tensor that was given does not happen to the ball
-            object.__setattr__(self, "radius", radius.clone())
-            assert isinstance(self.radius, Tensor)
-            if not bool((torch.isfinite(self.radius) & (self.radius > 0)).all()):
-                raise refuse("radius", "positive finite numbers", self.radius.tolist())
-        else:
-            object.__setattr__(self, "radius", check_positive("radius", radius))
+    def __init__(self, dim: int, radius: ArrayLike) -> None:
+        object.__setattr__(self, "dim", check_count("dim", dim, least=1))
+        object.__setattr__(self, "radius", _checked_radius(radius))
 
     def radius_like(self, other: Tensor) -> Tensor:
         """S with the dtype and device of ``other``; broadcasts with the batch shape."""
@@ -93,7 +81,7 @@ class Ball:
             return float(self.radius.max())
         return self.radius
 
-    def project(self, theta: Any) -> Tensor:
+    def project(self, theta: ArrayLike) -> Tensor:
         """The nearest point of the ball; ``theta`` is ``(*B, d)``."""
         theta = self._vectors("theta", theta)
         radius = self.radius_like(theta)
@@ -106,7 +94,7 @@ class Ball:
         )
         return theta * scale[..., None]
 
-    def contains(self, theta: Any, tolerance: float | None = None) -> Tensor:
+    def contains(self, theta: ArrayLike, tolerance: float | None = None) -> Tensor:
         """Whether ``|theta| <= S``, up to a relative tolerance (default: a few roundings)."""
         theta = self._vectors("theta", theta)
         if tolerance is None:
@@ -114,7 +102,7 @@ class Ball:
         norm = torch.linalg.vector_norm(theta, dim=-1)
         return norm <= self.radius_like(theta) * (1 + tolerance)
 
-    def support(self, x: Any) -> Tensor:
+    def support(self, x: ArrayLike) -> Tensor:
         """``max <x, theta>`` over the ball, which is ``S |x|``; ``x`` is ``(*B, d)``."""
         x = self._vectors("x", x)
         scale = power_of_two(x)  # squares of short vectors would underflow
@@ -128,9 +116,20 @@ class Ball:
             return unit + self.dim * torch.log(self.radius)
         return unit + self.dim * math.log(self.radius)
 
-    def _vectors(self, name: str, given: Any) -> Tensor:
+    def _vectors(self, name: str, given: ArrayLike) -> Tensor:
         """Vectors ``(*B, d)`` as a tensor."""
         value = as_floats(name, given)
         if value.ndim == 0 or value.shape[-1] != self.dim:
             check_shape(name, value, (*value.shape[:-1], self.dim))
         return value
+
+
+def _checked_radius(given: ArrayLike) -> float | Tensor:
+    """S as a number, or as a tensor of its own: later changes of what was given are not seen."""
+    if isinstance(given, (*NUMBERS, np.bool_)):
+        return check_positive("radius", given)
+    radius = as_floats("radius", given)
+    radius = radius.clone() if radius is given else radius
+    if not bool((torch.isfinite(radius) & (radius > 0)).all()):
+        raise refuse("radius", "positive finite numbers", radius.tolist())
+    return radius

@@ -18,12 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
+from torchglb.backend import Reals
 from torchglb.checks import check_count, check_probability, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.history import History
-from torchglb.likelihood import Expansion, NegativeLogLikelihood
-from torchglb.row_buffers import Reals, Rows
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.row_buffers import Rows
+from torchglb.row_sums import Expansion
 
 #: rows whose weight has fallen below this are let go
 FAINT = 1e-6
@@ -95,7 +98,7 @@ Forgetting = Discount | Window
 ForgettingGiven = Forgetting | Mapping[str, Any]
 
 
-def as_forgetting(given: Any) -> Forgetting | None:
+def as_forgetting(given: object) -> Forgetting | None:
     """What is forgotten, as an object or as a table of a configuration; None for nothing.
 
     Example:
@@ -234,7 +237,7 @@ class ForgettingHistory(History):
 
     # ---- writing -------------------------------------------------------------------------
 
-    def append(self, x: Any, r: Any, weight: Any = None) -> None:
+    def append(self, x: ArrayLike, r: ArrayLike, weight: ArrayLike | None = None) -> None:
         """Adds one row, ``x (*B, d)``, or k in their order, ``x (*B, k, d)``.
 
         Raises:

@@ -11,28 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, bound_once
+from torchglb.array_like import ArrayLike
+from torchglb.backend import Floats, Reals, bound_once
 from torchglb.backend.value_checks import write_rows
 from torchglb.checks import (
     FLOATS,
-    TOO_LONG,
     ValueChecks,
+    as_device,
     as_tensor,
     check_batch_shape,
     check_count,
-    check_float,
+    check_flag,
     check_positive,
     check_shape,
     refuse,
-    within_norm,
 )
 from torchglb.distributed import Shards, current
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
-from torchglb.merging import MergedRows, merge
 from torchglb.recording import is_plain, is_recorded, is_transformed
 from torchglb.row_buffers import (
-    Reals,
     RowBuffers,
     Rows,
     RowViews,
@@ -41,13 +39,12 @@ from torchglb.row_buffers import (
     copies,
     enlarged,
     extended,
+    merged_with,
     reserved,
     trimmed,
 )
-
-#: rows that are merged in one go: there has to be room for them all
-MERGED_AT_ONCE = 256
-
+from torchglb.row_checks import TOO_LONG, within_norm
+from torchglb.row_states import restored_rows, saved_rows
 
 _write_rows = bound_once(write_rows)
 
@@ -106,15 +103,15 @@ class History:
             max_norm = check_positive("max_norm", max_norm)
         self.dim = dim
         self.batch_shape = torch.Size(batch_shape)
-        self.aggregate = bool(aggregate)
+        self.aggregate = check_flag("aggregate", aggregate)
         self.family = family
         self.max_norm = max_norm
         #: a row may be as long as this, a few roundings beyond ``max_norm``
         self.longest_row = (
             math.inf if max_norm is None else max_norm * (1 + 64 * torch.finfo(dtype).eps)
         )
-        self.validate = validate
-        X = torch.zeros((*self.batch_shape, 0, dim), dtype=dtype, device=device)
+        self.validate = check_flag("validate", validate)
+        X = torch.zeros((*self.batch_shape, 0, dim), dtype=dtype, device=as_device(device))
         w, y, *rests = (torch.zeros_like(X[..., 0]) for _ in range(4))
         w_rest, y_rest = rests if self.aggregate else (None, None)
         distinct = torch.zeros(self.batch_shape, dtype=torch.int64, device=X.device)
@@ -193,7 +190,7 @@ class History:
     def w(self) -> Tensor:
         """Weights ``(*B, n)``; with aggregation the summed weight of each row."""
         held = self._held
-        return held.w[..., : self._count(held)].clone()
+        return held.w[..., : held.in_use()].clone()
 
     def rows(self) -> Rows:
         """A copy of the rows, which is yours.
@@ -209,8 +206,7 @@ class History:
 
         Later appends do not change it.
         """
-        held = self._held
-        return self._view(held, held.used)
+        return self._held.view(self._held.used)
 
     def arrays(self) -> tuple[Reals, Reals, Reals, int]:
         """X ``(N, d, capacity)``, w and w r ``(N, capacity)`` and the number of rows in use.
@@ -277,7 +273,7 @@ class History:
         """The rows of weight 1 behind those in use are there from now on."""
         self._held = self._held.with_plain(rows)
 
-    def plain_rows(self, x: Any, r: Any) -> tuple[Tensor, Tensor, int] | None:
+    def plain_rows(self, x: ArrayLike, r: ArrayLike) -> tuple[Tensor, Tensor, int] | None:
         """Rows and rewards as they come, if compiled code may read and keep them, and how many.
 
         None for anything else: :meth:`append` takes it, or says what is wrong with it.
@@ -294,7 +290,7 @@ class History:
             x, r = x.double().contiguous(), r.double().contiguous()
         return x, r, 1 if one else shape[-1]
 
-    def append_at_once(self, x: Any, r: Any, longest: float) -> int:
+    def append_at_once(self, x: ArrayLike, r: ArrayLike, longest: float) -> int:
         """:meth:`append` of plain rows in float64, checked and written by one compiled call.
 
         Args:
@@ -310,7 +306,7 @@ class History:
         self._held = before if held is None else held
         return self._held.used - before.used
 
-    def _with_plain_rows(self, x: Any, r: Any, longest: float) -> RowBuffers | None:
+    def _with_plain_rows(self, x: ArrayLike, r: ArrayLike, longest: float) -> RowBuffers | None:
         if self._rewards is None or self.dtype is not torch.float64:
             return None
         found = self.plain_rows(x, r)
@@ -323,28 +319,9 @@ class History:
             return None
         return held.with_plain(rows)
 
-    def _view(self, held: RowBuffers, count: int) -> Rows:
-        X, w, y = held.X[..., :count, :], held.w[..., :count], held.y[..., :count]
-        if held.unit_weights:
-            r = y
-        else:
-            r = torch.where(w > 0, y / torch.where(w > 0, w, 1.0), 0.0)
-            r = r.to(X.dtype)  # exact where y has all digits
-        # appending writes behind these rows only, so a view is a snapshot; .data gives it a
-        # version counter of its own, or autograd would take every append for a modification
-        X, r, w = (t if is_recorded(t) else t.data for t in (X, r, w))
-        return Rows(X, r, None if held.unit_weights else w)
-
     def _tight(self) -> Rows:
         """:meth:`view` of the rows in use (a host synchronisation with aggregation)."""
-        held = self._held
-        return self._view(held, self._count(held))
-
-    def _count(self, held: RowBuffers) -> int:
-        """How many rows are in use."""
-        if not self.aggregate:
-            return held.used
-        return int(held.distinct.max()) if held.distinct.numel() else 0
+        return self._held.view(self._held.in_use())
 
     def whole(self) -> Rows:
         """The rows of all ranks in the order in which they came: for few rows."""
@@ -359,7 +336,7 @@ class History:
 
     # ---- writing -------------------------------------------------------------------------
 
-    def append(self, x: Any, r: Any, weight: Any = None) -> None:
+    def append(self, x: ArrayLike, r: ArrayLike, weight: ArrayLike | None = None) -> None:
         """Adds one row, ``x (*B, d)`` and ``r (*B)``, or k, ``x (*B, k, d)`` and ``r (*B, k)``.
 
         Args:
@@ -375,7 +352,7 @@ class History:
         # the one assignment by which the rows are there
         self._held = self._with_rows(x, r, weight) if held is None else held
 
-    def _with_rows(self, x: Any, r: Any, weight: Any) -> RowBuffers:
+    def _with_rows(self, x: ArrayLike, r: ArrayLike, weight: ArrayLike | None) -> RowBuffers:
         given, x = x, as_tensor("x", x, dtype=self.dtype, device=self.device)
         if self.validate:
             x = within_norm(x, given, self.max_norm)
@@ -410,7 +387,7 @@ class History:
             mine = self._shards.mine(held.observations)
             x, r, w = x[..., mine, :], r[..., mine], w[..., mine]
         if self.aggregate:
-            held = self._merged(held, x, r, w)
+            held = merged_with(held, x, r, w)
         elif held.y.dtype != self.dtype or (weight is not None and self.dtype == torch.float32):
             held = held._replace(y=held.y.double())
             held = extended(held, x, w, w.double() * r.double(), copy=keeps_graph)
@@ -452,47 +429,11 @@ class History:
         self._arrays = None  # others may take the place of those that were copied
         self._held = mark
 
-    # ---- aggregation ---------------------------------------------------------------------
-
-    def _merged(self, held: RowBuffers, x: Tensor, r: Tensor, w: Tensor) -> RowBuffers:
-        """With rows added to the earlier equal ones, of the history or of ``x`` itself."""
-        if held.X.device.type != "cpu":  # where it would be a wait to count the rows in between
-            held = self._with_room(held, x.shape[-2])
-        for start in range(0, x.shape[-2], MERGED_AT_ONCE):
-            part = slice(start, start + MERGED_AT_ONCE)
-            held = self._with_room(held, r[..., part].shape[-1])
-            assert held.w_rest is not None
-            assert held.y_rest is not None
-            sums = (held.w, held.w_rest, held.y, held.y_rest)
-            before = MergedRows(held.X, *sums, held.distinct, held.used)
-            after = merge(before, x[..., part, :], r[..., part], w[..., part])
-            held = held._replace(**after._asdict())
-        return held
-
-    def _with_room(self, held: RowBuffers, rows: int) -> RowBuffers:
-        """Room for so many more rows; how many are in use is asked only when buffers are full."""
-        if held.used > 0 and held.used + rows > held.X.shape[-2]:
-            held = held._replace(used=self._count(held))
-        return reserved(held, held.used + rows)
-
     # ---- saving --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue bit by bit, as plain tensors and numbers.
-
-        Unused rows and the size of the buffers belong to it: sums are rounded in their order.
-        """
-        held = self._held
-        sums = ("w", "y", *(("w_rest", "y_rest") if self.aggregate else ()))
-        return self._place() | {
-            "capacity": held.X.shape[-2],
-            "X": held.X[..., : held.used, :].detach().clone(),
-            **{name: getattr(held, name)[..., : held.used].detach().clone() for name in sums},
-            "distinct": held.distinct.clone(),
-            "observations": held.observations,
-            "aggregate": self.aggregate,
-            "unit_weights": held.unit_weights,
-        }
+        """Everything needed to continue bit by bit, as plain tensors and numbers."""
+        return self._place() | saved_rows(self._held)
 
     def _place(self) -> dict[str, list[int]]:
         """Which share of the rows this is; nothing for all of them."""
@@ -504,42 +445,9 @@ class History:
         entries = set(self.state_dict())
         if entries != set(state):
             raise refuse("state", f"the entries {sorted(entries)}", sorted(state))
-        if bool(state["aggregate"]) != self.aggregate:
-            raise refuse("state", f"aggregate={self.aggregate}", f"aggregate={state['aggregate']}")
         for name, mine in self._place().items():
             if state[name] != mine:
                 raise refuse(f"state['{name}']", f"the share {mine} (rank, ranks)", state[name])
-        X, w, distinct = state["X"], state["w"], state["distinct"]
-        batch = tuple(self.batch_shape)
-        checks = ValueChecks()
-        sums = ("w", "y", *(("w_rest", "y_rest") if self.aggregate else ()))
-        for name in ("X", *sums):
-            label, value = f"state['{name}']", state[name]
-            check_float(label, value)
-            tail = ("n", self.dim) if name == "X" else (X.shape[-2],)
-            check_shape(label, value, (*batch, *tail))
-            wide = name == "y" and not self.aggregate and not state["unit_weights"]
-            dtype = torch.float64 if wide else self.dtype
-            if value.dtype != dtype:
-                raise refuse(label, f"dtype {dtype}", value.dtype)
-            checks.finite(label, value)
-        checks.require("state['w']", w >= 0, "non-negative weights", w)
-        check_shape("state['distinct']", distinct, batch)
-        capacity = check_count("state['capacity']", state["capacity"], least=X.shape[-2])
-        if self.validate:
-            checks.settle()
-        # laid out as before, so that sums are rounded as before
-        X = X.to(self.device).mT.contiguous().mT
-        held = self._held._replace(
-            X=X,
-            distinct=distinct.to(self.device).clone(),
-            used=X.shape[-2],
-            observations=int(state["observations"]),
-            unit_weights=bool(state["unit_weights"]),
-            recorded=False,
-            last=None,
-            **{name: state[name].to(self.device) for name in sums},
-        )
-        held = enlarged(held, capacity)  # copies them
+        held = restored_rows(self._held, state, values=self.validate)
         self.epoch += 1  # first, so that nobody takes the new rows for the old ones
         self._held = held

@@ -8,13 +8,13 @@ of a call are compared and added together.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import entry, kernel
+from torchglb.backend import Ints, Reals, entry, kernel
 from torchglb.recording import is_transformed
 from torchglb.rounding import scatter_exactly, two_product
 
@@ -93,7 +93,7 @@ def merge_at_once(held: MergedRows, x: Tensor, r: Tensor, w: Tensor) -> MergedRo
 
 
 @entry
-def add_rows_in_turn(x: Any, r: Any, w: Any, X: Any, sums: Any, distinct: Any) -> None:
+def add_rows_in_turn(x: Reals, r: Reals, w: Reals, X: Reals, sums: Reals, distinct: Ints) -> None:
     """Adds k rows to each of N problems.
 
     Args:
@@ -118,7 +118,7 @@ def add_rows_in_turn(x: Any, r: Any, w: Any, X: Any, sums: Any, distinct: Any) -
 
 
 @kernel
-def place_of(x: Any, X: Any, distinct: int) -> int:
+def place_of(x: Reals, X: Reals, distinct: int) -> int:
     """Where the first of the distinct rows is that equals x; behind them if none does."""
     for place in range(distinct):
         i = 0
@@ -130,7 +130,7 @@ def place_of(x: Any, X: Any, distinct: int) -> int:
 
 
 @kernel
-def product_error(a: Any, b: Any, product: Any) -> Any:
+def product_error(a: float, b: float, product: float) -> float:
     """By what ``a b`` was rounded, exactly but for a rounding of its own; 0 where not finite.
 
     The upper parts have 24 digits, so that their products have no error.
@@ -142,7 +142,7 @@ def product_error(a: Any, b: Any, product: Any) -> Any:
 
 
 @kernel
-def add_exactly(total: Any, rest: Any, place: int, term: Any, more: Any) -> None:
+def add_exactly(total: Reals, rest: Reals, place: int, term: float, more: float) -> None:
     """Adds a term, and a small correction of it, to a sum in two numbers."""
     after, left = total[place] + term, rest[place] + more
     other = after - total[place]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     FLOATS,
     ValueChecks,
@@ -31,7 +32,7 @@ from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
 from torchglb.history import History
-from torchglb.likelihood import NegativeLogLikelihood, RowSums
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle_fit import Estimates, fit_bound, new_estimates
 from torchglb.mle_gradients import differentiable
 from torchglb.optim import (
@@ -45,6 +46,7 @@ from torchglb.optim import (
 from torchglb.optim.implicit import opaque, refuse_singular, withheld
 from torchglb.recording import is_plain, is_transformed, wants_gradient, without_autocast
 from torchglb.row_buffers import Rows
+from torchglb.row_sums import RowSums
 
 #: above this many features a Hessian costs more than the steps it saves
 NEWTON_LIMIT = 200
@@ -126,7 +128,7 @@ def constrained_mle(
     domain: Ball,
     *,
     solver: FitSolver | None = None,
-    start: Tensor | None = None,
+    start: ArrayLike | None = None,
     regularization: float | Tensor = 0.0,
     tol: float | None = None,
     max_steps: int | None = None,
@@ -254,7 +256,7 @@ def minimize_likelihood(
     domain: Ball,
     *,
     solver: FitSolver | None = None,
-    start: Tensor | None = None,
+    start: ArrayLike | None = None,
     tol: float | None = None,
     max_steps: int | None = None,
     throw: bool = True,

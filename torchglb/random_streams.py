@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend import Floats, Ints, entry, kernel
-from torchglb.checks import check_shape, refuse
+from torchglb.checks import as_indices, check_shape, refuse
 
 #: the name of the generator, as states and records carry it, and the one of those without a name
 GENERATOR, EARLIER_GENERATOR = "philox4x32-10", "splitmix64"
@@ -85,17 +86,22 @@ class RandomStreams:
         self,
         seed: int,
         batch_shape: tuple[int, ...],
-        replicates: Tensor | None,
+        replicates: ArrayLike | None,
         device: torch.device,
     ) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int):
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise refuse("seed", "an integer", repr(seed))
+        seed = int(seed)
         shape = torch.Size(batch_shape)
         if replicates is None:
-            replicates = torch.arange(shape.numel(), device=device).reshape(shape)
-        check_shape("replicates", replicates, shape)
+            names = torch.arange(shape.numel(), device=device).reshape(shape)
+        elif isinstance(replicates, Tensor):
+            names = as_indices("replicates", replicates, replicates.device).to(device).clone()
+        else:
+            names = as_indices("replicates", replicates, device)
+        check_shape("replicates", names, shape)
         self.seed = seed
-        self._names = replicates.to(device=device, dtype=torch.int64)
+        self._names = names
         self._key = seed & WORD, (seed >> 32) & WORD
         self._count = 0
 

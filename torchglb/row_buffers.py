@@ -10,21 +10,23 @@ written to. So what takes memory are the rows, and for a moment twice as many wh
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchglb.arrays import array
+from torchglb.backend import Reals
+from torchglb.merging import MergedRows, merge
+from torchglb.recording import is_recorded
 
-#: float32 or float64
-Reals = NDArray[Any]
 #: from so many rows on buffers grow eightfold, so that few rows are ever there twice; 2 MB for each
 #: feature, the largest pages of the usual systems: of them at most one is there in vain
 MANY = 1 << 18
 #: room for fewer rows is filled with zeros: it is small, and then never looks like rows
 FEW = 1 << 14
+#: rows that are merged in one go: there has to be room for them all
+MERGED_AT_ONCE = 256
 
 
 class Rows(NamedTuple):
@@ -58,6 +60,30 @@ class RowBuffers(NamedTuple):
     unit_weights: bool  # every weight so far is 1
     recorded: bool  # whether a row carries derivatives
     last: Rows | None  # with aggregation, what was appended last, which merged rows do not show
+
+    @property
+    def merges(self) -> bool:
+        """Whether equal rows are merged."""
+        return self.w_rest is not None
+
+    def in_use(self) -> int:
+        """How many rows are in use (a host synchronisation with aggregation)."""
+        if not self.merges:
+            return self.used
+        return int(self.distinct.max()) if self.distinct.numel() else 0
+
+    def view(self, count: int) -> Rows:
+        """The first rows, not copied. Later appends do not change them."""
+        X, w, y = self.X[..., :count, :], self.w[..., :count], self.y[..., :count]
+        if self.unit_weights:
+            r = y
+        else:
+            r = torch.where(w > 0, y / torch.where(w > 0, w, 1.0), 0.0)
+            r = r.to(X.dtype)  # exact where y has all digits
+        # appending writes behind these rows only, so a view is a snapshot; .data gives it a
+        # version counter of its own, or autograd would take every append for a modification
+        X, r, w = (t if is_recorded(t) else t.data for t in (X, r, w))
+        return Rows(X, r, None if self.unit_weights else w)
 
     def with_plain(self, rows: int) -> RowBuffers:
         """With so many rows of weight 1, which are written behind those in use."""
@@ -157,3 +183,26 @@ def enlarged(held: RowBuffers, capacity: int) -> RowBuffers:
     if held.w_rest is None or held.y_rest is None:
         return held
     return held._replace(w_rest=grow(held.w_rest), y_rest=grow(held.y_rest))
+
+
+def merged_with(held: RowBuffers, x: Tensor, r: Tensor, w: Tensor) -> RowBuffers:
+    """With rows added to the earlier equal ones, of the buffers or of ``x`` itself."""
+    if held.X.device.type != "cpu":  # where it would be a wait to count the rows in between
+        held = _with_room(held, x.shape[-2])
+    for start in range(0, x.shape[-2], MERGED_AT_ONCE):
+        part = slice(start, start + MERGED_AT_ONCE)
+        held = _with_room(held, r[..., part].shape[-1])
+        assert held.w_rest is not None
+        assert held.y_rest is not None
+        sums = (held.w, held.w_rest, held.y, held.y_rest)
+        before = MergedRows(held.X, *sums, held.distinct, held.used)
+        after = merge(before, x[..., part, :], r[..., part], w[..., part])
+        held = held._replace(**after._asdict())
+    return held
+
+
+def _with_room(held: RowBuffers, rows: int) -> RowBuffers:
+    """Room for so many more rows; how many are in use is asked only when buffers are full."""
+    if held.used > 0 and held.used + rows > held.X.shape[-2]:
+        held = held._replace(used=held.in_use())
+    return reserved(held, held.used + rows)

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import settled
 from torchglb.checks import (
-    as_rows,
+    as_device,
     as_tensor,
-    as_weights,
     check_choice,
+    check_flag,
+    check_probability,
     refuse,
-    within_norm,
 )
 from torchglb.choices import ELLIPSOIDS, EllipsoidKind, Relation, ScaleName
 from torchglb.contrasts import DeclaredContrasts
@@ -41,6 +42,7 @@ from torchglb.radii import (
     warn_of_boundary,
 )
 from torchglb.recording import is_transformed, without_autocast
+from torchglb.row_checks import as_rows, as_weights, within_norm
 from torchglb.sets import (
     CentredSet,
     EllipsoidSet,
@@ -127,8 +129,8 @@ class ConfidenceSequence(GrowingLevel):
         aggregate: bool = False,
         running: bool = False,
         forgetting: ForgettingGiven | None = None,
-        queries: Any = None,
-        contrasts: Any = None,
+        queries: ArrayLike | None = None,
+        contrasts: ArrayLike | Mapping[str, ArrayLike] | None = None,
         validate: bool = True,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
@@ -139,9 +141,12 @@ class ConfidenceSequence(GrowingLevel):
             radius = by_name(radius)
         if not isinstance(radius, Radius):
             raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
+        delta = check_probability("delta", delta)
+        device = None if device is None else as_device(device)
         problem = Problem(family, domain, delta, batch_shape, dtype, device)
         check_choice("ellipsoid", ellipsoid, ELLIPSOIDS)
-        self.ellipsoidal = bool(ellipsoidal)
+        self.ellipsoidal = check_flag("ellipsoidal", ellipsoidal)
+        running = check_flag("running", running)
         if self.ellipsoidal:
             _ = problem.self_concordance  # refuses a family that has none
             if not radius.confined:
@@ -168,7 +173,9 @@ class ConfidenceSequence(GrowingLevel):
             raise refuse("queries", "None without running=True", type(queries).__name__)
         self._declared = None if contrasts is None else self._declare(contrasts, running, aggregate)
 
-    def _declare(self, contrasts: Any, running: bool, aggregate: bool) -> DeclaredContrasts:
+    def _declare(
+        self, contrasts: ArrayLike | Mapping[str, ArrayLike], running: bool, aggregate: bool
+    ) -> DeclaredContrasts:
         if not self.radius.confined:
             raise refuse("radius", "one that keeps to the ball, for contrasts", self.radius)
         if self.forgetting is not None:  # its sets hold at single times, with other weights
@@ -178,7 +185,13 @@ class ConfidenceSequence(GrowingLevel):
                 raise refuse(name, "False with contrasts, which need every row", True)
         return DeclaredContrasts(self.problem, contrasts, self.delta, running=running)
 
-    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        x: ArrayLike,
+        r: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """Adds one observation, ``x (*B, d)``, or many, ``x (*B, k, d)``.
 
         Args:
@@ -206,7 +219,9 @@ class ConfidenceSequence(GrowingLevel):
         self._learn_any(x, features, r, weight, mask)
 
     @without_autocast
-    def _learn_any(self, given: Any, x: Tensor, r: Tensor, weight: Any, mask: Any) -> None:
+    def _learn_any(
+        self, given: object, x: Tensor, r: Tensor, weight: ArrayLike | None, mask: ArrayLike | None
+    ) -> None:
         """:meth:`update` for rows of any kind; ``given`` is what x was made of."""
         history = self.history
         batch = tuple(history.batch_shape)
@@ -273,7 +288,7 @@ class ConfidenceSequence(GrowingLevel):
         found = declared.current(self._contrast_region(declared), simultaneous, scale)
         return Interval(found.lower[place], found.upper[place])
 
-    def test_contrasts(self, value: Any, relation: Relation = "==") -> TestResult:
+    def test_contrasts(self, value: ArrayLike, relation: Relation = "==") -> TestResult:
         """E-values and anytime p-values of ``<c, theta*> = value`` for the declared contrasts.
 
         Args:

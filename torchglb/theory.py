@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     as_floats,
     as_like,
@@ -31,7 +32,7 @@ def kappa(family: GLMFamily, S: float) -> float:
     return 1.0 / least if least > 0 else math.inf
 
 
-def kappa_star(family: GLMFamily, z: Tensor) -> Tensor:
+def kappa_star(family: GLMFamily, z: ArrayLike) -> Tensor:
     """``kappa_* = 1 / mean_t m''(<x_t*, theta*>)``: how flat the means are at the best arms.
 
     Args:
@@ -75,8 +76,8 @@ def regret_bound(
     S: float,
     dim: int,
     horizon: int,
-    radius: Tensor,
-    kappa_star: Tensor,
+    radius: ArrayLike,
+    kappa_star: ArrayLike,
     *,
     largest_gap: float | None = None,
     regularization: float | None = None,
@@ -146,7 +147,7 @@ def regret_bound(
 
 
 def realised_certificate(
-    upper: Tensor, lower: Tensor, largest_gap: float | Tensor | None = None
+    upper: ArrayLike, lower: ArrayLike, largest_gap: ArrayLike | None = None
 ) -> Tensor:
     """What a run certifies about its own regret: ``sum_{s<=t} min(D, upper_s - lower_s)``.
 

@@ -12,10 +12,13 @@ import argparse
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchglb.families import GLMFamily
 
 
-def play(*names: str, family: Any = None, single: bool = False) -> None:
+def play(*names: str, family: GLMFamily | None = None, single: bool = False) -> None:
     """Four rounds of some policies, with bounds beside them."""
     import torch
 

@@ -1,8 +1,11 @@
 """Arguments of constructors: refused by name, found by name, and said by repr."""
 
 import copy
+import io
 import re
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from door_objects import ball, family
@@ -87,3 +90,59 @@ def test_a_likelihood_is_a_module_that_moves_and_saves_its_rows():
     assert torch.equal(other(theta), loss(theta))
     with pytest.raises(glb.InputError, match="dtype"):
         other.load_state_dict(wide.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (dict(replicates=torch.tensor(1.5)), "replicates: expected whole numbers"),
+        (dict(replicates=[1]), "replicates: expected shape"),
+        (dict(replicates="one"), "replicates: expected whole numbers"),
+        (dict(validate=2), "validate: expected True or False, got 2"),
+        (dict(aggregate="no"), "aggregate: expected True or False, got 'no'"),
+        (dict(device="cudaa"), "device: expected a device of this machine, .* got 'cudaa'"),
+        (dict(device=3.5), "device: expected a device of this machine"),
+        (dict(seed=1.5), "seed: expected an integer, got 1.5"),
+    ],
+)  # fmt: skip
+def test_settings_of_policies_are_refused_by_name(setting, message):
+    with pytest.raises(glb.InputError, match=message):
+        glb.policies.make("ofuglb", family=glb.Bernoulli(), domain=glb.Ball(2, 3.0), **setting)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda *g: glb.ConfidenceSequence(*g, 0.1, device="cudaa"), "device: expected"),
+        (lambda *g: glb.ConfidenceSequence(*g, 0.1, running="no"), "running: expected True or"),
+        (lambda *g: glb.ConfidenceSequence(*g, 0.1, aggregate=1), "aggregate: expected True or"),
+        (lambda *g: glb.GLMHead(torch.nn.Identity(), *g, delta="5%"), "delta: expected a number"),
+        (lambda *g: glb.GLMHead(torch.nn.Identity(), *g, ellipsoidal="no"), "ellipsoidal: expected"),
+        (lambda *g: glb.GLMHead(torch.nn.Identity(), *g, device="cudaa"), "device: expected"),
+    ],
+)  # fmt: skip
+def test_settings_of_sequences_and_heads_are_refused_by_name(call, message):
+    with pytest.raises(glb.InputError, match=message):
+        call(glb.Bernoulli(), glb.Ball(2, 3.0))
+
+
+def test_settings_may_be_numbers_of_numpy():
+    """And states then hold plain numbers, which ``torch.load`` reads without trust."""
+    given = dict(family=glb.Bernoulli(), domain=glb.Ball(2, pd.Series([3.0, 2.0])))
+    made = [
+        glb.policies.make(
+            "ts", **given, delta=np.float32(0.5), seed=np.int64(3), replicates=np.array([4, 7]),
+            batch_shape=(np.int64(2),), horizon=np.int32(9), validate=np.bool_(True),
+        ),
+        glb.ConfidenceSequence(**given, delta=np.float32(0.5), batch_shape=(2,)),
+    ]  # fmt: skip
+    for one in made:
+        buffer = io.BytesIO()
+        torch.save(one.state_dict(), buffer)
+        buffer.seek(0)
+        one.load_state_dict(torch.load(buffer, weights_only=True))
+    plain = glb.policies.make(
+        "ts", **given, delta=0.5, seed=3, replicates=torch.tensor([4, 7]), batch_shape=(2,)
+    )
+    arms = [[[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]] * 2
+    assert torch.equal(plain.scores(arms), made[0].scores(arms))

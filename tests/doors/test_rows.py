@@ -59,6 +59,20 @@ def test_arms_of_every_kind(name, kind):
         assert torch.equal(ends[0].upper, ends[1].upper)
 
 
+@pytest.mark.parametrize("name", [n for n in policies.available() if n != "oracle"])
+def test_bounds_of_every_kind(name):
+    """Before and after arms are known, some of which a policy keeps sums of."""
+    family = next(f for f in (glb.Bernoulli(), glb.Gaussian()) if name in policies.available(f))
+    policy = policies.make(name, family=family, domain=glb.Ball(2, 3.0), horizon=50)
+    for _ in range(2):
+        found = [policy.bounds(kind(X[1])) for kind in KINDS.values()]
+        assert all(one is None for one in found) or all(
+            torch.equal(one.lower, found[0].lower) and torch.equal(one.upper, found[0].upper)
+            for one in found
+        )
+        policy.update(X[int(policy.select(X))], 1.0)
+
+
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_sets_and_estimates_take_every_kind(kind):
     sequence = glb.ConfidenceSequence(family(), ball(), 0.05)
@@ -166,6 +180,24 @@ def test_what_was_passed_in_may_change():
     history.rows().X[0] = 9.0
     assert made.radius.tolist() == [1.0, 2.0]
     assert history.X.tolist() == X + X
+
+
+def test_settings_that_were_passed_in_may_change():
+    theta, S, first = torch.tensor([1.0, 0.0]).double(), torch.full((1,), 2.0), torch.tensor([1])
+    names, queries = torch.tensor([5]), torch.tensor(X).double()
+    given = dict(family=family(), domain=ball())
+    oracle = policies.make("oracle", **given, theta_star=theta)
+    safe = policies.make("ofuglb", **given, batch_shape=(1,), conservative=(first, 0.1))
+    world = glb.environments.make("fixed", family=family(), S=S, replicates=names, arms=3)
+    running = glb.ConfidenceSequence(**given, delta=0.05, running=True, queries=queries)
+    for passed in (theta, S, first, names, queries):
+        passed.fill_(0)
+    assert oracle.theta_star.tolist() == [1.0, 0.0]
+    assert safe.baseline.tolist() == [1]
+    assert (world.S.tolist(), world.replicates.tolist()) == ([2.0], [5])
+    assert torch.equal(
+        running.look().upper, running.current().upper_bound(torch.tensor(X).double())
+    )
 
 
 @pytest.mark.parametrize("radius", ["lipschitz", "pac-bayes"])

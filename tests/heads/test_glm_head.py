@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -231,6 +232,127 @@ def test_saves_observations_and_moves_with_them():
         head_of((3,)).load_state_dict(head.state_dict())
 
 
+def reloaded(head, **settings):
+    """From a file, into a head that was made with other weights."""
+    buffer = io.BytesIO()
+    torch.save(head.state_dict(), buffer)
+    buffer.seek(0)
+    other = head_of(tuple(head.batch_shape), network(seed=5), **settings)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    return other
+
+
+def played(head, contexts, rewards):
+    """What a head answers while it goes on learning."""
+    answers = []
+    for k in range(rewards.shape[-1]):
+        now = contexts[..., k : k + 3, :]
+        answers += [head(now), *head.confidence(now), head.select(now)]
+        mask = torch.ones_like(rewards[..., k]) * (k != 1)
+        head.update(now[..., 0, :], rewards[..., k], mask=mask)
+    return answers
+
+
+SAVED = {
+    "state": reloaded,
+    "state of a state": lambda head, **settings: reloaded(reloaded(head, **settings), **settings),
+    "deepcopy": lambda head, **_: copy.deepcopy(head),
+    "pickle": lambda head, **_: pickle.loads(pickle.dumps(head)),
+}
+
+
+@pytest.mark.parametrize("way", SAVED)
+@pytest.mark.parametrize(
+    ("batch_shape", "settings"),
+    [((), {}), ((2,), {}), ((), dict(ellipsoidal=True)), ((), dict(radius="centred"))],
+)
+def test_a_saved_head_continues_bit_by_bit(way, batch_shape, settings):
+    contexts, rewards = data(*batch_shape, 40)
+    head = head_of(batch_shape, **settings)
+    played(head, contexts[..., :24, :], rewards[..., :20])
+    twin = SAVED[way](head, **settings)
+    last = contexts[..., 24:, :], rewards[..., 24:36]
+    for mine, other in zip(played(head, *last), played(twin, *last), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_equal_questions_have_equal_answers():
+    """In training mode too, where every answer is a fit of its own; also from a copy in between."""
+    contexts, rewards = data(40)
+    head = head_of()
+    for k in (10, 20, 40):
+        head.update(contexts[:k], rewards[:k])
+        first = head(contexts)
+        for other in (head, copy.deepcopy(head), reloaded(head)):
+            assert torch.equal(other(contexts), first)
+        with torch.no_grad():
+            head.module[0].weight.mul_(1.01)
+
+
+def test_an_empty_head_can_be_saved():
+    contexts, rewards = data(20)
+    head, twin = head_of(), reloaded(head_of())
+    for mine, other in zip(
+        played(head, contexts, rewards[:5]), played(twin, contexts, rewards[:5]), strict=True
+    ):
+        assert torch.equal(mine, other)
+
+
+class Scaled(nn.Module):
+    """A network with a number that is no parameter."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.inner, self.scale = network(), scale
+
+    def forward(self, contexts):
+        return self.scale * self.inner(contexts)
+
+
+@pytest.mark.parametrize("change", ["weights", "use", "mode"])
+def test_a_head_with_another_network_embeds_the_observations_anew(change):
+    contexts, rewards = data(30)
+    head = head_of(net=Scaled(1.0))
+    head.update(contexts, rewards)
+    state = head.state_dict()
+    twin = head_of(net=Scaled(0.5 if change == "use" else 1.0))
+    if change == "weights":
+        name = next(n for n in state if n.endswith("weight"))
+        state[name] = state[name] * 1.01
+    twin.load_state_dict(state)
+    if change == "mode":
+        twin.eval()
+    fresh = head_of(net=copy.deepcopy(twin.module)).train(twin.training)
+    fresh.update(contexts, rewards)
+    for mine, other in zip(twin.confidence(contexts), fresh.confidence(contexts), strict=True):
+        assert torch.equal(mine, other)
+    assert torch.equal(twin.theta(), fresh.theta())
+    assert torch.equal(twin.confidence(contexts).upper, head.confidence(contexts).upper) == (
+        change == "mode"
+    )
+
+
+def test_a_state_of_observations_alone_is_embedded_anew():
+    contexts, rewards = data(30)
+    head, twin = head_of(), head_of()
+    head.update(contexts, rewards)
+    state = head.get_extra_state()
+    twin.set_extra_state({key: state[key] for key in ("observations", "settings")})
+    torch.testing.assert_close(twin(contexts), head(contexts), rtol=0, atol=1e-9)
+
+
+def test_computed_features_of_other_observations_are_refused():
+    contexts, rewards = data(30)
+    head, other = head_of(), head_of()
+    head.update(contexts, rewards)
+    other.update(contexts[:20], rewards[:20])
+    state = head.get_extra_state() | {"computed": other.get_extra_state()["computed"]}
+    with pytest.raises(glb.InputError, match="computed.*expected features of 30 observations"):
+        head.set_extra_state(state)
+    with pytest.raises(glb.InputError, match="state"):
+        head.set_extra_state(head.get_extra_state() | {"start": torch.zeros(3)})
+
+
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("spoilt", ["0.weight", "_extra_state", "an entry more"])
 def test_a_refused_state_leaves_weights_and_observations(spoilt, assign):
@@ -243,10 +365,12 @@ def test_a_refused_state_leaves_weights_and_observations(spoilt, assign):
     key = next((name for name in state if name.endswith(spoilt)), spoilt)
     state[key] = torch.zeros(3)
     before, answers = copy.deepcopy(head.state_dict()), head(contexts)
+    bounds = head.confidence(contexts)
     with pytest.raises((glb.InputError, RuntimeError)):
         head.load_state_dict(state, assign=assign)
     assert len(head) == 30
-    torch.testing.assert_close(head(contexts), answers, rtol=0, atol=1e-9)
+    assert torch.equal(head(contexts), answers)
+    assert torch.equal(head.confidence(contexts).upper, bounds.upper)
     after = head.state_dict()
     assert list(after) == list(before)
     for name in after:

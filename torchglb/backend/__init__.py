@@ -3,6 +3,7 @@
 from torchglb.backend.compiled import (
     Floats,
     Ints,
+    Reals,
     allocating,
     bound,
     bound_once,
@@ -18,6 +19,7 @@ from torchglb.backend.compiled import (
 __all__ = [
     "Floats",
     "Ints",
+    "Reals",
     "allocating",
     "bound",
     "bound_once",

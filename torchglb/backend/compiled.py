@@ -29,6 +29,8 @@ from torchglb.backend.references import pass_by_reference
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+#: float32 or float64, as they come
+Reals = NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: a product and a sum may be rounded together, once

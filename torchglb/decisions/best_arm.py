@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
     as_tensor,
@@ -58,7 +59,7 @@ class BestArm:
         'With probability at least 0.95, arm 0 is the best of 2'
     """
 
-    def __init__(self, source: Any, arms: Any, epsilon: float = 0.0, k: int = 1) -> None:
+    def __init__(self, source: Any, arms: ArrayLike, epsilon: float = 0.0, k: int = 1) -> None:
         if not isinstance(source, ConfidenceSet | _HasSet | _HasCurrent):
             expected = "a policy, a confidence sequence or a confidence set"
             raise refuse("source", expected, type(source).__name__)

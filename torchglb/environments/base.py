@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, Unpack
 
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     FLOATS,
     as_floats,
@@ -25,6 +26,7 @@ from torchglb.checks import (
     refuse,
 )
 from torchglb.domain import Ball
+from torchglb.environments.settings import EnvironmentOptions
 from torchglb.families import GLMFamily
 from torchglb.random_streams import RandomStreams, derived_seed
 
@@ -170,12 +172,12 @@ def make(
     name: str,
     *,
     family: GLMFamily,
-    S: Any,
+    S: ArrayLike,
     replicates: int | Tensor = 1,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
-    **options: Any,
+    **options: Unpack[EnvironmentOptions],
 ) -> Environment:
     """Builds an environment by name.
 
@@ -188,7 +190,8 @@ def make(
         seed: of everything random.
         dtype: float64 or float32.
         device: where the tensors live.
-        options: of the environment, such as ``dim``, ``arms`` and ``theta``.
+        options: of the environment, such as ``dim``, ``arms`` and ``theta``
+            (:func:`options_of`); an unknown one is refused, and by a type checker too.
 
     Example:
         >>> from torchglb.families import Bernoulli
@@ -204,4 +207,5 @@ def make(
     radius = as_floats("S", S).to(dtype=dtype, device=device)
     if radius.ndim == 0:
         radius = radius.expand(replicates.shape)
-    return lookup(name)(family, radius.contiguous(), replicates, seed=seed, **options)
+    own: dict[str, Any] = {**options}
+    return lookup(name)(family, radius.clone(), replicates.clone(), seed=seed, **own)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import math
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
@@ -81,7 +82,7 @@ def _randhie() -> Dataset:
 _LOADERS = {"digits": _digits, "breast-cancer": _breast_cancer, "randhie": _randhie}
 
 
-def _need(module: str, package: str) -> Any:
+def _need(module: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:

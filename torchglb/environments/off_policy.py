@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
     as_floats,
@@ -62,10 +62,10 @@ class OffPolicyValue:
 @torch.no_grad()
 def off_policy_value(
     log: Log,
-    target: Tensor,
+    target: ArrayLike,
     *,
     reward_range: tuple[float, float],
-    predictions: Tensor | None = None,
+    predictions: ArrayLike | None = None,
     delta: float = 0.05,
 ) -> OffPolicyValue:
     """The value of a policy that does not learn, by inverse propensities or doubly robust.
@@ -146,7 +146,7 @@ def off_policy_value(
     )  # fmt: skip
 
 
-def _probabilities(log: Log, given: Any) -> Tensor:
+def _probabilities(log: Log, given: ArrayLike) -> Tensor:
     """The policy as probabilities ``(*B, n, K)``."""
     K = log.arms.shape[-2]
     checks = ValueChecks()

@@ -48,3 +48,22 @@ class TableSettings(RowsSettings, total=False):
     """Those of :class:`torchglb.environments.datasets.TableBandit`."""
 
     dim: int
+
+
+class EnvironmentOptions(TypedDict, total=False):
+    """Those of :func:`torchglb.environments.make`: of every environment that the package has.
+
+    Which of them an environment takes, :func:`torchglb.environments.options_of` says. One of your
+    own with options of its own is better built by its class.
+    """
+
+    dim: int
+    arms: int
+    shared_arms: bool
+    theta: ThetaKind
+    items: int
+    period: int
+    rank: int
+    speed: float
+    target: int
+    task: Task

@@ -342,3 +342,18 @@ def _response_scale(design: Design, scaler: Scaler, y: np.ndarray | None) -> tup
     if design.intercept is None:
         return 0.0, max(abs(ends[0]), abs(ends[1]))
     return 0.5 * (ends[0] + ends[1]), 0.5 * (ends[1] - ends[0])
+
+
+def references_of(design: Design) -> list[str]:
+    """Names of levels that have no column because their coefficient is 0 (treatment coding)."""
+    found = []
+    for factor, (kind, state) in design.spec.encoder_state.items():
+        if getattr(kind, "value", None) != "categorical":
+            continue
+        present = {name.replace("[T.", "[") for name in design.names}
+        coded = any(name.startswith(f"{factor}[T.") for name in design.names)
+        for level in state.get("categories", ()):
+            name = f"{factor}[{level}]"
+            if coded and name not in present:
+                found.append(name)
+    return found

@@ -22,7 +22,8 @@ from torch import Tensor
 from torchglb.choices import Relation
 from torchglb.families import Binomial, Gaussian, Poisson
 from torchglb.inference.tests import TestResult, anytime_p
-from torchglb.likelihood import Expansion, NegativeLogLikelihood
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.row_sums import Expansion
 
 STEPS = 60
 #: rows that are summed at a time

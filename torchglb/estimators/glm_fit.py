@@ -10,7 +10,8 @@ import numpy as np
 from torchglb.checks import check_choice, refuse
 from torchglb.choices import INTERVALS, OUTSIDE, SCALES, IntervalKind, RowsOutside, ScaleName
 from torchglb.errors import InputError
-from torchglb.estimators.design import Design, learn
+from torchglb.estimators.design import Design, learn, references_of
+from torchglb.estimators.facts import facts_of, warnings_of
 from torchglb.estimators.hypotheses import Hypothesis, Names
 from torchglb.estimators.linear_fit import LinearFit
 from torchglb.estimators.marginal import ContrastFit
@@ -23,11 +24,6 @@ from torchglb.estimators.summary import Summary
 from torchglb.estimators.tables import Table, blocks, numbers, order_of, without_missing
 from torchglb.families import Bernoulli, Gaussian, GLMFamily, Poisson
 from torchglb.radii import Radius
-
-PEEKING = (
-    "fixed-n: the profile-likelihood interval, right only for one look at a sample whose size and"
-    " rows were fixed beforehand"
-)
 
 
 def glm(
@@ -402,70 +398,5 @@ class GLMFit:
                 "log_e": np.array([test.log_e for test in tests]),
                 "p": np.array([test.p for test in tests]),
             }
-        facts = self._facts(intervals, simultaneous)
-        return Summary(columns, facts, self._warnings(), self._frame)
-
-    def _facts(self, intervals: IntervalKind, simultaneous: bool) -> dict[str, str]:
-        core = self.core
-        burnt = f" (after {self.scaler.burn_in} of burn-in)" if self.scaler.burn_in else ""
-        facts = {
-            "formula": self.design.formula,
-            "family": family_text(core.family),
-            "rows": f"{len(core)}{burnt}",
-            "delta": f"{core.delta:g}",
-            "S": "none" if core.S is None else f"{core.S:g}",
-            "radius": core.radius if isinstance(core.radius, str) else repr(core.radius),
-            "scaling": core.scale.source,
-        }
-        left = {key: count for key, count in self.left_out.items() if count}
-        if left:
-            facts["left out"] = ", ".join(f"{count} rows ({key})" for key, count in left.items())
-        if intervals != "profile":
-            facts["intervals"] = core.interval_text(simultaneous)
-        if intervals != "anytime":
-            facts["fixed-n"] = PEEKING.partition(": ")[2]
-        return facts
-
-    def _warnings(self) -> list[str]:
-        core, found = self.core, []
-        if intervals_missing := core.dependent_columns():
-            found.append(
-                "the rows do not determine " + ", ".join(intervals_missing) + ": the estimates"
-                " are those of the prior and the rows (posterior mode)"
-            )
-        elif core.estimate.at_boundary and core.S is not None:
-            found.append(
-                f"the estimate lies on the boundary of S = {core.S:g}, and the data pull outwards:"
-                " all intervals rest on S"
-            )
-        elif core.estimate.at_boundary:
-            found.append(
-                "the data are separated: the likelihood has no maximum, and the estimates are"
-                " those of the prior and the rows (posterior mode). The intervals hold all the"
-                " same; an end that is infinite has a bound with S=..."
-            )
-        return found
-
-
-def family_text(family: GLMFamily) -> str:
-    """A family with its numbers."""
-    name = type(family).__name__
-    if isinstance(family, Gaussian):
-        return f"{name}(sigma={family.sigma:g})"
-    trials = getattr(family, "trials", 1)
-    return f"{name}({trials})" if trials > 1 else name
-
-
-def references_of(design: Design) -> list[str]:
-    """Names of levels that have no column because their coefficient is 0 (treatment coding)."""
-    found = []
-    for factor, (kind, state) in design.spec.encoder_state.items():
-        if getattr(kind, "value", None) != "categorical":
-            continue
-        present = {name.replace("[T.", "[") for name in design.names}
-        coded = any(name.startswith(f"{factor}[T.") for name in design.names)
-        for level in state.get("categories", ()):
-            name = f"{factor}[{level}]"
-            if coded and name not in present:
-                found.append(name)
-    return found
+        facts = facts_of(self, intervals, simultaneous)
+        return Summary(columns, facts, warnings_of(self.core), self._frame)

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchglb.checks import ValueChecks, as_like, as_weights, check_count, check_shape, refuse
+from torchglb.array_like import ArrayLike
+from torchglb.checks import (
+    ValueChecks,
+    as_device,
+    as_like,
+    check_count,
+    check_shape,
+    real_entries,
+    refuse,
+)
 from torchglb.heads.unit_ball import UnitBall
 from torchglb.recording import is_transformed
+from torchglb.row_checks import as_weights
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Door:
     ball: UnitBall
     validate: bool
 
-    def admit(self, raw: Any, lead: tuple[int, ...], like: Tensor) -> Tensor:
+    def admit(self, raw: object, lead: tuple[int, ...], like: Tensor) -> Tensor:
         """The features ``(*lead, d)`` in the unit ball, of what the encoder returned.
 
         Args:
@@ -100,7 +108,7 @@ class Observations(nn.Module):
         self.batch_shape = torch.Size(batch_shape)
         self.context_dims = check_count("context_dims", context_dims)
         self.newest = newest if newest is None else check_count("replay", newest, least=1)
-        rewards = torch.zeros((*self.batch_shape, 0), dtype=dtype, device=device)
+        rewards = torch.zeros((*self.batch_shape, 0), dtype=dtype, device=as_device(device))
         self.register_buffer("rewards", rewards, persistent=False)
         self.register_buffer("weights", rewards.clone(), persistent=False)
         self.register_buffer("contexts", rewards.clone(), persistent=False)
@@ -127,17 +135,21 @@ class Observations(nn.Module):
     def _kept(self, buffer: Tensor) -> Tensor:
         return buffer.narrow(len(self.batch_shape), self._first, len(self))
 
-    def as_contexts(self, given: Any, what: str = "contexts") -> Tensor:
+    def as_contexts(self, given: ArrayLike, what: str = "contexts") -> Tensor:
         """A tensor of whatever holds numbers, of the dtype of earlier contexts."""
         kept = self.contexts
         if isinstance(given, Tensor):
             contexts = given
         else:
+            parts = list(given) if isinstance(given, list | tuple) else []
+            entries = None
+            if not any(isinstance(part, Tensor) for part in parts):
+                entries = real_entries(what, given)
             try:
-                if isinstance(given, list | tuple) and any(isinstance(g, Tensor) for g in given):
-                    contexts = torch.stack(list(map(torch.as_tensor, given)))
+                if entries is None:
+                    contexts = torch.stack(list(map(torch.as_tensor, parts)))
                 else:
-                    entries = np.array(given)  # a copy, which may be written to
+                    # a copy, which may be written to
                     contexts = torch.from_numpy(entries.astype(entries.dtype.newbyteorder("=")))
                 contexts = contexts.to(kept.device)
             except (TypeError, ValueError, RuntimeError) as error:
@@ -166,7 +178,7 @@ class Observations(nn.Module):
         return single
 
     def weighted(
-        self, contexts: Tensor, rewards: Tensor, weight: Any, mask: Any
+        self, contexts: Tensor, rewards: Tensor, weight: ArrayLike | None, mask: ArrayLike | None
     ) -> tuple[Tensor, Tensor | None]:
         """Contexts ``(*B, k, *E)``, 0 where there is no reward, and weights ``(*B, k)``, if any."""
         if weight is None and mask is None:
@@ -213,16 +225,20 @@ class Observations(nn.Module):
         names = ("contexts", "rewards", "weights")
         return {name: self._kept(getattr(self, name)).clone() for name in names}
 
-    def restored(self, state: Mapping[str, Tensor] | None) -> Observations:
-        """New observations with these settings and a saved content, which is checked."""
-        like = self.rewards
-        fresh = Observations(
-            self.batch_shape, self.context_dims, self.newest, like.dtype, like.device
-        )
+    def restored(self, state: Mapping[str, Tensor] | None, infer: bool = False) -> Observations:
+        """New observations with these settings and a saved content, which is checked.
+
+        Args:
+            state: of :meth:`saved`.
+            infer: read the number of axes of a context off the state.
+        """
+        like, dims, axis = self.rewards, self.context_dims, len(self.batch_shape)
+        if infer and state is not None:
+            dims = max(0, state["contexts"].ndim - axis - 1)
+        fresh = Observations(self.batch_shape, dims, self.newest, like.dtype, like.device)
         if state is None:
             return fresh
         contexts = state["contexts"]
-        axis = len(self.batch_shape)
         if fresh.check(contexts.to(like.device), "state['contexts']"):
             shape = tuple(contexts.shape)
             raise refuse("state['contexts']", "shape (*B, n, *E)", f"shape {shape}")

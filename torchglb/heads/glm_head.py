@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     FLOATS,
     as_tensor,
     check_batch_shape,
+    check_flag,
+    check_probability,
     check_shape,
     check_tolerance,
     refuse,
@@ -22,9 +25,11 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.heads.embedding import Door, Observations, in_dtype_of
 from torchglb.heads.frozen import Embedding, FrozenHead
+from torchglb.heads.saving import Computed, fingerprint, unchanged_on_failure
 from torchglb.heads.unit_ball import UnitBall, unit_ball
 from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.mle import constrained_mle
+from torchglb.policies.saving import taken
 from torchglb.radii import Radius
 from torchglb.row_buffers import Rows
 from torchglb.sequence import ConfidenceSequence
@@ -101,7 +106,9 @@ class GLMHead(nn.Module):
         if not isinstance(module, nn.Module):
             raise refuse("module", "an nn.Module", type(module).__name__)
         self.module, self.family, self.domain = module, family, domain
-        self.delta, self.radius, self.ellipsoidal = delta, radius, ellipsoidal
+        self.delta, self.radius = check_probability("delta", delta), radius
+        self.ellipsoidal = check_flag("ellipsoidal", ellipsoidal)
+        validate = check_flag("validate", validate)
         self.regularization = check_tolerance("regularization", regularization)
         batch_shape = check_batch_shape(batch_shape)
         self.batch_shape = torch.Size(batch_shape)
@@ -115,8 +122,12 @@ class GLMHead(nn.Module):
         # refuses settings that do not fit
         self._kept: ConfidenceSequence | None = self._empty_sequence()
         self._theta: Tensor | None = None
-        self._start: Tensor | None = None  # the last estimate, where the next fit begins
+        # where fits begin as long as nothing changes, so that equal questions have equal answers,
+        # and the last estimate, where they begin afterwards
+        self._start: Tensor | None = None
+        self._next_start: Tensor | None = None
         self._stamp: list[tuple[Any, ...]] | None = self._now()
+        self._saved: Computed | None = None  # of a state or a copy, until it is known to fit
 
     def __len__(self) -> int:
         """The number of observations so far."""
@@ -124,7 +135,7 @@ class GLMHead(nn.Module):
 
     # ---- features ------------------------------------------------------------------------
 
-    def features(self, contexts: Any) -> Tensor:
+    def features(self, contexts: ArrayLike) -> Tensor:
         """The features ``(..., d)`` of contexts ``(..., *E)``, in the unit ball."""
         contexts = self.observations.as_contexts(contexts)
         dims = self.observations.context_dims
@@ -150,7 +161,13 @@ class GLMHead(nn.Module):
     # ---- learning ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def update(self, contexts: Any, rewards: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        contexts: ArrayLike,
+        rewards: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """Adds an observation, contexts ``(*B, *E)``, rewards ``(*B)``, or k, ``(*B, k, *E)``.
 
         They may come late and out of order, as long as the delay does not depend on the reward,
@@ -177,14 +194,15 @@ class GLMHead(nn.Module):
         check_shape("rewards", rewards, contexts.shape[: axis + 1])
         contexts, w = self.observations.weighted(contexts, rewards, weight, mask)
         present = None if w is None else w > 0
-        sequence = self.sequence()
-        sequence.update(self.features(contexts), rewards, w, present)
+        sequence, features = self.sequence(), self.features(contexts)
+        self._saved = None  # of fewer observations
+        sequence.update(features, rewards, w, present)
         self.observations.append(contexts, rewards, w)
-        self._theta, self._infer = None, False
+        self._theta, self._infer, self._start = None, False, self._next_start
 
     def refresh(self) -> None:
         """Forgets everything that was computed from the network's parameters."""
-        self._kept, self._theta, self._stamp = None, None, None
+        self._kept, self._theta, self._stamp, self._saved = None, None, None, None
 
     def sequence(self, differentiable: bool = False) -> ConfidenceSequence:
         """The confidence sequence of the observations, for the features as they are now.
@@ -233,19 +251,42 @@ class GLMHead(nn.Module):
         like = self.observations.rewards
         return [(self.module.training, like.dtype, like.device), *seen]
 
-    def _notice_changes(self) -> None:
+    def _is_unchanged(self) -> bool:
+        """Whether the network is as it was when it was last looked at."""
         now, then = self._now(), self._stamp
+        if then is None or len(now) != len(then):
+            return False
         # tensors are compared by identity: the list holds on to them, so no other takes their place
-        same = then is not None and len(now) == len(then)
-        if not same or any(
-            a[0] is not b[0] or a[1:] != b[1:] for a, b in zip(now, then or [], strict=True)
-        ):
-            self.refresh()
-            self._stamp = now
+        return all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(now, then, strict=True))
+
+    @torch.no_grad()
+    def _notice_changes(self) -> None:
+        if self._is_unchanged():
+            return
+        if self._stamp is not None:  # else nothing may have changed, but nobody knows
+            self._start = self._next_start
+        self._kept, self._theta, self._stamp = None, None, self._now()
+        saved = self._saved
+        if saved is not None and len(self) and saved.is_of(self.module, self._embed):
+            self._kept, self._theta, self._saved = saved.sequence, saved.theta, None
+
+    def _embed(self) -> Tensor:
+        return self.features(self.observations.rows()[0])
+
+    def _computed(self) -> Computed | None:
+        """What was computed so far, for a state or a copy."""
+        if self._kept is None or not self._is_unchanged():
+            return self._saved
+        return Computed(fingerprint(self.module), self._kept, self._theta)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tensors of a copy count their changes anew: it has to find out that none was made."""
+        lost = {"_kept": None, "_theta": None, "_stamp": None}
+        return vars(self) | lost | {"_saved": self._computed()}
 
     # ---- answers -------------------------------------------------------------------------
 
-    def forward(self, contexts: Any) -> Tensor:
+    def forward(self, contexts: ArrayLike) -> Tensor:
         """Mean predictions ``(*B)`` or ``(*B, K)`` for contexts ``(*B, *E)`` or ``(*B, K, *E)``.
 
         In training mode, with gradients enabled, differentiable through the fit of the last layer
@@ -254,7 +295,7 @@ class GLMHead(nn.Module):
         mean: Tensor = self.family.mean(self.logits(contexts))
         return mean
 
-    def logits(self, contexts: Any) -> Tensor:
+    def logits(self, contexts: ArrayLike) -> Tensor:
         """``<phi(c), theta_hat>``, of the shape of :meth:`forward` and differentiable alike."""
         contexts = self.observations.as_contexts(contexts)
         single = self.observations.check(contexts)
@@ -309,11 +350,11 @@ class GLMHead(nn.Module):
             regularization=self.regularization,
             validate=False,  # features and rewards have passed their doors
         ).theta
-        self._start = theta.detach()
+        self._next_start = theta.detach()
         return theta
 
     def confidence(
-        self, contexts: Any, scale: ScaleName = "mean", *, differentiable: bool = False
+        self, contexts: ArrayLike, scale: ScaleName = "mean", *, differentiable: bool = False
     ) -> Interval:
         """Intervals for contexts ``(*B, *E)`` or ``(*B, K, *E)``.
 
@@ -338,7 +379,7 @@ class GLMHead(nn.Module):
         return self.sequence().on_boundary()
 
     @torch.no_grad()
-    def select(self, contexts: Any) -> Tensor:
+    def select(self, contexts: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the context with the largest upper bound, of ``(*B, K, *E)``."""
         contexts = self.observations.as_contexts(contexts)
         self._learn_axes(contexts, 1)
@@ -349,12 +390,19 @@ class GLMHead(nn.Module):
     # ---- saving --------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The observations, for ``state_dict``.
+        """The observations, for ``state_dict``, and what was computed from them.
 
-        A head that loads them embeds them anew: its bounds are valid, and those of before up to the
-        tolerance of the radius.
+        A head that loads both with the same network continues bit by bit. One with another network
+        embeds the observations anew.
         """
-        return {"observations": self.observations.saved(), "settings": self._belongs_to()}
+        computed = self._computed()
+        return {
+            "observations": self.observations.saved(),
+            "computed": None if computed is None else computed.state_dict(),
+            "start": None if self._start is None else self._start.clone(),
+            "next_start": None if self._next_start is None else self._next_start.clone(),
+            "settings": self._belongs_to(),
+        }
 
     def _belongs_to(self) -> dict[str, Any]:
         """What the observations were collected for."""
@@ -368,34 +416,33 @@ class GLMHead(nn.Module):
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Takes over saved observations; they are checked first."""
+        """Takes over saved observations, and what was computed; they are checked first."""
         with reading_state("a head"):
             check_belongs("state['settings']", state.get("settings"), self._belongs_to())
-            saved = state["observations"]
-            if saved is not None:
-                self._learn_axes(saved["contexts"], 1)
-                self._infer = False
-            self.observations = self.observations.restored(saved)
+            observations = self.observations.restored(state["observations"], self._infer)
+            computed = state.get("computed")
+            if computed is not None:
+                computed = Computed.of(computed, self._empty_sequence(), len(observations))
+            like = observations.rewards.new_zeros((*self.batch_shape, self.domain.dim))
+            start, following = (
+                None if state.get(name) is None else taken(state, name, like)
+                for name in ("start", "next_start")
+            )
         self.refresh()
-        self._start = None
+        self._infer = self._infer and not observations.known
+        self.observations, self._saved = observations, computed
+        self._start, self._next_start = start, following
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As torch's, but a state that is refused leaves weights and observations as they were."""
-        held = ("_parameters", "_buffers", "_modules")
-        kept = [
-            (m, vars(m) | {name: vars(m)[name].copy() for name in held}) for m in self.modules()
-        ]
-        values = [(t, t.detach().clone()) for t in (*self.parameters(), *self.buffers())]
+        computed = self._computed()
         try:
-            return super().load_state_dict(state_dict, strict, assign)
+            with unchanged_on_failure(self):
+                return super().load_state_dict(state_dict, strict, assign)
         except BaseException:
-            for module, attributes in kept:
-                vars(module).update(attributes)
-            with torch.no_grad():
-                for tensor, value in values:
-                    tensor.copy_(value)
+            self._saved, self._stamp = computed, None  # weights are the same, but were written to
             raise
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GLMHead:
@@ -408,5 +455,5 @@ class GLMHead(nn.Module):
             self.observations.weights = weights.to(moved.device)
             self.observations.contexts = contexts.to(moved.device)
         self.refresh()
-        self._start = None
+        self._start = self._next_start = None
         return self

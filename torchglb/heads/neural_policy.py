@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     NUMBERS,
     ValueChecks,
@@ -161,14 +162,14 @@ class NeuralPolicy(Policy):
     # ---- choosing ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def features(self, contexts: Any) -> Tensor:
+    def features(self, contexts: ArrayLike) -> Tensor:
         """The features ``(*B, d)`` or ``(*B, K, d)`` of contexts ``(*B, *E)``, ``(*B, K, *E)``."""
         contexts = self.observations.as_contexts(contexts)
         if self.observations.check(contexts):
             return self._embed(contexts.unsqueeze(len(self.batch_shape)))[..., 0, :]
         return self._embed(contexts)
 
-    def select(self, arms: Any) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play, of raw contexts ``arms (*B, K, *E)``."""
         arms = self._check_arms(arms)
         return self.inner.select(self.features(arms))
@@ -176,7 +177,7 @@ class NeuralPolicy(Policy):
     def _scores(self, arms: Tensor) -> Tensor:
         return self.inner.scores(self.features(arms))
 
-    def _check_arms(self, arms: Any) -> Tensor:
+    def _check_arms(self, arms: ArrayLike) -> Tensor:
         arms = self.observations.as_contexts(arms, "arms")
         if self.observations.check(arms, "arms"):
             raise refuse("arms", "shape (*B, K, *E)", f"shape {tuple(arms.shape)}")
@@ -198,7 +199,13 @@ class NeuralPolicy(Policy):
 
     # ---- learning ------------------------------------------------------------------------
 
-    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        x: ArrayLike,
+        r: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """Adds an observation: the raw context ``x (*B, *E)`` that was played and its reward.
 
         Or k of them, ``(*B, k, *E)`` and ``(*B, k)``. They may come late and out of order, as long

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_tolerance, refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
@@ -47,7 +48,7 @@ class RunningEstimate(ABC):
         """Adds rows, as :meth:`torchglb.History.append` does."""
         self.history.append(x, r, weight)
 
-    def append_at_once(self, x: Any, r: Any, longest: float) -> int:
+    def append_at_once(self, x: ArrayLike, r: ArrayLike, longest: float) -> int:
         """Adds plain rows by one compiled call that checks them; how many, 0 if it has none."""
         return 0
 
@@ -108,7 +109,7 @@ class _Refitted(RunningEstimate):
     def __init__(self, domain: Ball, history: History, tol: float | None) -> None:
         self.domain, self.history, self.tol = domain, history, tol
 
-    def append_at_once(self, x: Any, r: Any, longest: float) -> int:
+    def append_at_once(self, x: ArrayLike, r: ArrayLike, longest: float) -> int:
         return self.history.append_at_once(x, r, longest)
 
     def estimate(self, likelihood: NegativeLogLikelihood, loss_only: bool = False) -> Estimate:

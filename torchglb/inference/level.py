@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend import Floats
 from torchglb.checks import check_same, check_shape, refuse
 from torchglb.choices import EllipsoidKind
@@ -102,7 +103,7 @@ class GrowingLevel:
         # no call from here on: nothing can come in between
         self.fitted, self._state, self._fresh, self._seen = estimate, state, None, seen
 
-    def learn_at_once(self, x: Any, r: Any, longest: float) -> int:
+    def learn_at_once(self, x: ArrayLike, r: ArrayLike, longest: float) -> int:
         """:meth:`learn` of plain rows, checked, by compiled calls where there are such.
 
         Args:
@@ -125,6 +126,8 @@ class GrowingLevel:
             rows = self.fitted.append_at_once(x, r, longest)
             if rows == 0:
                 return 0
+            assert isinstance(x, Tensor)
+            assert isinstance(r, Tensor)
             if x.dtype is not torch.float64 or not (x.is_contiguous() and r.is_contiguous()):
                 x, r = x.double().contiguous(), r.double().contiguous()
             state = self.radius.update_plain(self.problem, self._state, x, r)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from scipy import special
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import ValueChecks, as_tensor, check_choice, check_probability, check_shape
 from torchglb.choices import SCALES, ScaleName
 from torchglb.domain import Ball
@@ -53,7 +54,7 @@ class FixedSampleInterval(NamedTuple):
 def profile_interval(
     family: GLMFamily,
     history: History | Rows,
-    x: Any,
+    x: ArrayLike,
     *,
     domain: Ball,
     alpha: float = 0.05,

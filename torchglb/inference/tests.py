@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
     as_tensor,
@@ -72,8 +73,8 @@ def likelihood_ratio_test(
     likelihood: NegativeLogLikelihood,
     domain: Ball,
     evidence: Tensor,
-    A: Any,
-    b: Any,
+    A: ArrayLike,
+    b: ArrayLike,
     relation: Relation = "==",
     *,
     theta_hat: Tensor,
@@ -138,7 +139,7 @@ class _Minimum(NamedTuple):
 
 
 def _hypothesis(
-    likelihood: NegativeLogLikelihood, A: Any, b: Any, relation: Relation
+    likelihood: NegativeLogLikelihood, A: ArrayLike, b: ArrayLike, relation: Relation
 ) -> tuple[Tensor, Tensor]:
     """A ``(*B, k, d)`` and b ``(*B, k)``, checked."""
     X = likelihood.X
@@ -255,7 +256,9 @@ class RunningTest:
         True
     """
 
-    def __init__(self, sequence: Sequence, A: Any, b: Any, relation: Relation = "==") -> None:
+    def __init__(
+        self, sequence: Sequence, A: ArrayLike, b: ArrayLike, relation: Relation = "=="
+    ) -> None:
         self.sequence, self.A, self.b = sequence, A, b
         self.relation = check_choice("relation", relation, RELATIONS)
         self._best: Tensor | None = None

@@ -28,7 +28,7 @@ from torchglb.policies import (
     ts,
 )
 from torchglb.policies.ada_ofu_ecolog import AdaOFUECOLog
-from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.base import Policy
 from torchglb.policies.conservative import Conservative
 from torchglb.policies.emk import EMK
 from torchglb.policies.evill import EVILL, EVILLTheory
@@ -55,6 +55,7 @@ from torchglb.policies.registry import (
     requirements_of,
     summary_of,
 )
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.rs_glincb import RSGLinCB
 from torchglb.policies.ts import ThompsonSampling
 

@@ -63,12 +63,12 @@ from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.optim import Derivatives, Status, newton, raise_unless_converged
-from torchglb.policies.base import Requirements
 from torchglb.policies.geometry import project_in_norm
 from torchglb.policies.mirror_descent import MirrorDescent
 from torchglb.policies.online import OnlinePolicy
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import taken
 from torchglb.policies.settings import CONSTANTS, Constants, PolicySettings
 

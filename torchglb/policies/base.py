@@ -6,29 +6,26 @@ a batch run at once, and what one does never depends on the others.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.checks import (
     FLOATS,
-    TOO_LONG,
     ValueChecks,
-    as_rows,
+    as_device,
     as_tensor,
-    as_weights,
     check_batch_shape,
     check_count,
+    check_flag,
     check_probability,
     check_shape,
     refuse,
-    within_norm,
 )
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -36,40 +33,13 @@ from torchglb.history import History
 from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
+from torchglb.policies.requirements import Requirements, check_covered
+from torchglb.policies.saving import own_settings
 from torchglb.radii import radius_refuted, warn_of_boundary
 from torchglb.random_streams import RandomStreams
 from torchglb.recording import is_transformed
+from torchglb.row_checks import TOO_LONG, as_rows, as_weights, within_norm
 from torchglb.sets import ConfidenceSet, Interval
-
-
-@dataclass(frozen=True)
-class Requirements:
-    """What a policy's theory covers.
-
-    Attributes:
-        families: the family classes covered; empty for every GLM.
-        bounded_rewards: whether rewards must have a finite range.
-        horizon: whether the horizon T must be known.
-        fixed_arms: whether the arm set must be the same in every round.
-        pairs: whether the arms must be all pairs of some items (:mod:`torchglb.preferences`).
-
-    Example:
-        >>> import torchglb as glb
-        >>> glb.policies.requirements_of("rs-glincb").horizon
-        True
-    """
-
-    families: tuple[type[GLMFamily], ...] = ()
-    bounded_rewards: bool = False
-    horizon: bool = False
-    fixed_arms: bool = False
-    pairs: bool = False
-
-
-#: settings that are said elsewhere, or that a state does not depend on
-SETTLED = frozenset(
-    {"family", "domain", "delta", "horizon", "batch_shape", "seed", "solver", "chunk"}
-)
 
 
 def _check_radius(domain: Ball, batch: torch.Size) -> None:
@@ -79,15 +49,6 @@ def _check_radius(domain: Ball, batch: torch.Size) -> None:
         if radius.ndim > len(batch) or not all(have in (1, want) for have, want in fits):
             expected = f"a radius that broadcasts to the batch shape {tuple(batch)}"
             raise refuse("domain", expected, f"radius of shape {tuple(radius.shape)}")
-
-
-def towards(theta: Tensor) -> Tensor:
-    """The arm of the unit ball with the largest ``<x, theta>``; the first axis if theta is 0."""
-    norm = torch.linalg.vector_norm(theta, dim=-1, keepdim=True)
-    first = torch.zeros_like(theta)
-    first[..., 0] = 1.0
-    unit = theta / norm.clamp_min(torch.finfo(theta.dtype).tiny)
-    return torch.where(norm > 0, unit * (1.0 - torch.finfo(theta.dtype).eps), first)
 
 
 class BoundTracker:
@@ -157,12 +118,12 @@ class Policy(ABC):
         horizon: int | None = None,
         batch_shape: tuple[int, ...] = (),
         seed: int = 0,
-        replicates: Tensor | None = None,
+        replicates: ArrayLike | None = None,
         validate: bool = True,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        self._check_coverage(family, horizon)
+        check_covered(self.name, self.requires, family, horizon)
         if not isinstance(domain, Ball):
             raise refuse("domain", "a Ball, such as Ball(dim, S)", repr(domain))
         if dtype not in FLOATS:
@@ -175,30 +136,14 @@ class Policy(ABC):
         _check_radius(domain, self.batch_shape)
         if not self.batch_shape.numel():
             raise refuse("batch_shape", "one replicate or more", tuple(self.batch_shape))
-        self.validate = validate
+        self.validate = check_flag("validate", validate)
         self.dtype = dtype
-        self.device = torch.zeros(0, device=device).device
+        self.device = as_device(device)
         self.random = RandomStreams(seed, self.batch_shape, replicates, self.device)
         self.rounds = 0  # observations so far
         self._warned, self._next_look = False, 1  # of a ball that is too small
         self._compiled = family.compiled()
         self._longest = 1.0 + 64 * torch.finfo(dtype).eps  # of a row: 1, but for roundings
-
-    def _check_coverage(self, family: GLMFamily, horizon: int | None) -> None:
-        if not isinstance(family, GLMFamily):
-            raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
-        covered = self.requires.families
-        if covered and not isinstance(family, covered):
-            names = ", ".join(sorted(c.__name__ for c in covered))
-            raise refuse("family", f"one that {self.name} covers ({names})", type(family).__name__)
-        low, high = family.reward_range
-        if self.requires.bounded_rewards and not high - low < float("inf"):
-            expected = f"a family of bounded rewards, which {self.name} needs"
-            raise refuse("family", expected, f"{type(family).__name__} on [{low:g}, {high:g}]")
-        if horizon is not None:
-            check_count("horizon", horizon, least=1)
-        if self.requires.horizon and horizon is None:
-            raise refuse("horizon", f"the number of rounds, which {self.name} needs", None)
 
     def _constant(self, of_radius: Callable[[float], float]) -> Tensor:
         """A constant of the theory for every replicate, ``(*B)``: a function of its own S."""
@@ -222,7 +167,7 @@ class Policy(ABC):
 
     # ---- choosing ------------------------------------------------------------------------
 
-    def select(self, arms: Any) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play, of ``arms (*B, K, d)``.
 
         Arms, rows and rewards may be tensors or NumPy arrays of any real dtype, or lists
@@ -230,7 +175,7 @@ class Policy(ABC):
         """
         return self.scores(arms).argmax(-1)
 
-    def scores(self, arms: Any) -> Tensor:
+    def scores(self, arms: ArrayLike) -> Tensor:
         """The index that is maximised over the arms, ``(*B, K)``."""
         return self._scores(self._check_arms(arms))
 
@@ -247,7 +192,7 @@ class Policy(ABC):
         """
         raise refuse("arms", f"finitely many, of which {self.name} takes the best", "the unit ball")
 
-    def _check_arms(self, given: Any) -> Tensor:
+    def _check_arms(self, given: ArrayLike) -> Tensor:
         """The arms as a tensor of the policy's dtype, once they have passed the checks."""
         arms = as_tensor("arms", given, dtype=self.dtype, device=self.device)
         shape = arms.shape
@@ -262,7 +207,7 @@ class Policy(ABC):
             checks.settle()
         return arms
 
-    def _check_point(self, x: Any) -> Tensor:
+    def _check_point(self, x: ArrayLike) -> Tensor:
         """One direction for each replicate, ``(*B, d)``, as a tensor of the policy's dtype."""
         x = as_tensor("x", x, dtype=self.dtype, device=self.device)
         check_shape("x", x, (*self.batch_shape, self.domain.dim))
@@ -292,7 +237,13 @@ class Policy(ABC):
 
     # ---- learning ------------------------------------------------------------------------
 
-    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        x: ArrayLike,
+        r: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """Adds one observation, ``x (*B, d)``, ``r (*B)``, or k, ``x (*B, k, d)``, ``r (*B, k)``.
 
         Observations may come late and out of order. Confidence sets stay valid as long as the delay
@@ -337,7 +288,7 @@ class Policy(ABC):
             self._update_weighted(x, r, w)
         self.rounds += x.shape[-2]
 
-    def _weights(self, r: Tensor, weight: Any, mask: Any) -> Tensor:
+    def _weights(self, r: Tensor, weight: ArrayLike | None, mask: ArrayLike | None) -> Tensor:
         """Weights ``(*B, k)`` like the rewards, 0 where the mask says so."""
         if weight is not None and not self.takes_weights:
             expected = f"none, since {self.name} is stated for rows of weight 1"
@@ -355,7 +306,7 @@ class Policy(ABC):
         """:meth:`_update` of rows with weights ``(*B, k)``, where ``takes_weights``."""
         raise NotImplementedError(f"{type(self).__name__} says takes_weights and has none")
 
-    def _learn_at_once(self, x: Any, r: Any) -> int:
+    def _learn_at_once(self, x: ArrayLike, r: ArrayLike) -> int:
         """Checks and learns plain rows in one compiled call, where a policy has one.
 
         Returns:
@@ -376,7 +327,7 @@ class Policy(ABC):
         """The set over which the policy is optimistic, a snapshot; None if it has none."""
         return None
 
-    def bounds(self, x: Tensor, refine: bool = True) -> Interval | None:
+    def bounds(self, x: ArrayLike, refine: bool = True) -> Interval | None:
         """Certified ends of ``<x, theta>`` over the set; None without a set.
 
         Args:
@@ -468,24 +419,18 @@ class Policy(ABC):
 
     def _belongs_to(self) -> dict[str, Any]:
         """Family, ball and settings, without which the state means nothing."""
-        found: dict[str, Any] = {
+        return {
             "family": describe(self.family),
             "d": self.domain.dim,
             "S": describe(self.domain.radius),
             "delta": self.delta,
             "horizon": self.horizon if self.requires.horizon else None,
+            **{name: describe(value) for name, value in own_settings(self, Policy).items()},
         }
-        for cls in type(self).__mro__:
-            if "__init__" in cls.__dict__ and cls is not Policy and issubclass(cls, Policy):
-                for name in inspect.signature(cls.__init__).parameters:
-                    value = getattr(self, name, None)
-                    plain = isinstance(value, bool | int | float | str)
-                    if name not in SETTLED and (plain or is_dataclass(value)):
-                        found.setdefault(name, describe(value))
-        return found
 
     def __repr__(self) -> str:
-        given = {k: v for k, v in self._belongs_to().items() if k not in ("family", "d", "S")}
+        horizon = self.horizon if self.requires.horizon else None
+        given = {"delta": self.delta, "horizon": horizon, **own_settings(self, Policy)}
         words = [f"{self.family!r}", f"{self.domain!r}"]
         words += [f"{name}={value!r}" for name, value in given.items() if value is not None]
         return f"{type(self).__name__}({', '.join(words)}, rounds={self.rounds})"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     as_indices,
     as_tensor,
@@ -56,9 +57,9 @@ class Conservative(Policy):
     def __init__(
         self,
         policy: Policy,
-        baseline: int | Tensor,
+        baseline: ArrayLike,
         alpha: float,
-        baseline_mean: float | Tensor | None = None,
+        baseline_mean: ArrayLike | None = None,
     ) -> None:
         if not isinstance(policy, Policy) or policy.confidence_set() is None:
             raise refuse("policy", "a policy with a confidence set", type(policy).__name__)
@@ -85,20 +86,20 @@ class Conservative(Policy):
             mean = as_tensor(
                 "baseline_mean", baseline_mean, dtype=policy.dtype, device=policy.device
             )
-            self._known = mean.expand(policy.batch_shape)
+            self._known = mean.expand(policy.batch_shape).clone()
         shape = policy.batch_shape
         #: earned for certain beyond (1 - alpha) of the baseline, by earlier arm sets
         self._earned = torch.zeros(shape, dtype=torch.float64, device=policy.device)
         self._arms: Tensor | None = None
         self._plays = self._lower = self._upper = torch.zeros(0)
 
-    def _index(self, baseline: int | Tensor) -> Tensor:
+    def _index(self, baseline: ArrayLike) -> Tensor:
         policy = self.policy
         index = as_indices("baseline", baseline, policy.device)
         if bool((index < 0).any()):
             raise refuse("baseline", "indices of arms, whole numbers from 0 on", baseline)
         try:
-            return index.expand(policy.batch_shape)
+            return index.expand(policy.batch_shape).clone()
         except RuntimeError:
             wanted = f"a number or shape {tuple(policy.batch_shape)}"
             raise refuse("baseline", wanted, f"shape {tuple(index.shape)}") from None
@@ -106,7 +107,7 @@ class Conservative(Policy):
     # ---- choosing ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def select(self, arms: Any) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the policy's arm where that is safe, else of the baseline."""
         arms = self._check_arms(arms)
         if bool((self.baseline >= arms.shape[-2]).any()):
@@ -162,7 +163,13 @@ class Conservative(Policy):
     def _scores(self, arms: Tensor) -> Tensor:
         return self.policy.scores(arms)
 
-    def update(self, x: Any, r: Any, weight: Any = None, mask: Any = None) -> None:
+    def update(
+        self,
+        x: ArrayLike,
+        r: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> None:
         """As the policy's own."""
         self.policy.update(x, r, weight, mask)
         self.rounds = self.policy.rounds
@@ -174,7 +181,7 @@ class Conservative(Policy):
         """That of the policy."""
         return self.policy.confidence_set()
 
-    def bounds(self, x: Tensor, refine: bool = True) -> Interval | None:
+    def bounds(self, x: ArrayLike, refine: bool = True) -> Interval | None:
         """Those of the policy."""
         return self.policy.bounds(x, refine)
 
@@ -220,7 +227,7 @@ class Conservative(Policy):
         )
 
 
-def leashed(policy: Policy, given: Any) -> Policy:
+def leashed(policy: Policy, given: object) -> Policy:
     """The policy with the option ``conservative`` of :func:`torchglb.policies.make`.
 
     Args:

@@ -9,11 +9,12 @@ linear.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import settled
 from torchglb.checks import as_floats, check_positive, check_shape, refuse
 from torchglb.errors import SolverError
@@ -33,7 +34,7 @@ class OptimalDesign(NamedTuple):
     rank: Tensor
 
 
-def g_optimal(arms: Any, eps: float = 0.01, max_steps: int = 10_000) -> OptimalDesign:
+def g_optimal(arms: ArrayLike, eps: float = 0.01, max_steps: int = 10_000) -> OptimalDesign:
     """The G-optimal design of ``arms (*B, K, d)``, to ``worst <= rank (1 + eps)``.
 
     Arms that do not span the space are taken in their span; zero arms get no weight unless all

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -41,12 +41,10 @@ from torchglb.policies.exact import ExactPolicy
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.policies.saving import learn_or_forget, taken
-from torchglb.policies.settings import ExactSettings
+from torchglb.policies.settings import REGULARIZERS, ExactSettings, Regularizer
 from torchglb.radii import Problem
 from torchglb.rounding import EVALUATION, round_up
 from torchglb.row_buffers import Rows
-
-REGULARIZERS = ("vaw", "ftrl")
 
 
 @register
@@ -75,7 +73,7 @@ class EMK(ExactPolicy):
         domain: Ball,
         delta: float = 0.05,
         *,
-        regularizer: Literal["vaw", "ftrl"] = "vaw",
+        regularizer: Regularizer = "vaw",
         regularization: float = 1.0,
         **settings: Unpack[ExactSettings],
     ) -> None:

@@ -30,6 +30,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import idle, settled
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
@@ -37,11 +38,11 @@ from torchglb.families import GLMFamily
 from torchglb.inference.estimator_base import TiltedChoice
 from torchglb.inference.estimators import FreeEstimator
 from torchglb.inference.fits import Fit
-from torchglb.policies.base import Requirements, towards
 from torchglb.policies.design import g_optimal
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.geometry import cholesky_change
+from torchglb.policies.geometry import cholesky_change, towards
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import taken
 from torchglb.policies.settings import FittedSettings
 
@@ -95,7 +96,7 @@ class Perturbed(FittedPolicy):
         theta = self.perturbed(self.perturbation())
         return (arms @ theta[..., None])[..., 0]
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play; draws the perturbation of the next choice."""
         arms = self._check_arms(arms)
         index = self._winner(arms)
@@ -263,7 +264,7 @@ class EVILLTheory(Perturbed):
             return novelty
         return torch.where(warm[..., None], novelty, super()._scores(arms))
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play: drawn from the design in the warm-up."""
         index = super().select(arms)
         self._uniform = self.random.uniform(dtype=self.dtype)

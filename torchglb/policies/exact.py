@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import settled
 from torchglb.checks import check_choice, refuse
 from torchglb.domain import Ball
@@ -33,7 +34,8 @@ from torchglb.inference.estimation import RunningEstimate
 from torchglb.inference.level import Height
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, raise_unless_converged
-from torchglb.policies.base import BoundTracker, Policy, towards
+from torchglb.policies.base import BoundTracker, Policy
+from torchglb.policies.geometry import towards
 from torchglb.policies.settings import SOLVERS, ExactSettings, PolicySettings, SolverName
 from torchglb.radii import Lipschitz, Radius, by_name
 from torchglb.recording import is_plain
@@ -73,7 +75,7 @@ class ProgramEstimate(RunningEstimate):
     def append(self, x: Tensor, r: Tensor, weight: Tensor | None = None) -> None:  # noqa: D102
         self.program.append(x, r, weight)
 
-    def append_at_once(self, x: Any, r: Any, longest: float) -> int:  # noqa: D102
+    def append_at_once(self, x: ArrayLike, r: ArrayLike, longest: float) -> int:  # noqa: D102
         program = self.program
         return program.append_at_once(x, r, longest) if isinstance(program, AnchoredProgram) else 0
 
@@ -184,7 +186,7 @@ class ExactPolicy(Policy):
 
     # ---- choosing ------------------------------------------------------------------------
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm with the largest ``h(x)``, certified."""
         arms = self._check_arms(arms)
         if self.solver != "native":
@@ -221,7 +223,7 @@ class ExactPolicy(Policy):
         return SublevelProgram(self._likelihood(), self.domain, level)
 
     @torch.no_grad()
-    def bounds(self, x: Tensor, refine: bool = True) -> Interval:
+    def bounds(self, x: ArrayLike, refine: bool = True) -> Interval:
         """Certified ends of ``<x, theta>`` over the set; from a copy of what is carried."""
         return self._ends(self._program.fork(), self._check_point(x), refine)
 
@@ -276,7 +278,7 @@ class _ExactTracker(BoundTracker):
         self._exact, self._program = policy, program.beside(TRACKED)
 
     @torch.no_grad()
-    def bounds(self, x: Tensor, refine: bool = True) -> Interval:
+    def bounds(self, x: ArrayLike, refine: bool = True) -> Interval:
         return self._exact._ends(self._program, self._exact._check_point(x), refine)
 
     def state_dict(self) -> dict[str, Any]:
@@ -354,7 +356,7 @@ class LikelihoodRatioPolicy(ExactPolicy):
     def _asked_height(self) -> Height:
         return self._sequence.height()
 
-    def select(self, arms: Tensor) -> Tensor:  # noqa: D102
+    def select(self, arms: ArrayLike) -> Tensor:  # noqa: D102
         exact = self.solver == "native" and self.dtype is torch.float64
         if exact and isinstance(self._program, AnchoredProgram):
             mark, height = self._sequence.mark(), self._height()
@@ -370,7 +372,7 @@ class LikelihoodRatioPolicy(ExactPolicy):
             self._sequence.reset(mark)  # arms that are going to be refused leave no trace
         return super().select(arms)
 
-    def _learn_at_once(self, x: Any, r: Any) -> int:
+    def _learn_at_once(self, x: ArrayLike, r: ArrayLike) -> int:
         longest = self._longest if self.validate else 0.0
         if self._counts and isinstance(self._program, AnchoredProgram):
             rows = self._program.append_at_once(x, r, longest)

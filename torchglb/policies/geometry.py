@@ -20,6 +20,15 @@ def log_chi_square_ratio(dim: int, level: float) -> float:
     return math.log(whole / half)
 
 
+def towards(theta: Tensor) -> Tensor:
+    """The arm of the unit ball with the largest ``<x, theta>``; the first axis if theta is 0."""
+    norm = torch.linalg.vector_norm(theta, dim=-1, keepdim=True)
+    first = torch.zeros_like(theta)
+    first[..., 0] = 1.0
+    unit = theta / norm.clamp_min(torch.finfo(theta.dtype).tiny)
+    return torch.where(norm > 0, unit * (1.0 - torch.finfo(theta.dtype).eps), first)
+
+
 def certain_leader(scores: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     """The arm with the largest score, ``(*B)``, and whether it is the largest of the true scores.
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torchglb.checks import check_positive, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.policies.base import Policy, towards
-from torchglb.policies.geometry import farthest_point
+from torchglb.policies.base import Policy
+from torchglb.policies.geometry import farthest_point, towards
 from torchglb.policies.mirror_descent import MirrorDescent
 from torchglb.policies.registry import register
 from torchglb.policies.settings import PolicySettings

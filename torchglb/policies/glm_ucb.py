@@ -34,9 +34,9 @@ from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.estimator_base import FINE
-from torchglb.policies.base import Requirements
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import check_constants
 from torchglb.policies.settings import CONSTANTS, Constants, FittedSettings
 from torchglb.sets import EllipsoidSet, Event

@@ -10,12 +10,13 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.estimators import FreeEstimator
-from torchglb.policies.base import towards
 from torchglb.policies.fitted import FittedPolicy
+from torchglb.policies.geometry import towards
 from torchglb.policies.registry import register
 from torchglb.policies.settings import FittedSettings
 
@@ -61,7 +62,7 @@ class Greedy(FittedPolicy):
         return self._lam
 
     @torch.no_grad()
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play; of theta_hat no more is found than decides."""
         arms = self._check_arms(arms)
         theta = self._rough_fit().theta

@@ -38,11 +38,11 @@ from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.inference.estimator_base import FINE, HESSIAN_ERROR
-from torchglb.policies.base import Requirements
 from torchglb.policies.bernstein import noise_bound, ridge_of
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.geometry import log_chi_square_ratio
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import check_constants
 from torchglb.policies.settings import CONSTANTS, Constants, FittedSettings
 from torchglb.sets import EllipsoidSet, Event

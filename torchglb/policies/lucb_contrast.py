@@ -10,18 +10,19 @@ It explores: its regret is no concern. :class:`torchglb.decisions.BestArm` says 
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy
 from torchglb.policies.exact import LikelihoodRatioPolicy
 from torchglb.policies.registry import register
-from torchglb.policies.settings import LikelihoodRatioSettings
+from torchglb.policies.settings import AMONG, Among, LikelihoodRatioSettings
 from torchglb.radii import Radius
 
 
@@ -46,13 +47,13 @@ class LUCBContrast(LikelihoodRatioPolicy):
         delta: float = 0.05,
         *,
         radius: str | Radius = "pac-bayes",
-        among: Literal["all", "pair"] = "all",
+        among: Among = "all",
         **settings: Unpack[LikelihoodRatioSettings],
     ) -> None:
         super().__init__(family, domain, delta, radius=radius, **settings)
-        self.among = check_choice("among", among, ("all", "pair"))
+        self.among = check_choice("among", among, AMONG)
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm that teaches most about leader and challenger."""
         return self.scores(arms).argmax(-1)
 

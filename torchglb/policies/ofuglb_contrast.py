@@ -18,15 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_probability
 from torchglb.contrasts.arms import ArmContrasts, as_interval
 from torchglb.domain import Ball
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
 from torchglb.optim import frank_wolfe_gap
-from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.base import Policy
 from torchglb.policies.exact import LikelihoodRatioPolicy
 from torchglb.policies.fixed_arms import DeclaredArms
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.settings import PolicySettings, SolverName
 from torchglb.radii import Radius
 from torchglb.sets import Interval
@@ -122,7 +124,7 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
             return scores
         return torch.where(same, torch.minimum(scores, own.upper), scores)
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """Which arm ``(*B)`` has the largest index; the first call declares the arms."""
         arms = self._check_arms(arms)
         if self._declared.declare(arms):

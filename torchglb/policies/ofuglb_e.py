@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import idle
 from torchglb.checks import refuse
 from torchglb.choices import EllipsoidKind
@@ -35,9 +36,9 @@ from torchglb.inference.fits import Fit
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import inverse_forms, woodbury_inverse_forms
 from torchglb.mle import minimize_likelihood
-from torchglb.policies.base import Policy, towards
+from torchglb.policies.base import Policy
 from torchglb.policies.exact import PAPER, named_radius
-from torchglb.policies.geometry import certain_leader, farthest_point
+from torchglb.policies.geometry import certain_leader, farthest_point, towards
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.policies.saving import learn_or_forget, taken
@@ -224,7 +225,7 @@ class OFUGLBE(Policy):
         return self._products(arms, ellipsoid) + self._bonus(arms, ellipsoid)
 
     @torch.no_grad()
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play, certain for every estimate within its error.
 
         With lambda, theta is off by at most ``distance sqrt(1 + lambda/least eigenvalue of H)``

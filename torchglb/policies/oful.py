@@ -22,10 +22,11 @@ from torch import Tensor
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
-from torchglb.policies.base import Policy, Requirements, towards
-from torchglb.policies.geometry import farthest_point
+from torchglb.policies.base import Policy
+from torchglb.policies.geometry import farthest_point, towards
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import taken
 from torchglb.policies.settings import PolicySettings
 from torchglb.sets import EllipsoidSet, Event

@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import numbers_on
 from torchglb.checks import check_positive, check_probability
 from torchglb.contrasts.linear_kernels import (
@@ -46,10 +47,11 @@ from torchglb.contrasts.linear_kernels import (
 from torchglb.contrasts.lines import SCALES, scale_weights
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
-from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.base import Policy
 from torchglb.policies.fixed_arms import DeclaredArms, unit_rows
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import taken
 from torchglb.policies.settings import PolicySettings
 from torchglb.sets import EllipsoidSet, Event, Interval
@@ -192,7 +194,7 @@ class OFULContrast(Policy):
         upper = self.contrast_bounds().upper.to(scores.dtype)
         return torch.where(same, torch.minimum(scores, upper), scores)
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play; the first call declares the arms."""
         arms = self._check_arms(arms)
         if self._declared.declare(arms):
@@ -201,8 +203,9 @@ class OFULContrast(Policy):
             self._units = unit_rows(arms)
         return self._scores(arms).argmax(-1)
 
-    def bounds(self, x: Tensor, refine: bool = True) -> Interval:
+    def bounds(self, x: ArrayLike, refine: bool = True) -> Interval:
         """Ends of ``<x, theta*>``: by the ellipsoid, and for a declared arm by its own sums."""
+        x = self._check_point(x)
         region = self.confidence_set().interval(x)
         if self._declared.arms is None:
             return region

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from torchglb.families import Bernoulli
 from torchglb.inference.level import Height
-from torchglb.policies.base import Requirements
 from torchglb.policies.exact import ExactPolicy
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 
 
 @register

@@ -39,12 +39,12 @@ from torchglb.families import Bernoulli, GLMFamily
 from torchglb.inference.estimator_base import HESSIAN_ERROR
 from torchglb.inference.estimators import FreeEstimator, free_estimator
 from torchglb.inference.level import Height
-from torchglb.policies.base import Requirements
 from torchglb.policies.bernstein import noise_bound, ridge_of
 from torchglb.policies.exact import ExactPolicy
 from torchglb.policies.geometry import log_chi_square_ratio
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import check_constants, learn_or_forget, taken
 from torchglb.policies.settings import CONSTANTS, Constants, ExactSettings
 from torchglb.rounding import round_up

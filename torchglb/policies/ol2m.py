@@ -26,10 +26,10 @@ from torch import Tensor
 
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
-from torchglb.policies.base import Requirements
 from torchglb.policies.geometry import project_in_norm
 from torchglb.policies.online import OnlinePolicy
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.settings import PolicySettings
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.policies.base import Policy, towards
-from torchglb.policies.geometry import farthest_point
+from torchglb.policies.base import Policy
+from torchglb.policies.geometry import farthest_point, towards
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.saving import check_constants, taken
 from torchglb.policies.settings import PolicySettings

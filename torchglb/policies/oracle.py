@@ -8,10 +8,12 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import ValueChecks, as_tensor, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.policies.base import Policy, towards
+from torchglb.policies.base import Policy
+from torchglb.policies.geometry import towards
 from torchglb.policies.registry import register
 from torchglb.policies.settings import PolicySettings
 
@@ -43,7 +45,7 @@ class Oracle(Policy):
         domain: Ball,
         delta: float = 0.05,
         *,
-        theta_star: Any = None,
+        theta_star: ArrayLike | None = None,
         **settings: Unpack[PolicySettings],
     ) -> None:
         super().__init__(family, domain, delta, **settings)
@@ -52,7 +54,7 @@ class Oracle(Policy):
         theta = as_tensor("theta_star", theta_star, dtype=self.dtype, device=self.device)
         shape = (*self.batch_shape, domain.dim)
         try:
-            self.theta_star = theta.expand(shape)
+            self.theta_star = theta.expand(shape).clone()
         except RuntimeError:
             raise refuse("theta_star", f"shape {shape}", f"shape {tuple(theta.shape)}") from None
         checks = ValueChecks()

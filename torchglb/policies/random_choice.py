@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.policies.base import Policy, towards
+from torchglb.array_like import ArrayLike
+from torchglb.policies.base import Policy
+from torchglb.policies.geometry import towards
 from torchglb.policies.registry import register
 
 
@@ -33,7 +35,7 @@ class RandomChoice(Policy):
     def _scores(self, arms: Tensor) -> Tensor:
         return torch.zeros(arms.shape[:-1], dtype=self.dtype, device=self.device)
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play."""
         arms = self._check_arms(arms)
         K = arms.shape[-2]

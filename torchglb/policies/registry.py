@@ -9,8 +9,10 @@ from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 from torchglb.checks import check_choice, check_options, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.base import Policy
 from torchglb.policies.conservative import leashed
+from torchglb.policies.requirements import Requirements
+from torchglb.policies.settings import PolicyOptions
 
 _POLICIES: dict[str, type[Policy]] = {}
 
@@ -47,15 +49,7 @@ def available(family: GLMFamily | None = None, *, pairs: bool = False) -> list[s
         (True, False)
     """
     names = sorted(name for name, policy in _POLICIES.items() if policy.requires.pairs == pairs)
-    return names if family is None else [name for name in names if _covers(_POLICIES[name], family)]
-
-
-def _covers(policy: type[Policy], family: GLMFamily) -> bool:
-    needs = policy.requires
-    low, high = family.reward_range
-    bounded = high - low < float("inf")
-    fits = not needs.families or isinstance(family, needs.families)
-    return fits and (bounded or not needs.bounded_rewards)
+    return [n for n in names if family is None or _POLICIES[n].requires.cover(family)]
 
 
 def requirements_of(name: str) -> Requirements:
@@ -126,7 +120,7 @@ def _named_settings(policy: type[Policy]) -> list[str] | None:
     return [key for hint in packed for key in get_args(hint)[0].__annotations__] or None
 
 
-def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Policy:
+def make(name: str, *, family: GLMFamily, domain: Ball, **options: Unpack[PolicyOptions]) -> Policy:
     """Builds a policy by name.
 
     Args:
@@ -134,7 +128,9 @@ def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Polic
         family: the GLM family.
         domain: the ball.
         options: ``delta``, ``horizon``, ``batch_shape``, ``device``, ``dtype``, ``seed``,
-            ``replicates``, ``validate``, and the policy's own; an unknown one is refused.
+            ``replicates``, ``validate``, and the policy's own (:func:`options_of`); an unknown one
+            is refused, and by a type checker too
+            (:class:`torchglb.policies.settings.PolicyOptions`).
             ``conservative=(baseline, alpha)`` keeps any policy with a confidence set above a share
             of a baseline arm (:class:`torchglb.policies.Conservative`).
 
@@ -143,6 +139,7 @@ def make(name: str, *, family: GLMFamily, domain: Ball, **options: Any) -> Polic
         >>> policy = make("ofuglb", family=glb.Bernoulli(), domain=glb.Ball(2, 4.0))
     """
     check_options(f"option of {name}", options, options_of(name))
-    leash = options.pop("conservative", None)
-    policy = _POLICIES[name](family, domain, **options)
+    own: dict[str, Any] = {**options}  # those of the class, whose names are checked
+    leash = own.pop("conservative", None)
+    policy = _POLICIES[name](family, domain, **own)
     return policy if leash is None else leashed(policy, leash)

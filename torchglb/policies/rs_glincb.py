@@ -34,6 +34,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import idle, which
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
@@ -41,9 +42,10 @@ from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.inference.fits import minimum_in_ball, ridge_minimum
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.base import Policy
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import PolicySettings
 from torchglb.row_buffers import Rows
@@ -132,7 +134,7 @@ class RSGLinCB(Policy):
         best_lower = (centre - width).amax(-1, keepdim=True)
         return warm[..., None] | (centre + width >= best_lower)
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play: the largest score of the arms kept."""
         arms = self._check_arms(arms)
         scores = self._scores(arms)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -10,6 +12,29 @@ from torch import Tensor
 from torchglb.checks import refuse
 
 T = TypeVar("T")
+
+#: settings that are said elsewhere, or that a state does not depend on
+SETTLED = frozenset(
+    {"family", "domain", "delta", "horizon", "batch_shape", "seed", "solver", "chunk"}
+)
+
+
+def own_settings(policy: object, base: type) -> dict[str, Any]:
+    """The settings that the class of a policy adds to those of ``base``: numbers, words, objects.
+
+    Args:
+        policy: whose classes keep their arguments as attributes of the same name.
+        base: the class whose own arguments are not meant.
+    """
+    found: dict[str, Any] = {}
+    for cls in type(policy).__mro__:
+        if "__init__" in cls.__dict__ and cls is not base and issubclass(cls, base):
+            for name in inspect.signature(cls.__init__).parameters:
+                value = getattr(policy, name, None)
+                plain = isinstance(value, bool | int | float | str)
+                if name not in SETTLED and (plain or is_dataclass(value)):
+                    found.setdefault(name, value)
+    return found
 
 
 def taken(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:

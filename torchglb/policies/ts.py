@@ -21,15 +21,15 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import idle
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.fits import Fit
 from torchglb.linalg import inverse_forms
-from torchglb.policies.base import towards
 from torchglb.policies.fitted import FittedPolicy
-from torchglb.policies.geometry import certain_leader, cholesky_change
+from torchglb.policies.geometry import certain_leader, cholesky_change, towards
 from torchglb.policies.registry import register
 from torchglb.policies.saving import taken
 from torchglb.policies.settings import FittedSettings
@@ -92,7 +92,7 @@ class ThompsonSampling(FittedPolicy):
     def _scores(self, arms: Tensor) -> Tensor:
         return (arms @ self.sample()[..., None])[..., 0]
 
-    def select(self, arms: Tensor) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play; draws the numbers of the next choice."""
         arms = self._check_arms(arms)
         index = self._winner(arms)

@@ -19,7 +19,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from torchglb.backend import Ints
+from torchglb.backend import Floats, Ints
 from torchglb.checks import refuse
 from torchglb.errors import InputError
 from torchglb.preferences.bradley_terry import BattleRows
@@ -164,7 +164,7 @@ def _control(name: str, value: object) -> float:
     return number
 
 
-def merged(left: Any, right: Any, controls: Any, won: Any, count: Any) -> BattleRows:
+def merged(left: Ints, right: Ints, controls: Floats, won: Floats, count: Floats) -> BattleRows:
     """Distinct rows with the smaller competitor on the left, their counts and wins.
 
     A battle seen from the other side is the same battle: its controls and its result are turned.

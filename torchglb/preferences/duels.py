@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_count, refuse
 from torchglb.decisions import BestArm
 from torchglb.environments.bandits import uniform_in_ball
@@ -37,7 +38,7 @@ class DuelWorld:
     """
 
     def __init__(
-        self, items: int, dim: int, S: float | Tensor, replicates: int | Tensor, seed: int = 0
+        self, items: int, dim: int, S: ArrayLike, replicates: int | Tensor, seed: int = 0
     ) -> None:
         check_count("items", items, least=2)
         check_count("dim", dim, least=1)

@@ -14,13 +14,15 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.environments.base import Environment
 from torchglb.environments.base import register as register_environment
 from torchglb.families import Bernoulli, GLMFamily
-from torchglb.policies.base import Policy, Requirements
+from torchglb.policies.base import Policy
 from torchglb.policies.registry import register
+from torchglb.policies.requirements import Requirements
 from torchglb.policies.settings import PolicySettings
 from torchglb.preferences.duels import DuelWorld
 from torchglb.preferences.pair_policies import (
@@ -148,7 +150,7 @@ class PairArms(Policy):
             validate=self.validate,
         )
 
-    def select(self, arms: Any) -> Tensor:
+    def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the pair to compare."""
         items = items_of(self._check_arms(arms))
         pair, K = self.pairs._select(items), items.shape[-2]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_choice, check_count, refuse
 from torchglb.choices import SCALES, BallMode, ScaleName
 from torchglb.families import Bernoulli
@@ -96,7 +95,7 @@ class PairHead(nn.Module):
         """The number of comparisons so far."""
         return len(self.head)
 
-    def _pairs(self, left: Any, right: Any) -> Tensor:
+    def _pairs(self, left: ArrayLike, right: ArrayLike) -> Tensor:
         rows = self.head.observations
         left, right = rows.as_contexts(left, "left"), rows.as_contexts(right, "right")
         for name, items in (("left", left), ("right", right)):
@@ -111,7 +110,12 @@ class PairHead(nn.Module):
         return torch.stack([left, right], dim=left.ndim - self._axes)
 
     def update(
-        self, left: Any, right: Any, winner: Any, weight: Any = None, mask: Any = None
+        self,
+        left: ArrayLike,
+        right: ArrayLike,
+        winner: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
     ) -> None:
         """Adds comparisons of items ``(*E)`` or ``(k, *E)``; winner 1 for the left, ties 1/2.
 
@@ -121,12 +125,17 @@ class PairHead(nn.Module):
         """
         self.head.update(self._pairs(left, right), winner, weight, mask)
 
-    def forward(self, left: Any, right: Any) -> Tensor:
+    def forward(self, left: ArrayLike, right: ArrayLike) -> Tensor:
         """The chance that the left items win, by the fit; differentiable in training mode."""
         return self.head(self._pairs(left, right))
 
     def probability(
-        self, left: Any, right: Any, scale: ScaleName = "mean", *, differentiable: bool = False
+        self,
+        left: ArrayLike,
+        right: ArrayLike,
+        scale: ScaleName = "mean",
+        *,
+        differentiable: bool = False,
     ) -> Interval:
         """Where the chance that the left items win can be.
 
@@ -141,7 +150,7 @@ class PairHead(nn.Module):
         return self.head.confidence(pairs, scale, differentiable=differentiable)
 
     @torch.no_grad()
-    def embed(self, items: Any) -> Tensor:
+    def embed(self, items: ArrayLike) -> Tensor:
         """The embeddings ``(K, d)`` of items ``(K, *E)``, in the unit ball."""
         items = self.head.observations.as_contexts(items, "items")
         items = in_dtype_of(items, self._encoder.parameters())
@@ -153,6 +162,6 @@ class PairHead(nn.Module):
         assert isinstance(found, LikelihoodRatioSet)
         return found
 
-    def widest(self, items: Any) -> WidestPair:
+    def widest(self, items: ArrayLike) -> WidestPair:
         """The pair of items ``(K, *E)`` to ask about next: whose difference is known least."""
         return PreferenceSet(self.confidence_set()).widest(self.embed(items))[0]

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import check_batch_shape, check_choice, check_shape, refuse
 from torchglb.families import Bernoulli
 from torchglb.identity import reading_state
@@ -66,14 +67,14 @@ class PairPolicy(ABC):
     def __init__(
         self,
         dim: int,
-        S: Any,
+        S: ArrayLike,
         delta: float = 0.05,
         batch_shape: tuple[int, ...] = (),
         *,
         radius: str | Radius = "pac-bayes",
         aggregate: bool = False,
         seed: int = 0,
-        replicates: Tensor | None = None,
+        replicates: ArrayLike | None = None,
         validate: bool = True,
     ) -> None:
         if len(check_batch_shape(batch_shape)) > 1:
@@ -96,7 +97,7 @@ class PairPolicy(ABC):
         """Comparisons so far."""
         return self._rows.rounds
 
-    def select(self, items: Any) -> Pair:
+    def select(self, items: ArrayLike) -> Pair:
         """The pair to compare, of items ``(*B, K, d)`` with K at least 2."""
         items = item_features("items", items, self._like)
         check_shape("items", items, (*self.batch_shape, "K", self.dim))
@@ -113,7 +114,12 @@ class PairPolicy(ABC):
         """The pair of items that have passed the checks."""
 
     def update(
-        self, left: Any, right: Any, winner: Any, weight: Any = None, mask: Any = None
+        self,
+        left: ArrayLike,
+        right: ArrayLike,
+        winner: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
     ) -> None:
         """Learns from a comparison, or from k: features ``(*B, d)`` or ``(*B, k, d)``.
 
@@ -286,13 +292,13 @@ def make_pair_policy(
     name: str,
     *,
     dim: int,
-    S: Any,
+    S: ArrayLike,
     delta: float = 0.05,
     batch_shape: tuple[int, ...] = (),
     radius: str | Radius = "pac-bayes",
     aggregate: bool = False,
     seed: int = 0,
-    replicates: Tensor | None = None,
+    replicates: ArrayLike | None = None,
 ) -> PairPolicy:
     """Builds a pair policy by name: duel-ofu, max-in-p, widest-pair, random-pairs, laplace-pairs.
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
-    TOO_LONG,
+    NUMBERS,
     ValueChecks,
     as_floats,
     as_tensor,
     check_positive,
     check_shape,
     refuse,
-    within_norm,
 )
 from torchglb.choices import ScaleName
 from torchglb.domain import Ball
@@ -30,11 +29,12 @@ from torchglb.history import History
 from torchglb.preferences.widest import WidestPair, widest_pair
 from torchglb.radii import Radius
 from torchglb.row_buffers import Rows
+from torchglb.row_checks import TOO_LONG, within_norm
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import Interval, LikelihoodRatioSet
 
 
-def pair_rows(left: Any, right: Any, like: Tensor | History) -> Tensor:
+def pair_rows(left: ArrayLike, right: ArrayLike, like: Tensor | History) -> Tensor:
     """``(x_a - x_b)/2`` for features of norm at most 1, of any equal shape.
 
     Args:
@@ -47,7 +47,7 @@ def pair_rows(left: Any, right: Any, like: Tensor | History) -> Tensor:
     return 0.5 * (a - b)
 
 
-def item_features(name: str, given: Any, like: Tensor | History) -> Tensor:
+def item_features(name: str, given: ArrayLike, like: Tensor | History) -> Tensor:
     """Of items, ``(..., d)``, as a tensor: of norm at most 1, or longer by rounding only."""
     x = as_tensor(name, given, dtype=like.dtype, device=like.device)
     x = within_norm(x, given)
@@ -60,10 +60,11 @@ def item_features(name: str, given: Any, like: Tensor | History) -> Tensor:
     return x
 
 
-def pair_ball(dim: int, S: Any) -> Ball:
+def pair_ball(dim: int, S: ArrayLike) -> Ball:
     """The ball of radius 2 S; S is a number or one for each problem."""
-    many = isinstance(S, Tensor | np.ndarray | list | tuple)
-    return Ball(dim, 2.0 * (as_floats("S", S) if many else check_positive("S", S)))
+    return Ball(
+        dim, 2.0 * (check_positive("S", S) if isinstance(S, NUMBERS) else as_floats("S", S))
+    )
 
 
 class PairHistory:
@@ -96,7 +97,7 @@ class PairHistory:
         """The number of comparisons."""
         return len(self.history)
 
-    def append(self, left: Any, right: Any, winner: Any) -> None:
+    def append(self, left: ArrayLike, right: ArrayLike, winner: ArrayLike) -> None:
         """Adds comparisons: features ``(*B, d)`` or ``(*B, k, d)``, ``winner`` 1 for the left."""
         self.history.append(pair_rows(left, right, self.history), winner)
 
@@ -122,18 +123,18 @@ class PreferenceSet:
     def __init__(self, region: LikelihoodRatioSet) -> None:
         self.region = region
 
-    def difference(self, left: Any, right: Any) -> Interval:
+    def difference(self, left: ArrayLike, right: ArrayLike) -> Interval:
         """Where ``<x_a - x_b, theta>`` can be: features ``(*B, d)`` or ``(*B, K, d)``."""
         return self._interval(left, right, "linear")
 
-    def probability(self, left: Any, right: Any) -> Interval:
+    def probability(self, left: ArrayLike, right: ArrayLike) -> Interval:
         """Where the chance that the left item wins can be."""
         return self._interval(left, right, "mean")
 
-    def _interval(self, left: Any, right: Any, scale: ScaleName) -> Interval:
+    def _interval(self, left: ArrayLike, right: ArrayLike, scale: ScaleName) -> Interval:
         return self.region.interval(pair_rows(left, right, self.region.center), scale)
 
-    def widest(self, items: Any, tol: float = 0.01) -> list[WidestPair]:
+    def widest(self, items: ArrayLike, tol: float = 0.01) -> list[WidestPair]:
         """The pair of items ``(*B, K, d)`` whose difference is known least, for each problem."""
         items = item_features("items", items, self.region.center)
         check_shape("items", items, (*self.region.batch_shape, "K", self.region.dim))
@@ -174,7 +175,7 @@ class PreferenceSequence:
     def __init__(
         self,
         dim: int,
-        S: Any,
+        S: ArrayLike,
         delta: float,
         radius: str | Radius = "pac-bayes",
         batch_shape: tuple[int, ...] = (),
@@ -197,7 +198,12 @@ class PreferenceSequence:
         return len(self.sequence)
 
     def update(
-        self, left: Any, right: Any, winner: Any, weight: Any = None, mask: Any = None
+        self,
+        left: ArrayLike,
+        right: ArrayLike,
+        winner: ArrayLike,
+        weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
     ) -> None:
         """Adds comparisons: features ``(*B, d)`` or ``(*B, k, d)``.
 

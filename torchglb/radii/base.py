@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats
-from torchglb.checks import ValueChecks, as_rows, refuse
+from torchglb.checks import ValueChecks, refuse
 from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, carried_statistics, empty_statistics
 from torchglb.rounding import round_up
+from torchglb.row_checks import as_rows
 from torchglb.ucb.region import ConvexRegion
 
 State = dict[str, Tensor]

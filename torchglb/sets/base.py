@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import ValueChecks, as_tensor, check_choice, check_shape, refuse
 from torchglb.choices import SCALES, ScaleName
 from torchglb.families import GLMFamily
 from torchglb.recording import is_transformed, without_autocast
+from torchglb.ucb.solvers.settings import BoundSettings
 
 #: rounds in which the coordinates that make a set round are found
 LOOKS = 4
@@ -91,7 +93,7 @@ class ConfidenceSet(ABC):
         """The slack of points ``(*B, P, d)``."""
 
     @abstractmethod
-    def _upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
+    def _upper_bound(self, arms: Tensor, **options: Unpack[BoundSettings]) -> Tensor:
         """The bound for arms ``(*B, K, d)``."""
 
     @abstractmethod
@@ -133,36 +135,40 @@ class ConfidenceSet(ABC):
         """The failure probability, by the union bound over :attr:`events`; None if not known."""
         return None if self.events is None else sum(event.delta for event in self.events)
 
-    def slack(self, theta: Any) -> Tensor:
+    def slack(self, theta: ArrayLike) -> Tensor:
         """How far inside a point is: >= 0 in the set, < 0 outside."""
         points, single = self._as_points("theta", theta)
         slack = self._slack(points)
         return slack[..., 0] if single else slack
 
-    def contains(self, theta: Any) -> Tensor:
+    def contains(self, theta: ArrayLike) -> Tensor:
         """Whether a point lies in the set."""
         return self.slack(theta) >= 0
 
     @without_autocast
-    def upper_bound(self, arms: Any, **options: Any) -> Tensor:
+    def upper_bound(self, arms: ArrayLike, **options: Unpack[BoundSettings]) -> Tensor:
         """A certified upper bound on ``max <x, theta>`` over the set.
 
         Args:
             arms: directions x.
-            options: of the solver behind the bound, if there is one.
+            options: of the solver behind the bound, if there is one
+                (:class:`torchglb.ucb.Native`).
         """
         points, single = self._as_points("arms", arms)
         bound = self._upper_bound(points, **options)
         return bound[..., 0] if single else bound
 
     @without_autocast
-    def interval(self, x: Any, scale: ScaleName = "linear", **options: Any) -> Interval:
+    def interval(
+        self, x: ArrayLike, scale: ScaleName = "linear", **options: Unpack[BoundSettings]
+    ) -> Interval:
         """Where ``<x, theta>`` (or the mean reward) can be, over the whole set.
 
         Args:
             x: feature vectors.
             scale: ``"linear"`` for ``<x, theta>``, ``"mean"`` for ``mu(<x, theta>)``.
-            options: of the solver behind the bound, if there is one.
+            options: of the solver behind the bound, if there is one
+                (:class:`torchglb.ucb.Native`).
         """
         check_choice("scale", scale, SCALES)
         arms, single = self._as_points("x", x)
@@ -174,7 +180,7 @@ class ConfidenceSet(ABC):
             return Interval(self._mean(-minus_lower), self._mean(upper))
         return Interval(-minus_lower, upper)
 
-    def contrast(self, x1: Any, x2: Any, **options: Any) -> Interval:
+    def contrast(self, x1: ArrayLike, x2: ArrayLike, **options: Unpack[BoundSettings]) -> Interval:
         """Where ``<x1, theta> - <x2, theta>`` can be: which arm is better, and by how much."""
         first, single = self._as_points("x1", x1)
         second, also_single = self._as_points("x2", x2)
@@ -198,7 +204,7 @@ class ConfidenceSet(ABC):
         mean = self.family.mean(torch.where(infinite, torch.zeros_like(z), z))
         return torch.where(infinite, torch.where(z > 0, high, low), mean)
 
-    def _as_points(self, name: str, value: Any) -> tuple[Tensor, bool]:
+    def _as_points(self, name: str, value: ArrayLike) -> tuple[Tensor, bool]:
         """Points ``(*B, P, d)``, and whether one of each set was given, ``(*B, d)``."""
         like = self._like
         value = as_tensor(name, value, dtype=like.dtype, device=like.device)
@@ -369,7 +375,7 @@ class IntersectionSet(ConfidenceSet):
     def _slack(self, points: Tensor) -> Tensor:
         return torch.stack([member._slack(points) for member in self.members]).amin(0)
 
-    def _upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
+    def _upper_bound(self, arms: Tensor, **options: Unpack[BoundSettings]) -> Tensor:
         bounds = [member._upper_bound(arms, **options) for member in self.members]
         return torch.stack(bounds).amin(0)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import settled
-from torchglb.checks import refuse
+from torchglb.checks import as_tensor, refuse
 from torchglb.choices import ProgramSolver, Relation
 from torchglb.inference.tests import TestResult, anytime_p, likelihood_ratio_test
 from torchglb.likelihood import NegativeLogLikelihood
@@ -20,6 +21,7 @@ from torchglb.radii import Refinement
 from torchglb.recording import is_transformed
 from torchglb.sets.likelihood_ratio import LEVEL_OF_DELTA, LikelihoodRatioSet, chosen_where
 from torchglb.ucb import SublevelProgram, SupportResult, support
+from torchglb.ucb.solvers.settings import NativeSettings
 
 #: share of a segment that is given up so that its end is surely feasible
 STEP_BACK = 1e-9
@@ -107,25 +109,27 @@ class CentredSet(LikelihoodRatioSet):
         return torch.where(inside, torch.minimum(slack, centred), -torch.inf)
 
     def support(
-        self, arms: Tensor, solver: ProgramSolver = "native", throw: bool = True, **options: Any
+        self, arms: ArrayLike, solver: ProgramSolver = "native", **options: Unpack[NativeSettings]
     ) -> SupportResult:
         """``max <x, theta>`` over the set for every arm ``(*B, K, d)``, certified.
 
         Args:
             arms: ``(*B, K, d)``.
             solver: ``"native"``: the others do not know regions of convexity.
-            throw: raise if an arm has no valid bound.
-            options: of that solver.
+            options: of that solver; ``throw`` raises if an arm has no valid bound.
         """
         if solver != "native":
             raise refuse("solver", "'native' for a centred set", repr(solver))
-        given = {"center": self.theta_hat.detach()} | options
-        found = support(self.centred_program, arms, throw=False, **given)
+        arms = as_tensor("arms", arms, dtype=self.level.dtype, device=self.level.device)
+        throw = options.pop("throw", True)
+        options["throw"] = False
+        given: NativeSettings = {"center": self.theta_hat.detach(), **options}
+        found = support(self.centred_program, arms, **given)
         outside = super()._slack(found.theta.detach()) < 0
         unsure = outside | torch.isnan(found.theta).any(-1) | (found.status != Status.CONVERGED)
         unsure = unsure | (self.scale == 0)[..., None]
         if is_transformed(unsure) or not settled(~unsure):
-            outer = super().support(arms, solver, throw=False, **options)
+            outer = super().support(arms, solver, **options)
             found = self._smaller(arms, found, outer, unsure)
         if throw and not is_transformed(found.status):
             valid = found.status == Status.INACCURATE
@@ -176,7 +180,7 @@ class CentredSet(LikelihoodRatioSet):
         size = torch.linalg.vector_norm(arms.detach(), dim=-1) * self._search_radius[..., None]
         return value - 32.0 * self.dim * torch.finfo(value.dtype).eps * size, point
 
-    def test(self, A: Any, b: Any, relation: Relation = "==") -> TestResult:
+    def test(self, A: ArrayLike, b: ArrayLike, relation: Relation = "==") -> TestResult:
         """The e-value and the p-value of a linear hypothesis about theta*, valid at all times.
 
         ``log E`` is the larger of two lower bounds on the least mixture over H0: that of the

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
     as_floats,
@@ -25,6 +26,7 @@ from torchglb.recording import wants_gradient
 from torchglb.rounding import power_of_two, round_up
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.ucb import SupportResult
+from torchglb.ucb.solvers.settings import BoundSettings
 
 #: the weight of ball against ellipsoid is searched on so many points, so many times over
 GRID, ROUNDS = 16, 8
@@ -112,7 +114,7 @@ class EllipsoidSet(ConfidenceSet):
 
     # ---- the support ---------------------------------------------------------------------
 
-    def support(self, arms: Tensor) -> SupportResult:
+    def support(self, arms: ArrayLike) -> SupportResult:
         """``max <x, theta>`` over the set for every arm ``(*B, K, d)``; O(d^2) per arm.
 
         Without the ball ``<x, c> + sqrt(gamma) |x| in W^-1``. With it, for any split x = a + b the
@@ -138,7 +140,7 @@ class EllipsoidSet(ConfidenceSet):
             lower = torch.where(feasible, lower, -torch.inf)
         return SupportResult(upper, lower, theta, multiplier, upper - lower, status)
 
-    def _upper_bound(self, arms: Tensor, **options: Any) -> Tensor:
+    def _upper_bound(self, arms: Tensor, **options: Unpack[BoundSettings]) -> Tensor:
         if options:
             raise InputError(f"options: expected none for an ellipsoid, got {sorted(options)}")
         recorded = wants_gradient(arms, self.theta_hat, self.shape, self.gamma)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import settled
 from torchglb.checks import (
     as_like,
@@ -23,14 +24,17 @@ from torchglb.compiled_rows import losses
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.tests import TestResult, likelihood_ratio_test
-from torchglb.likelihood import Expansion, NegativeLogLikelihood
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.radii import radius_refuted, self_concordance_of, theorem32_fixed_point
 from torchglb.radii.theorems.theorem32 import regularization_for
 from torchglb.recording import is_transformed
+from torchglb.row_sums import Expansion
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.sets.ellipsoid import EllipsoidSet, exit_distance, frame_of, sphere_distance
-from torchglb.ucb import SublevelProgram, SupportResult, support
+from torchglb.ucb import SublevelProgram, SupportResult
+from torchglb.ucb.solvers import solver_of
+from torchglb.ucb.solvers.settings import BoundSettings, NativeSettings
 
 #: unconfined sets are searched in balls this many times larger; a bound at the last one is infinite
 SEARCHED = (3.0, 100.0)
@@ -174,7 +178,9 @@ class LikelihoodRatioSet(ConfidenceSet):
         inside = torch.linalg.vector_norm(points, dim=-1) <= limit
         return torch.where(inside, slack, -torch.inf)
 
-    def support(self, arms: Any, solver: ProgramSolver = "native", **options: Any) -> SupportResult:
+    def support(
+        self, arms: ArrayLike, solver: ProgramSolver = "native", **options: Unpack[NativeSettings]
+    ) -> SupportResult:
         """``max <x, theta>`` over the set for every arm ``(*B, K, d)``.
 
         Args:
@@ -186,23 +192,24 @@ class LikelihoodRatioSet(ConfidenceSet):
         if solver == "native":
             feasible = self._at_center.loss <= self.level
             center = torch.where(feasible[..., None], self.theta_hat, torch.nan).detach()
-            options = {"center": center} | options
+            options.setdefault("center", center)
         if self.confined:
-            return support(self.program, arms, solver, **options)
-        return self._search(arms, solver, **options)
+            return solver_of(solver, options).support(self.program, arms)
+        return self._search(arms, solver, options)
 
     def _search(
-        self, arms: Tensor, solver: ProgramSolver, throw: bool = True, **options: Any
+        self, arms: Tensor, solver: ProgramSolver, options: NativeSettings
     ) -> SupportResult:
         """The support of an unconfined set: a maximiser inside a ball is one over all of R^d."""
         S = self.domain.radius_like(self.level).expand(self.level.shape)
         scale = torch.maximum(S, torch.linalg.vector_norm(self.theta_hat, dim=-1)).detach()
         at_limit = torch.ones_like(arms[..., 0], dtype=torch.bool)
         result: SupportResult | None = None
+        chosen = solver_of(solver, options | {"throw": False})
         for factor in SEARCHED:
             limit = factor * scale
             program = SublevelProgram(self.likelihood, self.domain.resized(limit), self.level)
-            found = support(program, arms, solver, throw=False, **options)
+            found = chosen.support(program, arms)
             result = found if result is None else chosen_where(at_limit, found, result)
             at_limit = torch.linalg.vector_norm(result.theta, dim=-1) >= 0.99 * limit[..., None]
             if settled(~at_limit):
@@ -210,12 +217,14 @@ class LikelihoodRatioSet(ConfidenceSet):
         assert result is not None
         upper = torch.where(at_limit, torch.inf, result.upper)
         status = torch.where(at_limit, int(Status.CONVERGED), result.status)
-        if throw:
+        if options.get("throw", True):
             raise_unless_converged(status, "support")
         return replace(result, upper=upper, gap=upper - result.lower, status=status)
 
-    def _upper_bound(self, arms: Tensor, throw: bool = True, **options: Any) -> Tensor:
-        found = self.support(arms, throw=False, **options)
+    def _upper_bound(self, arms: Tensor, **options: Unpack[BoundSettings]) -> Tensor:
+        throw = options.pop("throw", True)
+        options["throw"] = False
+        found = self.support(arms, **options)
         if throw and not is_transformed(found.status):
             # at the limit of the arithmetic a bound is wider than its tolerance, and valid
             limit = found.status == Status.INACCURATE
@@ -223,7 +232,7 @@ class LikelihoodRatioSet(ConfidenceSet):
             raise_unless_converged(status, "support")
         return found.upper
 
-    def test(self, A: Any, b: Any, relation: Relation = "==") -> TestResult:
+    def test(self, A: ArrayLike, b: ArrayLike, relation: Relation = "==") -> TestResult:
         """The e-value and the p-value of a linear hypothesis about theta*, valid at all times.
 
         Against ``A theta* = b``; with one row also against ``<a, theta*> <= b`` or ``>= b``.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
     as_tensor,
@@ -61,7 +62,7 @@ class RunningSet(IntersectionSet):
         """The intersections of some elements, by an index of the first batch axis."""
         return RunningSet([member[index] for member in self.members])
 
-    def test(self, A: Any, b: Any, relation: Relation = "==") -> TestResult:
+    def test(self, A: ArrayLike, b: ArrayLike, relation: Relation = "==") -> TestResult:
         """That of the latest set, see :meth:`LikelihoodRatioSet.test`."""
         latest = self.latest
         if not isinstance(latest, LikelihoodRatioSet):
@@ -126,7 +127,7 @@ class RunningBounds:
         torch.Size([1])
     """
 
-    def __init__(self, history: History, queries: Any = None) -> None:
+    def __init__(self, history: History, queries: ArrayLike | None = None) -> None:
         if not history.is_whole:
             raise refuse("running", "False for rows that are shared between ranks", "True")
         self.snapshots = SnapshotList()

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ import torch
 from torchglb import environments, policies
 from torchglb.checks import check_choice, check_probability, refuse
 from torchglb.environments import Environment
-from torchglb.environments.settings import ThetaKind
+from torchglb.environments.settings import EnvironmentOptions
 from torchglb.errors import InputError
 from torchglb.families import Bernoulli, Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.policies import Policy
@@ -55,11 +55,11 @@ GROWING = frozenset({"policies", "policy", "horizon", "replicates", "stages"})
 RECORDED = 1000
 
 
-class RunSettings(TypedDict, total=False):
+class RunSettings(EnvironmentOptions, total=False):
     """What :func:`torchglb.simulate` takes besides its arguments: the other keys of a preset.
 
-    First those of every run, as in :class:`Configuration`, then options of the environments that
-    the package has; others may have options of their own.
+    Those of every run, as in :class:`Configuration`, beside options of the environments that the
+    package has; others may have options of their own.
     """
 
     name: str
@@ -72,17 +72,6 @@ class RunSettings(TypedDict, total=False):
     dtype: Literal["float64", "float32"]
     imports: Sequence[str]
     stages: Sequence[Sequence[int]]
-
-    dim: int
-    arms: int
-    shared_arms: bool
-    theta: ThetaKind
-    items: int
-    period: int
-    rank: int
-    speed: float
-    target: int
-    task: str
 
 
 @dataclass(frozen=True)

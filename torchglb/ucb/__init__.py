@@ -6,8 +6,9 @@ arm.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
+from torchglb.array_like import ArrayLike
 from torchglb.choices import ProgramSolver
 from torchglb.ucb.ball_arms import BallChoice, argmax_ball
 from torchglb.ucb.incremental import AnchoredProgram, Choice
@@ -16,6 +17,7 @@ from torchglb.ucb.refit import ForgettingProgram, RefitProgram
 from torchglb.ucb.region import ConvexRegion
 from torchglb.ucb.solvers import Conic, Layer, Native, Solver, solver_of
 from torchglb.ucb.solvers.native import native_support
+from torchglb.ucb.solvers.settings import ConicSettings, LayerSettings, NativeSettings
 
 __all__ = [
     "AnchoredProgram",
@@ -35,8 +37,42 @@ __all__ = [
 ]
 
 
+@overload
 def support(
-    program: SublevelProgram, arms: Any, solver: ProgramSolver | Solver = "native", **options: Any
+    program: SublevelProgram,
+    arms: ArrayLike,
+    solver: Literal["native"] = "native",
+    **options: Unpack[NativeSettings],
+) -> SupportResult: ...
+
+
+@overload
+def support(
+    program: SublevelProgram,
+    arms: ArrayLike,
+    solver: Literal["conic"],
+    **options: Unpack[ConicSettings],
+) -> SupportResult: ...
+
+
+@overload
+def support(
+    program: SublevelProgram,
+    arms: ArrayLike,
+    solver: Literal["layer"],
+    **options: Unpack[LayerSettings],
+) -> SupportResult: ...
+
+
+@overload
+def support(program: SublevelProgram, arms: ArrayLike, solver: Solver) -> SupportResult: ...
+
+
+def support(
+    program: SublevelProgram,
+    arms: ArrayLike,
+    solver: ProgramSolver | Solver = "native",
+    **options: Any,
 ) -> SupportResult:
     """``h(x) = max <x, theta>`` over the program's set, for every arm ``(*B, K, d)``.
 
@@ -47,7 +83,8 @@ def support(
             ``Conic(...)`` (cvxpy, the oracle) or ``Layer(...)`` (cvxpylayers, differentiable, for
             small histories); or one of the names ``"native"``, ``"conic"``, ``"layer"``.
         options: settings of a solver that is given by its name: ``support(program, arms,
-            tol=1e-6)`` is ``support(program, arms, Native(tol=1e-6))``.
+            tol=1e-6)`` is ``support(program, arms, Native(tol=1e-6))``. One that the solver does
+            not have is refused by name, and by a type checker too.
 
     Example:
         >>> import torchglb as glb

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import dot, length, limits
-from torchglb.likelihood import Errors, Expansion
 from torchglb.linalg import Cut, cut_ball
+from torchglb.row_sums import Errors, Expansion
 
 
 def certified_cut(

@@ -23,7 +23,6 @@ from torch import Tensor
 from torchglb.backend import Floats, bound
 from torchglb.carried.kernels import ProblemRows, memory_size
 from torchglb.carried.monomials import Packed, monomials
-from torchglb.checks import as_rows
 from torchglb.choices import RadiusIncrements
 from torchglb.compiled_rows import blocks, compiled_family
 from torchglb.estimate import Estimate
@@ -51,6 +50,7 @@ from torchglb.radii.posterior.search_kernels import carry_posteriors, held_level
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
 from torchglb.recording import constant, is_recorded, is_transformed, wants_gradient
+from torchglb.row_checks import as_rows
 
 EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its loss
 NEAR = 1e-6  # a held level that is lower by this need not be compared with the fallback

@@ -37,7 +37,7 @@ from torch import Tensor
 from torchglb.arrays import numbers_on
 from torchglb.checks import check_count, check_positive, check_probability, refuse
 from torchglb.estimate import Estimate
-from torchglb.likelihood import Expansion, NegativeLogLikelihood
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import frank_wolfe_gap
 from torchglb.radii.base import (
     Evaluation,
@@ -53,6 +53,7 @@ from torchglb.radii.posterior.gaussian import check_whole_line, normal_at, norma
 from torchglb.radii.posterior.uniform import PACBayes
 from torchglb.radii.problem import Problem
 from torchglb.rounding import round_up
+from torchglb.row_sums import Expansion
 from torchglb.ucb import ConvexRegion
 
 #: of the sums over a dozen priors, relative to their sizes

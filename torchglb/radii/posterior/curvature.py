@@ -16,10 +16,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchglb.likelihood import Expansion, NegativeLogLikelihood
+from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import least_eigenvalue
 from torchglb.radii.theorems.theorem32 import regularization_for, theorem32_fixed_point
 from torchglb.rounding import round_up
+from torchglb.row_sums import Expansion
 from torchglb.ucb import ConvexRegion
 
 #: relative roundings of norms and sums in float64 that the ellipsoid and the curvature pay for

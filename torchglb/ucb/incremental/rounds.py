@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, bound
+from torchglb.backend import Floats, Reals, bound
 from torchglb.backend.dense import EPS
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum
@@ -19,7 +19,6 @@ from torchglb.checks import check_count, check_tensors
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
-from torchglb.row_buffers import Reals
 from torchglb.ucb.incremental.batches import (
     DONE,
     OPEN,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
-from torchglb.checks import check_choice, refuse
+from torchglb.checks import check_choice, refuse, with_nearest
 from torchglb.choices import ProgramSolver
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.solvers.native import native_support
@@ -125,10 +125,10 @@ def solver_of(solver: ProgramSolver | Solver, options: Mapping[str, Any]) -> Sol
             raise refuse("options", "none beside a solver object", sorted(options))
         return solver
     chosen = BY_NAME[check_choice("solver", solver, tuple(BY_NAME))]
-    if not chosen.__dataclass_fields__.keys() >= options.keys():
-        known = list(chosen.__dataclass_fields__)
-        unknown = sorted(set(options) - set(known))
-        raise refuse("options", f"settings of {chosen.__name__} ({', '.join(known)})", unknown)
+    known = list(chosen.__dataclass_fields__)
+    for option in sorted(set(options) - set(known)):
+        expected = f"settings of {chosen.__name__} ({', '.join(known)})"
+        raise refuse("options", expected, with_nearest(option, known))
     return chosen(**options)
 
 

@@ -19,7 +19,6 @@ from torchglb.arrays import finite, length, which
 from torchglb.checks import ValueChecks, as_like, check_count, check_shape, check_tolerance
 from torchglb.compiled_rows import compiled_family
 from torchglb.families.compiled import CompiledFamily
-from torchglb.likelihood import Errors, Expansion
 from torchglb.linalg import cut_ball
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
@@ -27,6 +26,7 @@ from torchglb.optim.implicit import opaque
 from torchglb.optim.loop import Progress, iterate
 from torchglb.recording import is_plain, is_transformed, wants_gradient, without_autocast
 from torchglb.rounding import short_scale
+from torchglb.row_sums import Errors, Expansion
 from torchglb.ucb.bounds import (
     Above,
     Below,
