@@ -21,8 +21,8 @@ from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     PLANAR,
     Arms,
-    Ellipsoid,
     Level,
+    OuterEllipsoid,
     bound_by_ellipsoid,
     ellipsoid,
     lower_bound,
@@ -373,7 +373,7 @@ def _bound_by_minorant(
     state: RoundState,
     problem: CarriedProblem,
     arms: Arms,
-    outer: Ellipsoid,
+    outer: OuterEllipsoid,
     level: Level,
     memory: Memory,
 ) -> None:

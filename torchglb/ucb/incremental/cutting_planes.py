@@ -376,7 +376,7 @@ def _multiply_one(left: Floats, cuts: Cuts, along: Singles) -> None:
 # ---- a cheap bound, for many arms --------------------------------------------------------------
 
 
-class Ellipsoid(NamedTuple):
+class OuterEllipsoid(NamedTuple):
     """An ellipsoid that holds the set; its centre and the factor of its matrix are in memory.
 
     Attributes:
@@ -391,7 +391,7 @@ class Ellipsoid(NamedTuple):
 @kernel
 def ellipsoid(
     point: Floats, gradient: Floats, room: float, steepness: float, radius: float, memory: Dense
-) -> Ellipsoid:
+) -> OuterEllipsoid:
     """Where ``g'u + f |u|^2_H / 2 <= room`` for the way u from a point.
 
     With ``D >= R max|x_s| |u|`` over the set, self-concordance gives ``F(theta) >= F + g'u + f
@@ -410,12 +410,12 @@ def ellipsoid(
     """
     factor, work = memory.factor, memory.vectors
     if not cholesky(memory.hessian, 0.0, factor):
-        return Ellipsoid(math.inf, math.inf)
+        return OuterEllipsoid(math.inf, math.inf)
     inverse, trace = inverse_trace(factor, work[1]), 0.0
     for k in range(point.shape[0]):
         trace += memory.hessian[k, k]
     if not trace * inverse <= WELL_CONDITIONED:
-        return Ellipsoid(math.inf, math.inf)
+        return OuterEllipsoid(math.inf, math.inf)
     solve_factored(factor, gradient, work[1])
     squared = max(dot(gradient, work[1]), 0.0)
     reach, f, width = radius + length(point), 1.0, math.inf
@@ -424,16 +424,16 @@ def ellipsoid(
         f = 2.0 * (math.exp(-D) - 1.0 + D) / (D * D) if D > 1e-3 else 1.0 - D / 3.0
         total = 2.0 * room / f + squared / (f * f)
         if not total >= 0.0:
-            return Ellipsoid(math.inf, math.inf)
+            return OuterEllipsoid(math.inf, math.inf)
         width = math.sqrt(total) * (1.0 + 1e-6)
         reach = min(reach, math.sqrt(squared * inverse) / f + width * math.sqrt(inverse))
     for k in range(point.shape[0]):
         work[0, k] = point[k] - work[1, k] / f
-    return Ellipsoid(width, math.sqrt(squared) / f)
+    return OuterEllipsoid(width, math.sqrt(squared) / f)
 
 
 @kernel
-def bound_by_ellipsoid(arms: Arms, outer: Ellipsoid, radius: float, memory: Dense) -> int:
+def bound_by_ellipsoid(arms: Arms, outer: OuterEllipsoid, radius: float, memory: Dense) -> int:
     """Lowers the bounds of all arms to those of an ellipsoid, O(K d^2); of how many."""
     center, y, lowered = memory.vectors[0], memory.vectors[1], 0
     if not outer.width < math.inf:

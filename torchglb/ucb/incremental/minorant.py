@@ -31,8 +31,8 @@ from torchglb.carried.rounding import compensated, plain
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SECOND, W, Y, least_curvatures
 from torchglb.ucb.incremental.cutting_planes import (
-    Ellipsoid,
     Level,
+    OuterEllipsoid,
     ellipsoid,
     gradient_at,
     loss_at,
@@ -160,7 +160,7 @@ def store(minorant: Minorant, rows: int, answer: Workspace) -> None:
 @kernel
 def outer_ellipsoid(
     minorant: Minorant, anchors: Carried, level: Level, memory: Dense, spare: Floats
-) -> Ellipsoid:
+) -> OuterEllipsoid:
     """E, if it is certain that the set is a part of it; else one without end.
 
     Rounding: the carried sums at c as those of any cut; the entries of M are plain sums.
@@ -192,11 +192,11 @@ def outer_ellipsoid(
     inside = room >= 2.0 * paid  # c is in the set for certain
     if inside and (whole or _is_within(matrix, found, reach, spare)):
         return found
-    return Ellipsoid(math.inf, found.offset)
+    return OuterEllipsoid(math.inf, found.offset)
 
 
 @kernel
-def _is_within(matrix: Floats, outer: Ellipsoid, reach: float, spare: Floats) -> bool:
+def _is_within(matrix: Floats, outer: OuterEllipsoid, reach: float, spare: Floats) -> bool:
     """Whether ``|v|_M <= w`` implies ``|v| < D``: whether ``M - (w/D)^2 I`` has a factor."""
     share = (outer.width + outer.offset) / reach
     return cholesky(matrix, -share * share * (1.0 + 1e-6), spare)
@@ -204,7 +204,7 @@ def _is_within(matrix: Floats, outer: Ellipsoid, reach: float, spare: Floats) ->
 
 @kernel
 def least_reach(
-    minorant: Minorant, outer: Ellipsoid, radius: float, matrix: Floats, spare: Floats
+    minorant: Minorant, outer: OuterEllipsoid, radius: float, matrix: Floats, spare: Floats
 ) -> float:
     """The least D that E is within, up to some percent; that of the ball if there is none."""
     high = ball_reach(minorant, radius)
