@@ -29,7 +29,9 @@ class NegativeLogLikelihood(RowSums, nn.Module):
     """The weighted GLM loss of fixed rows, evaluated at parameters ``theta``.
 
     Numbers may be tensors or NumPy arrays of any real dtype, or lists: X as float32 or float64 is
-    taken as it is, everything else is widened without loss, to the dtype of X.
+    taken as it is, everything else is widened without loss, to the dtype of X. As in a dataset of
+    torch, tensors that need no widening are held and not copied: rows may be many, and gradients
+    reach them. Histories, sequences, policies and heads copy what they are given.
 
     Args:
         family: the GLM family.

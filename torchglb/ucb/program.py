@@ -56,7 +56,8 @@ class SublevelProgram:
     Args:
         likelihood: the loss L, over rows of batch shape ``*B``.
         domain: the ball of radius S.
-        level: B, of shape ``*B``; a tensor or NumPy array of any real dtype, or numbers.
+        level: B, of shape ``*B``; a tensor or NumPy array of any real dtype, or numbers. Held, not
+            copied, as the rows of the loss are.
         region: for a loss with a negative ridge, where it is convex; then the set is the part of
             the sublevel set in that region, and bounds are bounds over that part.
 
