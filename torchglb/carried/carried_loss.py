@@ -165,27 +165,7 @@ class CarriedLoss:
             y: weights times rewards, ``(N, k)``.
             w: weights, ``(N, k)``.
         """
-        if source.compiled is not NO_FAMILY:
-            x, y, w = (np.ascontiguousarray(given, np.float64) for given in (x, y, w))
-            _carry_rows(source.compiled, x, y, w, self.memory, self.table, self.number)
-            return
-        added = self.memory.copy()
-        for b in range(x.shape[0]):
-            carried = carried_in(added[b], self.dim, self.number, self.table.count)
-            for s in range(x.shape[1]):
-                self._carry_by_torch(source, x[b, s], y[b, s], w[b, s], carried)
-        self.memory[:] = added  # all or nothing
-
-    def _carry_by_torch(
-        self, source: RowSource, x: Floats, y: float, w: float, carried: Carried
-    ) -> None:
-        z = x @ carried.points
-        reward = y / w if w > 0 else 0.0
-        terms = source.terms_at(z, np.full_like(z, reward), np.full_like(z, w))
-        ends = [abs(e) for e in self.family.reward_range if math.isfinite(e)]
-        carry_terms(
-            x, w, y, terms, max(ends, default=0.0), self.family.dispersion, carried, self.table
-        )
+        add_rows(source, x, y, w, self.memory, self.table, self.number)
 
     def catch_up(self, source: RowSource) -> None:
         """Adds the rows that the history has more; makes all sums anew where that cannot be."""
@@ -350,8 +330,7 @@ def row_facts(family: GLMFamily, source: RowSource) -> Floats:
     rows = source.arrays()
     X, w, y = (np.asarray(t[..., : rows.used], np.float64) for t in rows[:3])
     lengths = np.sqrt((X * X).sum(1))
-    ends = [abs(e) for e in family.reward_range if math.isfinite(e)]
-    size = (lengths * np.maximum(np.abs(y), w * max(ends, default=0.0))).sum(-1)
+    size = (lengths * np.maximum(np.abs(y), w * largest_reward(family))).sum(-1)
     longest = lengths.max(-1, initial=0.0)
     both = torch.from_numpy(np.stack([longest, size / family.dispersion]))
     shards = source.history.shards
@@ -359,6 +338,30 @@ def row_facts(family: GLMFamily, source: RowSource) -> Floats:
         both = torch.stack([shards.maximum(both[0]), shards.sum(both[1])[0]])
     count = np.full(len(size), float(len(source.history)))
     return np.column_stack([both[0].numpy(), both[1].numpy(), count])
+
+
+def add_rows(
+    source: RowSource, x: Floats, y: Floats, w: Floats, memory: Floats, table: Packed, points: int
+) -> None:
+    """Adds rows, as :meth:`CarriedLoss.append` takes them, to the sums in memory ``(N, size)``."""
+    if source.compiled is not NO_FAMILY:
+        x, y, w = (np.ascontiguousarray(given, np.float64) for given in (x, y, w))
+        _carry_rows(source.compiled, x, y, w, memory, table, points)
+        return
+    family, largest, added = source.family, largest_reward(source.family), memory.copy()
+    for b, s in np.ndindex(y.shape):
+        carried = carried_in(added[b], table.dim, points, table.count)
+        row, weight, weighted = x[b, s], w[b, s], y[b, s]
+        z = torch.from_numpy(row @ carried.points)
+        r = torch.full_like(z, weighted / weight if weight > 0 else 0.0)
+        terms = weight * torch.stack([*family.loss_terms(z, r)]).numpy()
+        carry_terms(row, weight, weighted, terms, largest, family.dispersion, carried, table)
+    memory[:] = added  # all or nothing
+
+
+def largest_reward(family: GLMFamily) -> float:
+    """The largest ``|r|`` that the range of the rewards allows; 0 where it is not finite."""
+    return max((abs(end) for end in family.reward_range if math.isfinite(end)), default=0.0)
 
 
 @entry

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats
-from torchglb.carried.carried_loss import CarriedLoss, choose_order
-from torchglb.carried.imagined import ImaginedSource
+from torchglb.carried.carried_loss import CarriedLoss, add_rows, choose_order
+from torchglb.carried.kernels import Workspace, carried_in, memory_size, workspace
 from torchglb.carried.minima import ImaginedRows, expand_minima, find_minima, search_on
 from torchglb.carried.minimum import SEARCH, Goal, dense
 from torchglb.carried.monomials import Packed
-from torchglb.carried.source import RowSource, new_workspace
+from torchglb.carried.source import RowArrays, RowSource
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 from torchglb.families.compiled import CompiledFamily
@@ -64,6 +64,38 @@ class CarriedEstimates(NamedTuple):
     gradient_error: Floats
     hessian_error: Floats
     passes: Floats
+
+
+class ImaginedSource(RowSource):
+    """The rows of another source and one more of every problem, which is in nobody's sums.
+
+    Args:
+        source: the rows.
+        rows: the imagined ones, each in every process.
+    """
+
+    def __init__(self, source: RowSource, rows: ImaginedRows) -> None:
+        super().__init__(source.family, source.history)
+        self.rows = rows
+
+    def pass_at(  # noqa: D102
+        self,
+        b: int,
+        point: Floats,
+        table: Packed,
+        work: Workspace,
+        rows: RowArrays | None = None,
+    ) -> float:
+        trace = super().pass_at(b, point, table, work, rows)
+        # the sums of the pass as those of a carried point, to which a row can be added
+        memory = np.zeros((1, memory_size(table.dim, 1, table.count)))
+        passed = carried_in(memory[0], table.dim, 1, table.count)
+        passed.points[:, 0], passed.trace[0] = point, trace
+        passed.sums[:, 0], passed.rest[:, 0] = work.sums, work.rest
+        more = (given[None, b : b + 1] for given in self.rows)
+        add_rows(self, *more, memory, table, 1)
+        work.sums[:], work.rest[:] = passed.sums[:, 0], passed.rest[:, 0]
+        return float(passed.trace[0])
 
 
 class CarriedMinimum:
@@ -139,14 +171,14 @@ class CarriedMinimum:
             tilt: ``(N, d)``.
             tol: as in :meth:`estimate`.
         """
-        source, goal = self.source, Goal(math.inf, tol, math.inf)
+        source, goal, imagined = self.source, Goal(math.inf, tol, math.inf), ImaginedRows(x, y, w)
         self.carried.catch_up(source)
         if source.is_direct:
-            find_minima(*self._given(), ridge, tilt, goal, ImaginedRows(x, y, w))
+            find_minima(*self._given(), ridge, tilt, goal, imagined)
             return self._found()
         other = self.copy()
         other.carried.append(source, x[:, None], y[:, None], w[:, None])
-        other.source = ImaginedSource(source, x, y, w)
+        other.source = ImaginedSource(source, imagined)
         other._search_with_passes(ridge, tilt, goal)
         moved = (other.carried.points != self.carried.points).any((-2, -1))
         for b in np.nonzero(moved)[0]:  # the next search would need a pass too
@@ -183,7 +215,8 @@ class CarriedMinimum:
     def _search_with_passes(self, ridge: Floats, tilt: Floats, goal: Goal) -> None:
         """A search where compiled code cannot read the rows: passes are made from here."""
         table = self.carried.table
-        work, algebra = new_workspace(table), dense(table.dim, table.count)
+        size = (table.dim, table.count)
+        work, algebra = workspace(*size), dense(*size)
         for b in range(self.source.problems):
             self.search["passes"][b] = self.search["answered"][b] = 0
             trace = 0.0

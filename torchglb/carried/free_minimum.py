@@ -14,9 +14,10 @@ from torchglb.backend import Floats, Ints
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.free import find_free, search_free_on
 from torchglb.carried.free_certificate import FREE, algebra_for
+from torchglb.carried.kernels import workspace
 from torchglb.carried.minimum import PASS
 from torchglb.carried.monomials import monomials
-from torchglb.carried.source import RowSource, new_workspace
+from torchglb.carried.source import RowSource
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 
@@ -113,7 +114,8 @@ class FreeMinimum:
             find_all(source.compiled, *rows, *mine, linear, ridge, tilt, *wish, hessian)
         else:
             search: Any = search_free_on
-            work, algebra = new_workspace(table), algebra_for(table.dim, table.count)
+            size = (table.dim, table.count)
+            work, algebra = workspace(*size), algebra_for(*size)
             for b in range(N):
                 self._state["passes"][b] = self._state["answered"][b] = 0
                 trace = 0.0

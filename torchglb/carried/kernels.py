@@ -270,6 +270,20 @@ def trace_of(sums: Floats, dim: int) -> float:
     return trace
 
 
+@kernel
+def put_point(
+    carried: Carried, slot: int, point: Floats, sums: Floats, rest: Floats, trace: float
+) -> None:
+    """Moves one carried point to where the sums of a pass are known."""
+    for k in range(point.shape[0]):
+        carried.points[k, slot] = point[k]
+    for i in range(sums.shape[0]):
+        carried.sums[i, slot] = sums[i]
+    for i in range(rest.shape[0]):
+        carried.rest[i, slot] = rest[i]
+    carried.trace[slot] = trace
+
+
 # ---- the next row ------------------------------------------------------------------------------
 
 

@@ -8,14 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, entry, record
-from torchglb.backend.dense import copy_vector
-from torchglb.carried.imagined import add_row
 from torchglb.carried.kernels import (
+    FACTS,
+    Carried,
     Constants,
     Workspace,
     carried_in,
     carry_row,
     error_at,
+    put_point,
     sum_rows,
     taylor_gradient,
     taylor_hessian,
@@ -71,40 +72,39 @@ def find_minima(
     too, since the next search would need it.
     """
     table, count, d = unpack(packed), packed.count, packed.dim
-    work, algebra = workspace(d, count), dense(d, count)
-    monomial, copy = np.empty(count), np.empty(memory.shape[1])
-    imagines = more.x.shape[0] > 0
+    work, algebra, monomial = workspace(d, count), dense(d, count), np.empty(count)
+    imagines, extra = more.x.shape[0] > 0, np.zeros(1 + FACTS)
+    held = memory.copy() if imagines else memory
     for b in range(memory.shape[0]):
-        state, vectors, c, trace = record(search, b), places_in(places[b]), constants[b], 0.0
-        quadratic, known = Quadratic(ridge[b], tilt[b]), Constants(c[0], c[1], c[2])
-        real = carried_in(memory[b], d, 1, count)
-        carried = real
+        state, at, trace = record(search, b), places_in(places[b]).trial, 0.0
+        # the sums of a pass as those of a carried point, to which a row can be added
+        passed = Carried(
+            at.reshape(d, 1),
+            work.sums.reshape(count, 1),
+            work.rest.reshape(1 + d, 1),
+            extra[:1],
+            extra[1:],
+        )
+        carried = carried_in(held[b], d, 1, count)
         if imagines:
-            copy_vector(memory[b], copy)
-            carried = carried_in(copy, d, 1, count)
-            carry_row(
-                family, more.x[b], more.w[b], more.y[b], carried, table, work.scratch, monomial
-            )
+            x, weight, reward = more.x[b], more.w[b], more.y[b]
+            carry_row(family, x, weight, reward, carried, table, work.scratch, monomial)
         state.passes, state.answered = 0, 0
-        while search_minimum(
-            state, vectors, carried, quadratic, known, goal, table, work, trace, algebra
+        while search_on(
+            b, held, places, search, constants, packed, ridge, tilt, goal, work, trace, algebra
         ):
-            at = vectors.trial
             trace = sum_rows(family, X[b], w[b], y[b], 0, rows, at, table, work)
             if imagines:
-                trace = add_row(
-                    family, more.x[b], more.w[b], more.y[b], at, trace, table, monomial, work
-                )
+                extra[0] = trace
+                carry_row(family, x, weight, reward, passed, table, work.scratch, monomial)
+                trace = extra[0]
             state.answered = 1
         if imagines and state.passes > 0:
             for k in range(d):
-                real.points[k, 0] = vectors.trial[k] = carried.points[k, 0]
-            trace = sum_rows(family, X[b], w[b], y[b], 0, rows, vectors.trial, table, work)
-            for i in range(count):
-                real.sums[i, 0] = work.sums[i]
-            for i in range(d + 1):
-                real.rest[i, 0] = work.rest[i]
-            real.trace[0] = trace
+                at[k] = carried.points[k, 0]
+            trace = sum_rows(family, X[b], w[b], y[b], 0, rows, at, table, work)
+            real = carried_in(memory[b], d, 1, count)
+            put_point(real, 0, at, work.sums, work.rest, trace)
 
 
 @entry

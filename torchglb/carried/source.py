@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from torchglb.backend import Floats, entry
-from torchglb.carried.kernels import Workspace, sum_rows, trace_of, workspace
+from torchglb.carried.kernels import Workspace, sum_rows, trace_of
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.errors import SolverError
 from torchglb.families import GLMFamily
@@ -65,11 +65,6 @@ class RowSource:
     def arrays(self) -> RowArrays:
         """The rows as they lie in memory."""
         return RowArrays(*self.history.arrays())
-
-    def terms_at(self, z: Floats, r: Floats, w: Floats) -> Floats:
-        """Loss, slope and curvature ``(3, A)`` of one row at points with ``z (A,)``, by torch."""
-        found = self.family.loss_terms(torch.from_numpy(z), torch.from_numpy(r))
-        return np.stack([w * term.numpy() for term in found])
 
     def pass_at(
         self,
@@ -141,8 +136,3 @@ def one_pass(
 ) -> float:
     """:func:`sum_rows` over all rows of one problem."""
     return sum_rows(family, X, w, y, 0, rows, point, unpack(table), work)
-
-
-def new_workspace(table: Packed) -> Workspace:
-    """Memory for passes of these monomials."""
-    return workspace(table.dim, table.count)
