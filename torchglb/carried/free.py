@@ -19,6 +19,7 @@ from torchglb.backend import Floats, Ints, entry, kernel, record
 from torchglb.backend.dense import cholesky, copy_vector, length, solve_factored
 from torchglb.carried.free_certificate import (
     Algebra,
+    FreeSearch,
     FreeState,
     Wish,
     algebra_for,
@@ -27,15 +28,15 @@ from torchglb.carried.free_certificate import (
     look,
 )
 from torchglb.carried.kernels import (
-    Carried,
     Constants,
     Workspace,
     carried_in,
+    put_point,
     sum_rows,
     workspace,
 )
 from torchglb.carried.minimum import DONE, PASS, Quadratic
-from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.carried.monomials import Packed, unpack
 from torchglb.families.compiled import CompiledFamily
 
 #: Newton steps between two passes, and passes of one search
@@ -53,45 +54,30 @@ GRADIENT = 2
 
 
 @kernel
-def search_free(
-    state: FreeState,
-    theta: Floats,
-    used: Ints,
-    carried: Carried,
-    quadratic: Quadratic,
-    constants: Constants,
-    wish: Wish,
-    table: Monomials,
-    answer: Workspace,
-    trace: float,
-    memory: Algebra,
-) -> int:
+def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: float) -> int:
     """Goes on until the wish is fulfilled, or a pass at theta is needed.
 
     Args:
-        state: of dtype ``FREE``.
-        theta: ``(d,)``; the minimiser in the end.
-        used: when each carried point was of use, ``(A,)``.
-        carried: the sums.
-        quadratic: what is added to the loss.
-        constants: S of the ball on which C and R hold, C and R.
-        wish: when to end.
-        table: the monomials of the sums.
+        state: a record of dtype ``FREE``.
+        search: what it works on.
         answer: the sums at theta, if it was answered.
         trace: of the Hessian there.
-        memory: for algebra; ends with gradient and Hessian of F at theta.
 
     Returns:
         DONE, PASS or GRADIENT.
     """
+    theta, carried, table, memory = search.theta, search.carried, search.table, search.memory
+    wish, steepness = search.wish, carried.facts[0] * search.constants.concordance
     if state.answered == PASS:
-        slot = _keep(theta, used, carried, answer, trace)
+        slot = _oldest(search.used)
+        sums = answer.sums[: table.count]
+        put_point(carried, slot, theta, sums, answer.rest, trace)
         state.corrected = 0
         # a jump that led upwards is taken back, and is the last one
-        state.leapt = int(_start(theta, carried, quadratic) != slot)
+        state.leapt = int(_start(search) != slot)
     elif state.answered == GRADIENT:
         slot = _nearest(carried.points, theta)
-        expand(theta, slot, carried, table, memory)
+        expand(search, slot)
         for k in range(theta.shape[0]):
             memory.correction[k] = answer.sums[1 + k] - memory.gradient[k]
             memory.place[k] = theta[k]
@@ -99,15 +85,15 @@ def search_free(
     else:
         state.clock += 1
         state.corrected, state.leapt = 0, 0
-        _start(theta, carried, quadratic)
+        _start(search)
     state.answered = 0
     bold = wish.fleeting and table.count >= DEAR
     first, hessian_error, reach = -1.0, math.inf, math.inf
     for _ in range(MAX_STEPS):
         slot = _nearest(carried.points, theta)
-        used[slot] = state.clock
-        view = look(state, theta, slot, carried, quadratic, constants, table, bold, memory)
-        if is_enough(state, theta, view, carried.facts[0], constants, wish, memory):
+        search.used[slot] = state.clock
+        view = look(state, search, slot, bold)
+        if is_enough(state, search, view):
             return DONE
         hessian_error, reach = view.hessian_error, view.reach
         if first < 0.0:
@@ -116,7 +102,6 @@ def search_free(
         known = max(min(view.slope, GUESS * first), view.rounding) if bold else view.slope
         if not view.decrement > known or (bold and reach > FAR):
             break
-        steepness = carried.facts[0] * constants.concordance
         if _step(theta, steepness, state.leapt == 0, memory) > FAR and state.leapt == 0:
             hessian_error, reach = math.inf, math.inf  # no polynomial knows of what is there
             break
@@ -128,19 +113,12 @@ def search_free(
 
 
 @kernel
-def _keep(theta: Floats, used: Ints, carried: Carried, answer: Workspace, trace: float) -> int:
-    """Makes the place of a pass a carried point; which one."""
+def _oldest(used: Ints) -> int:
+    """The carried point that has been of no use for the longest time."""
     slot = 0
     for a in range(used.shape[0]):
         if used[a] < used[slot]:
             slot = a
-    for k in range(theta.shape[0]):
-        carried.points[k, slot] = theta[k]
-    for i in range(carried.sums.shape[0]):
-        carried.sums[i, slot] = answer.sums[i]
-    for i in range(answer.rest.shape[0]):
-        carried.rest[i, slot] = answer.rest[i]
-    carried.trace[slot] = trace
     return slot
 
 
@@ -159,8 +137,9 @@ def _nearest(points: Floats, theta: Floats) -> int:
 
 
 @kernel
-def _start(theta: Floats, carried: Carried, quadratic: Quadratic) -> int:
+def _start(search: FreeSearch) -> int:
     """Begins at the carried point with the smallest F, which is known there; which one."""
+    theta, carried, quadratic = search.theta, search.carried, search.quadratic
     best, least = 0, math.inf
     for a in range(carried.points.shape[1]):
         value = carried.sums[0, a]
@@ -217,31 +196,21 @@ def find_free(
     hessian: Floats,
 ) -> None:
     """The minimiser of every problem, with all passes that it needs."""
-    table, count, first = unpack(packed), packed.count, unpack(linear)
-    work, algebra = workspace(packed.dim, count), algebra_for(packed.dim, count)
+    table, first = unpack(packed), unpack(linear)
+    work, algebra = workspace(packed.dim, packed.count), algebra_for(packed.dim, packed.count)
     for b in range(memory.shape[0]):
-        found, trace, c = record(state, b), 0.0, constants[b]
-        carried = carried_in(memory[b], packed.dim, used.shape[1], count)
+        found, trace = record(state, b), 0.0
         found.passes, found.answered = 0, 0
-        asked = PASS
-        while asked != DONE:
-            asked = search_free(
-                found,
-                theta[b],
-                used[b],
-                carried,
-                Quadratic(ridge[b], tilt[b]),
-                Constants(c[0], c[1], c[2]),
-                Wish(tol, hessian_tol, arms[b], doubt[b], other[b], fleeting),
-                table,
-                work,
-                trace,
-                algebra,
-            )
-            if asked != DONE:
-                wanted = table if asked == PASS else first
-                trace = sum_rows(family, X[b], w[b], y[b], 0, rows, theta[b], wanted, work)
-                found.answered = asked
+        while True:
+            asked = search_free_on(
+                b, memory, used, state, constants, packed, ridge, tilt, tol, hessian_tol, arms,
+                doubt, other, fleeting, theta, work, trace, algebra,
+            )  # fmt: skip
+            if asked == DONE:
+                break
+            wanted = table if asked == PASS else first
+            trace = sum_rows(family, X[b], w[b], y[b], 0, rows, theta[b], wanted, work)
+            found.answered = asked
         for i in range(packed.dim):
             copy_vector(algebra.hessian[i], hessian[b, i])
 
@@ -269,8 +238,7 @@ def search_free_on(
 ) -> int:
     """:func:`search_free` for one problem of a batch."""
     c = constants[b]
-    return search_free(
-        record(state, b),
+    search = FreeSearch(
         theta[b],
         used[b],
         carried_in(memory[b], packed.dim, used.shape[1], packed.count),
@@ -278,7 +246,6 @@ def search_free_on(
         Constants(c[0], c[1], c[2]),
         Wish(tol, hessian_tol, arms[b], doubt[b], other[b], fleeting),
         unpack(packed),
-        work,
-        trace,
         algebra,
     )
+    return search_free(record(state, b), search, work, trace)
