@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,6 +61,22 @@ def choose_order(family: GLMFamily, dim: int, radius: float, largest: int) -> in
     ):
         order += 1
     return order
+
+
+class Polynomials(NamedTuple):
+    """The polynomials of N problems at one place each.
+
+    Attributes:
+        loss: of the data, ``(N,)``.
+        gradient: ``(N, d)``.
+        hessian: ``(N, d, d)``.
+        errors: the numbers of an :class:`Error`, ``(N, 5)``.
+    """
+
+    loss: Floats
+    gradient: Floats
+    hessian: Floats
+    errors: Floats
 
 
 class CarriedLoss:
@@ -214,19 +230,20 @@ class CarriedLoss:
 
     def expand(self, theta: Floats, slot: int = 0) -> tuple[Floats, Floats, Floats]:
         """Loss ``(N,)``, gradient and Hessian at ``theta (N, d)`` by the polynomial of a point."""
-        N, d = theta.shape
-        loss, gradient, hessian = np.empty(N), np.empty((N, d)), np.empty((N, d, d))
-        expand_all(self.memory, self.number, slot, self.table, theta, loss, gradient, hessian)
-        return loss, gradient, hessian
+        found = self.expand_with(np.zeros(len(theta)), np.zeros_like(theta), theta, slot)
+        return found.loss, found.gradient, found.hessian
 
     def error(self, theta: Floats, slot: int = 0) -> list[Error]:
         """What is certain of :meth:`expand` at ``theta (N, d)``, for every problem."""
-        found = []
-        for b, carried in enumerate(self._all()):
-            sums, p = carried.sums[:, slot].copy(), theta[b] - carried.points[:, slot]
-            constants = Constants(*self.constants[b])
-            trace, order = carried.trace[slot], self.table.order
-            found.append(error_at(p, sums[0], sums, trace, carried.facts, constants, order))
+        found = self.expand_with(np.zeros(len(theta)), np.zeros_like(theta), theta, slot)
+        return [Error(*row) for row in found.errors.tolist()]
+
+    def expand_with(self, ridge: Floats, tilt: Floats, theta: Floats, slot: int = 0) -> Polynomials:
+        """:meth:`expand` with ``(lambda/2)|theta|^2 - <tilt, theta>`` added to the derivatives."""
+        N, d = theta.shape
+        found = Polynomials(np.empty(N), np.empty((N, d)), np.empty((N, d, d)), np.empty((N, 5)))
+        given = (self.memory, self.number, slot, self.constants, self.table, ridge, tilt, theta)
+        expand_all(*given, *found)
         return found
 
     # ---- checking ------------------------------------------------------------------------
@@ -415,17 +432,21 @@ def expand_all(
     memory: Floats,
     points: int,
     slot: int,
+    constants: Floats,
     packed: Packed,
+    ridge: Floats,
+    tilt: Floats,
     theta: Floats,
     loss: Floats,
     gradient: Floats,
     hessian: Floats,
+    errors: Floats,
 ) -> None:
-    """The polynomials of one point of every problem, at one place each."""
+    """The :class:`Polynomials` of one point of every problem, at one place each."""
     table = unpack(packed)
     powers, sums, p = np.empty(table.count), np.empty(table.count), np.empty(table.dim)
     for b in range(theta.shape[0]):
-        carried = carried_in(memory[b], table.dim, points, table.count)
+        carried, c = carried_in(memory[b], table.dim, points, table.count), constants[b]
         for i in range(table.count):
             sums[i] = carried.sums[i, slot]
         for k in range(table.dim):
@@ -434,3 +455,10 @@ def expand_all(
         loss[b] = taylor_value(sums, powers, table)
         taylor_gradient(sums, powers, table, gradient[b])
         taylor_hessian(sums, powers, table, hessian[b])
+        for k in range(table.dim):
+            gradient[b, k] += ridge[b] * theta[b, k] - tilt[b, k]
+            hessian[b, k, k] += ridge[b]
+        known, trace = Constants(c[0], c[1], c[2]), carried.trace[slot]
+        error = error_at(p, sums[0], sums, trace, carried.facts, known, table.order)
+        errors[b, 0], errors[b, 1], errors[b, 2] = error.value, error.slope, error.hessian
+        errors[b, 3], errors[b, 4] = error.trace, error.rounding

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchglb.backend import Floats
 from torchglb.carried.carried_loss import CarriedLoss, add_rows, choose_order
 from torchglb.carried.kernels import Workspace, carried_in, memory_size, workspace
-from torchglb.carried.minima import ImaginedRows, expand_minima, find_minima, search_on
+from torchglb.carried.minima import ImaginedRows, find_minima, search_on
 from torchglb.carried.minimum import SEARCH, Goal, dense
 from torchglb.carried.monomials import Packed
 from torchglb.carried.source import RowArrays, RowSource
@@ -51,7 +51,7 @@ class CarriedEstimates(NamedTuple):
         gradient: of F, ``(N, d)``.
         hessian: of F, ``(N, d, d)``.
         excess: F(theta) is at most so much larger than the minimum, ``(N,)``.
-        gradient_error: Euclidean, at most, ``(N,)``.
+        gradient_error: Euclidean, at most: ``sqrt(tr H)`` times that in the dual norm, ``(N,)``.
         hessian_error: relative, at most, ``(N,)``.
         passes: ``(N,)``, over the history, that it took.
     """
@@ -142,19 +142,17 @@ class CarriedMinimum:
             hessian_tol: relative error of the Hessian, in the order of semidefinite matrices.
         """
         self._search(ridge, tilt, Goal(math.inf, tol, hessian_tol))
-        gradient, hessian = np.empty_like(tilt), np.empty((*tilt.shape, tilt.shape[1]))
-        memory, places, _, constants, table = self._searched()
-        errors = np.empty((len(tilt), 2))
-        expand_minima(memory, places, constants, table, ridge, tilt, gradient, hessian, errors)
         found, excess = self._found(), self.search["excess"].copy()
+        at = self.carried.expand_with(ridge, tilt, found.theta)
+        _, slope, hessian_error, trace, _ = at.errors.T
         return CarriedEstimates(
             found.theta,
             found.high,
-            gradient,
-            hessian,
+            at.gradient,
+            at.hessian,
             excess,
-            gradient_error=errors[:, 0],
-            hessian_error=errors[:, 1],
+            gradient_error=slope * np.sqrt(trace),
+            hessian_error=hessian_error,
             passes=found.passes,
         )
 

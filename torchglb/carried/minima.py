@@ -1,8 +1,7 @@
-"""The minima of a batch, compiled: their search, and the derivatives there."""
+"""The minima of a batch, compiled."""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +14,8 @@ from torchglb.carried.kernels import (
     Workspace,
     carried_in,
     carry_row,
-    error_at,
     put_point,
     sum_rows,
-    taylor_gradient,
-    taylor_hessian,
-    taylor_powers,
     workspace,
 )
 from torchglb.carried.minimum import (
@@ -136,43 +131,3 @@ def search_on(
         trace,
         algebra,
     )
-
-
-@entry
-def expand_minima(
-    memory: Floats,
-    places: Floats,
-    constants: Floats,
-    packed: Packed,
-    ridge: Floats,
-    tilt: Floats,
-    gradient: Floats,
-    hessian: Floats,
-    errors: Floats,
-) -> None:
-    """Gradient and Hessian of F at the minimisers that were found last, by their polynomials.
-
-    Their errors ``(N, 2)``: of the gradient, its length at most, ``sqrt(tr H)`` times that in the
-    dual norm; of the Hessian, relatively.
-    """
-    table, powers = unpack(packed), np.empty(packed.count)
-    for b in range(memory.shape[0]):
-        carried, vectors = carried_in(memory[b], packed.dim, 1, packed.count), places_in(places[b])
-        sums, c = carried.sums.reshape(packed.count), constants[b]
-        taylor_powers(vectors.shift, table, powers)
-        taylor_gradient(sums, powers, table, gradient[b])
-        taylor_hessian(sums, powers, table, hessian[b])
-        for k in range(packed.dim):
-            gradient[b, k] += ridge[b] * vectors.theta[k] - tilt[b, k]
-            hessian[b, k, k] += ridge[b]
-        error = error_at(
-            vectors.shift,
-            sums[0],
-            sums,
-            carried.trace[0],
-            carried.facts,
-            Constants(c[0], c[1], c[2]),
-            packed.order,
-        )
-        errors[b, 0] = error.slope * math.sqrt(error.trace)
-        errors[b, 1] = error.hessian

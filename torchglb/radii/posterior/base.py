@@ -20,14 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, bound
+from torchglb.backend import Floats, bound_once
 from torchglb.carried.kernels import memory_size
-from torchglb.carried.monomials import Packed, monomials
+from torchglb.carried.monomials import monomials
 from torchglb.checks import as_rows
 from torchglb.choices import RadiusIncrements
 from torchglb.compiled_rows import blocks, compiled_family
 from torchglb.estimate import Estimate
-from torchglb.families.compiled import CompiledFamily
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import (
     Evaluation,
@@ -47,7 +46,12 @@ from torchglb.radii.posterior.centre import (
     select,
 )
 from torchglb.radii.posterior.laws import series_terms
-from torchglb.radii.posterior.search_kernels import carry_posteriors, held_levels, search_posteriors
+from torchglb.radii.posterior.search_kernels import (
+    Priors,
+    carry_posteriors,
+    held_levels,
+    search_posteriors,
+)
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
 from torchglb.recording import constant, is_recorded, is_transformed, wants_gradient
@@ -81,27 +85,12 @@ class Prepared(NamedTuple):
 
     Attributes:
         radius: whose they are.
-        family: as compiled code knows it.
-        normal: whether the prior is Gaussian.
-        numbers: of :func:`.centre_kernels.prior_in`, and after them those of
-            :meth:`torchglb.radii.Problem.compiled_rules`, ``(N, size)``.
-        etas: weights of the barrier, ``(P,)``.
-        candidates: ``(J, 4)``, of :func:`torchglb.radii.posterior.candidate_kernels.posterior_at`.
-        table: the monomials of second order.
-        carry: :func:`carry_posteriors`, bound.
-        levels: :func:`held_levels`, bound.
+        priors: as compiled code knows them.
         last: the state that was made last, and the arrays that it was made of.
     """
 
     radius: PosteriorRadius
-    family: CompiledFamily
-    normal: bool
-    numbers: Floats
-    etas: Floats
-    candidates: Floats
-    table: Packed
-    carry: Callable[..., None]
-    levels: Callable[..., bool]
+    priors: Priors
     last: list[_Memory]
 
     def arrays(self, state: State) -> tuple[Floats, Floats]:
@@ -109,7 +98,7 @@ class Prepared(NamedTuple):
         memory = self.last[0] if self.last else None  # once: other threads may put theirs there
         if memory is not None and memory.tensors is state:
             return memory.statistics, memory.held
-        N = len(self.numbers)
+        N = len(self.priors.numbers)
         statistics, held = state["statistics"].detach().numpy(), state["held"].numpy()
         return statistics.reshape(N, -1), held.reshape(N, -1)
 
@@ -215,18 +204,9 @@ class PosteriorRadius(StatisticsRadius):
             return self.update(problem, state, *as_rows(x, r, problem.batch_shape, problem.dim), w)
         ready = self._prepared(problem)
         sums, held = (memory.copy() for memory in ready.arrays(state))
-        ready.carry(
-            ready.family,
-            x.data_ptr(),
-            r.data_ptr(),
-            0 if w is None else w.data_ptr(),
-            r.numel() // len(sums),
-            ready.normal,
-            ready.numbers,
-            ready.table,
-            sums,
-            held,
-        )
+        weights = 0 if w is None else w.data_ptr()
+        rows = (x.data_ptr(), r.data_ptr(), weights, r.numel() // len(sums))
+        _carry_posteriors(ready.priors, *rows, sums, held)
         return ready.state(problem, sums, held)
 
     def levels(  # noqa: D102
@@ -314,20 +294,11 @@ class PosteriorRadius(StatisticsRadius):
             )
             prior = torch.stack([t.reshape(-1) for t in columns], dim=-1).numpy()
             numbers = np.concatenate([prior, problem.compiled_rules()], axis=-1)
-            etas, table = np.asarray(self.centre_weights(problem)), monomials(problem.dim, 2)
-            memory, known = np.empty((1, 1)), (family, not self.confined, numbers, etas)
-            ready = problem.prepared[id(self)] = Prepared(
-                self,
-                *known,
-                np.ascontiguousarray(self.candidates(problem).numpy()),
-                table,
-                bound(carry_posteriors, family, 0, 0, 0, 1, *known[1:3], table, memory, memory),
-                bound(
-                    held_levels, family, *NO_ROWS, *known[1:], 1, table, memory, memory, NO_NUMBERS,
-                    memory,
-                ),
-                [],
-            )  # fmt: skip
+            etas = np.asarray(self.centre_weights(problem))
+            candidates = np.ascontiguousarray(self.candidates(problem).numpy())
+            table = monomials(problem.dim, 2)
+            priors = Priors(family, not self.confined, numbers, etas, candidates, table)
+            ready = problem.prepared[id(self)] = Prepared(self, priors, [])
         return ready
 
     def _search(
@@ -341,25 +312,21 @@ class PosteriorRadius(StatisticsRadius):
     ) -> tuple[Floats, State, float]:
         """What :func:`held_levels` puts out; the new state; the passes."""
         ready = self._prepared(problem)
-        _, family, normal, numbers, etas, candidates, table, *_ = ready
         sums, held = ready.arrays(state)
-        N = len(numbers)
+        N = len(sums)
         out = np.empty((N, 4))
         if late is not None:
             sums, held = sums.copy(), held.copy()
-        known = (family, *(late or NO_ROWS), normal, numbers, etas, len(candidates), table)
-        if not ready.levels(*known, sums, held, loss_hat, out):
+        if not _held_levels(ready.priors, *(late or NO_ROWS), sums, held, loss_hat, out):
             return out, state if late is None else ready.state(problem, sums, held), 0.0
         where, held = out[:, 3].nonzero()[0], held.copy()
         part = flatten_batch(likelihood())
         if len(where) < N:
             part = select(part, torch.from_numpy(where))
-        copies = [block.rows for block in blocks(part, family, 1.0, None)]
+        copies = [block.rows for block in blocks(part, ready.priors.family, 1.0, None)]
         rows = copies[0] if len(copies) == 1 else np.concatenate(copies)
         offered = offers if len(offers) == N else np.repeat(offers, N, axis=0)
-        search_posteriors(
-            family, rows, normal, numbers, etas, candidates, table, held, offered, where, out
-        )
+        search_posteriors(ready.priors, rows, held, offered, where, out)
         new = ready.state(problem, sums, held)
         if late is None and state["statistics"].requires_grad:  # asked without grad: keep the graph
             new = new | {"statistics": state["statistics"]}
@@ -388,6 +355,8 @@ class PosteriorRadius(StatisticsRadius):
         return torch.fmin(*levels).reshape(problem.batch_shape), points, passes
 
 
+#: called unseen
+_carry_posteriors, _held_levels = bound_once(carry_posteriors), bound_once(held_levels)
 #: of no point, the sums that :func:`search_posteriors` is offered
 NOTHING_OFFERED = np.empty((1, 0))
 NO_NUMBERS = np.empty(0)
