@@ -35,17 +35,22 @@ from torchglb.radii.base import (
     StatisticsRadius,
     check_likelihood,
     conclude,
+    reward_length,
+    rounding,
     statistics_of,
 )
 from torchglb.radii.posterior.centre import (
     Anchor,
     Penalty,
+    expand_at,
     flatten_batch,
     minimisers,
     recentre,
+    rounding_at_centres,
     select,
 )
-from torchglb.radii.posterior.laws import series_terms
+from torchglb.radii.posterior.increments import aggregated_increment, row_increments
+from torchglb.radii.posterior.laws import Law, series_terms
 from torchglb.radii.posterior.search_kernels import (
     Priors,
     carry_posteriors,
@@ -60,16 +65,33 @@ EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its
 NEAR = 1e-6  # a held level that is lower by this need not be compared with the fallback
 
 
-class Screening(NamedTuple):
-    """What is known of Q posteriors of each problem without a pass; each ``(N, Q)``.
+class Posteriors(NamedTuple):
+    """J posteriors around each of P centres, as far as no row is needed; each ``(N, P, J)``.
 
     Attributes:
-        certain: a valid level, from ``tr(W^-1 H)``.
-        hoped: the level to second order in the width, below which the rows hardly ever lead.
+        law: of a coordinate.
+        divergence: ``KL(P || Q)``.
+        trace: ``tr(W^-1 H)``.
+        longest: at least ``max_s x_s' W^-1 x_s``.
     """
 
-    certain: Tensor
-    hoped: Tensor
+    law: Law
+    divergence: Tensor
+    trace: Tensor
+    longest: Tensor
+
+
+def posterior_level(
+    likelihood: NegativeLogLikelihood,
+    log_failure: float,
+    anchor: Anchor,
+    divergence: Tensor,
+    added: Tensor,
+) -> Tensor:
+    """``log(1/delta) + KL(P || Q) + L(c) + added`` at one centre each, from above, ``(*B)``."""
+    loss, norm = anchor.loss[..., 0], torch.linalg.vector_norm(anchor.point[..., 0, :], dim=-1)
+    slack = rounding(likelihood.X.dtype, loss.abs() + added, reward_length(likelihood), norm)
+    return log_failure + divergence + loss + added + slack
 
 
 class _Memory(NamedTuple):
@@ -143,26 +165,22 @@ class PosteriorRadius(StatisticsRadius):
         """s0^2 of a Gaussian prior; the square of S for the uniform one, ``(*B)``."""
 
     @abstractmethod
-    def curvature_bounds(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """R_s and the largest m'' on the support of the prior, ``(*B)``; infinite if unknown."""
+    def curvature_bounds(self, problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+        """R_s and the largest m'' on the support of the prior, ``(*B)``, or None: not known."""
 
     @abstractmethod
     def penalty(self, problem: Problem) -> Penalty:
         """Whose minimisers together with the loss are the centres."""
 
     @abstractmethod
-    def screen(self, problem: Problem, anchor: Anchor, statistics: RowStatistics) -> Screening:
-        """All posteriors around the centres: O(d^3), no pass."""
+    def posteriors(self, problem: Problem, anchor: Anchor, reach: Tensor) -> Posteriors:
+        """All of them around the centres, for rows of norm at most ``reach (N,)``: no pass."""
 
     @abstractmethod
-    def level_around(
-        self,
-        problem: Problem,
-        likelihood: NegativeLogLikelihood,
-        points: Tensor,
-        chosen: Tensor,
-    ) -> Tensor:
-        """The level of chosen posteriors around ``points (N, P, d)``, differentiable. ``(N,)``."""
+    def posterior_at(
+        self, problem: Problem, point: Tensor, hessian: Tensor, kind: Tensor
+    ) -> tuple[Law, Tensor, Tensor]:
+        """Law, divergence ``(N,)`` and ``W^-1`` of one posterior each, differentiable: O(d^3)."""
 
     def fallback(
         self, problem: Problem, statistics: RowStatistics, theta_hat: Tensor, loss: Tensor
@@ -283,11 +301,12 @@ class PosteriorRadius(StatisticsRadius):
         if ready is None or ready.radius is not self:
             S, family = problem.S.reshape(-1), problem.compiled
             assert family is not None
+            bounds = self.curvature_bounds(problem)
             columns = (
                 S,
                 self.prior_variance(problem),
                 problem.log_volume,
-                *self.curvature_bounds(problem),
+                *(torch.full_like(S, torch.inf) if t is None else t for t in bounds),
                 torch.full_like(S, problem.log_failure),
                 torch.full_like(S, self.tolerance),
                 problem.per_radius(lambda radius: float(series_terms(radius))),
@@ -344,15 +363,47 @@ class PosteriorRadius(StatisticsRadius):
             tolerance = EXACT if smooth else self.tolerance
             anchor, passes = recentre(self.penalty(flat), rows, start, tolerance)
             sums = state["statistics"].reshape(*flat.batch_shape, -1)
-            screening = self.screen(flat, anchor, RowStatistics.of(sums, d))
+            certain, hoped = self._screen(flat, anchor, RowStatistics.of(sums, d))
         points = minimisers(self.penalty(flat), rows, anchor.point) if smooth else anchor.point
-        certain, safest = torch.nan_to_num(screening.certain, nan=torch.inf).min(-1)
+        certain, safest = torch.nan_to_num(certain, nan=torch.inf).min(-1)
         if self.increments == "aggregated" and not smooth:
             return certain.reshape(problem.batch_shape), points, passes
-        kinds = (screening.hoped.argmin(-1), safest)
-        levels = [self.level_around(flat, rows, points, kind) for kind in kinds]
+        kinds = (hoped.argmin(-1), safest)
+        levels = [self._level_around(flat, rows, points, kind) for kind in kinds]
         passes += 6.0 if smooth else 4.0  # two for exact centres, two for each posterior
         return torch.fmin(*levels).reshape(problem.batch_shape), points, passes
+
+    def _screen(
+        self, problem: Problem, anchor: Anchor, statistics: RowStatistics
+    ) -> tuple[Tensor, Tensor]:
+        """What is known of all Q = P J posteriors of each problem without a pass, ``(N, Q)`` twice.
+
+        A valid level, from ``tr(W^-1 H)``; and the level to second order in the width, below which
+        the rows hardly ever lead.
+        """
+        found = self.posteriors(problem, anchor, statistics.longest)
+        concordance, _ = self.curvature_bounds(problem)
+        rate = None if concordance is None else concordance[:, None, None]
+        slack = 2.0 * rounding_at_centres(problem, statistics, anchor)
+        start = problem.log_failure + (anchor.loss + slack)[..., None] + found.divergence
+        added = aggregated_increment(problem.family, found.law, found.trace, found.longest, rate)
+        hoped = 0.5 * found.trace * found.law.second_moment()
+        return (start + added).flatten(1), (start + hoped).flatten(1)
+
+    def _level_around(
+        self, problem: Problem, likelihood: NegativeLogLikelihood, points: Tensor, chosen: Tensor
+    ) -> Tensor:
+        """The level of chosen posteriors around ``points (N, P, d)``, differentiable. ``(N,)``."""
+        kinds, every = (
+            len(self.candidates(problem)),
+            torch.arange(len(chosen), device=chosen.device),
+        )
+        anchor = expand_at(likelihood, points[every, chosen // kinds][:, None])
+        point = anchor.point[:, 0]
+        kind, hessian = chosen % kinds, anchor.hessian[:, 0]
+        law, divergence, cover = self.posterior_at(problem, point, hessian, kind)
+        added = row_increments(likelihood, point, cover, law, *self.curvature_bounds(problem))
+        return posterior_level(likelihood, problem.log_failure, anchor, divergence, added)
 
 
 #: called unseen

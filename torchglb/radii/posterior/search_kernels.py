@@ -17,7 +17,15 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, allocating, entry, floats_at, inlined, kernel
 from torchglb.backend.dense import copy_vector
-from torchglb.carried.kernels import Carried, LossRows, carried_in, carry_row, workspace
+from torchglb.carried.kernels import (
+    Carried,
+    LossRows,
+    carried_in,
+    carry_row,
+    put_point,
+    trace_of,
+    workspace,
+)
 from torchglb.carried.monomials import Monomials, Packed, unpack
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
@@ -25,11 +33,11 @@ from torchglb.radii.posterior.candidate_kernels import level_of, posterior_at, s
 from torchglb.radii.posterior.centre_kernels import (
     PRIOR,
     Matrices,
+    Pass,
     Prior,
     matrices,
     newton_step,
     prior_in,
-    put,
     recentre,
 )
 from torchglb.radii.posterior.increment_kernels import (
@@ -101,39 +109,23 @@ def held_in(memory: Floats, dim: int, points: int, count: int) -> Held:
 
 @allocating
 def hold_if_better(
-    family: CompiledFamily,
-    rows: LossRows,
-    prior: Prior,
-    etas: Floats,
-    candidates: Floats,
-    at: int,
-    held: Held,
-    memory: Matrices,
+    data: Pass, prior: Prior, priors: Priors, at: int, held: Held, memory: Matrices
 ) -> None:
     """Sums the increments of one of the candidates (a pass) and holds it if its level is lower."""
-    carried = held.carried
-    d, last, slot = carried.points.shape[0], etas.shape[0], at // candidates.shape[0]
+    carried, candidates, family, X = held.carried, priors.candidates, data.family, data.rows.X
+    d, last, slot = carried.points.shape[0], priors.etas.shape[0], at // candidates.shape[0]
     candidate = candidates[at % candidates.shape[0]]
     point, before = memory.vectors[2], memory.vectors[3]
     for i in range(d):
         point[i], before[i] = carried.points[i, slot], carried.points[i, last]
     divergence = posterior_at(prior, point, carried, slot, candidate, memory)
     law = law_of(family, prior.normal, d, candidate[2], prior.terms)
-    cost = divergence + sum_increments(
-        family,
-        law,
-        rows.X,
-        rows.w,
-        rows.X.shape[1],
-        point,
-        memory.cover,
-        prior.concordance,
-        prior.top,
-    )
+    cost = divergence + sum_increments(family, prior, law, X, data.rows.w, point, memory.cover)
     new = level_of(prior, point, carried.sums[0, slot], cost, carried.facts)
     if not new < level_of(prior, before, carried.sums[0, last], held.rest[1], carried.facts):
         return
-    put(carried, last, point, carried.sums[:, slot].copy(), carried.rest[:, slot].copy())
+    sums, rest = carried.sums[:, slot].copy(), carried.rest[:, slot].copy()
+    put_point(carried, last, point, sums, rest, trace_of(sums, d))
     for i in range(d):
         copy_vector(memory.cover[i], held.cover[i])
     held.rest[0], held.rest[1], held.rest[2] = candidate[2], cost, at
@@ -177,9 +169,7 @@ def add_row(
         point[i] = sums.points[i, sums.points.shape[1] - 1]
     add_statistics(undispersed(family), rule, prior.S, x, r, w, seen, scratch)
     carry_row(family, x, w, w * r, sums, table, scratch, memory.monomial)
-    held.rest[1] += w * add_increment(
-        family, law, x, point, held.cover, prior.concordance, prior.top
-    )
+    held.rest[1] += w * add_increment(family, prior, law, x, point, held.cover)
 
 
 # ---- doors -------------------------------------------------------------------------------------
@@ -324,13 +314,12 @@ def search_posteriors(
         b, passes = where[m], 0
         prior = prior_in(priors.normal, priors.numbers[b])
         found = held_in(held[b], d, slots + 1, packed.count)
-        sums, data = found.carried, LossRows(rows[m, :d], rows[m, d], rows[m, d + 1])
+        sums, mine = found.carried, LossRows(rows[m, :d], rows[m, d], rows[m, d + 1])
+        data = Pass(family, mine, table, work)
         bold = safe = int(found.rest[2])
         slot, full = bold // candidates.shape[0], out[b, 3] == LOOK
         for a in range(0 if full else slot, slots if full else slot + 1):
-            passes += recentre(
-                family, data, prior, etas[a], sums, a, offers[b], table, work, memory
-            )
+            passes += recentre(data, prior, etas[a], sums, a, offers[b], memory)
         if full:
             found.rest[3] = sums.facts[2]
             screened = screen(family, prior, etas, candidates, sums, memory)
@@ -339,10 +328,10 @@ def search_posteriors(
                 bold, safe = screened.bold, screened.safe
                 found.rest[2] = bold  # which centre is to be watched
         if bold >= 0:
-            hold_if_better(family, data, prior, etas, candidates, bold, found, memory)
+            hold_if_better(data, prior, priors, bold, found, memory)
             passes += 1
         if safe >= 0 and safe != bold:
-            hold_if_better(family, data, prior, etas, candidates, safe, found, memory)
+            hold_if_better(data, prior, priors, safe, found, memory)
             passes += 1
         level = held_level(prior, found, point)
         out[b, 0], out[b, 2], out[b, 3] = level, smaller(level, out[b, 1]), passes
