@@ -12,8 +12,7 @@ good enough, or nobody comes back to this place: then a pass for the gradient al
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from torchglb.backend import Floats, Ints, entry, kernel, record
 from torchglb.backend.dense import cholesky, copy_vector, length, solve_factored
@@ -37,6 +36,7 @@ from torchglb.carried.kernels import (
 )
 from torchglb.carried.minimum import DONE, PASS, Quadratic
 from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.source import RowArrays
 from torchglb.families.compiled import CompiledFamily
 
 #: Newton steps between two passes, and passes of one search
@@ -171,81 +171,78 @@ def _step(theta: Floats, steepness: float, leap: bool, memory: Algebra) -> float
     return reach
 
 
-@entry
-def find_free(
-    family: CompiledFamily,
-    X: Floats,
-    w: Floats,
-    y: Floats,
-    rows: int,
-    memory: Floats,
-    used: Ints,
-    state: np.ndarray,
-    constants: Floats,
-    packed: Packed,
-    linear: Packed,
-    ridge: Floats,
-    tilt: Floats,
-    tol: float,
-    hessian_tol: float,
-    arms: Floats,
-    doubt: Floats,
-    other: Floats,
-    fleeting: bool,
-    theta: Floats,
-    hessian: Floats,
-) -> None:
-    """The minimiser of every problem, with all passes that it needs."""
-    table, first = unpack(packed), unpack(linear)
-    work, algebra = workspace(packed.dim, packed.count), algebra_for(packed.dim, packed.count)
-    for b in range(memory.shape[0]):
-        found, trace = record(state, b), 0.0
-        found.passes, found.answered = 0, 0
-        while True:
-            asked = search_free_on(
-                b, memory, used, state, constants, packed, ridge, tilt, tol, hessian_tol, arms,
-                doubt, other, fleeting, theta, work, trace, algebra,
-            )  # fmt: skip
-            if asked == DONE:
-                break
-            wanted = table if asked == PASS else first
-            trace = sum_rows(family, X[b], w[b], y[b], 0, rows, theta[b], wanted, work)
-            found.answered = asked
-        for i in range(packed.dim):
-            copy_vector(algebra.hessian[i], hessian[b, i])
+class FreeSearches(NamedTuple):
+    """The searches of N problems.
+
+    Attributes:
+        memory: what is carried, ``(N, size)``.
+        used: when each carried point was of use, ``(N, A)``.
+        state: of dtype ``FREE``, ``(N,)``.
+        constants: S, C and R, ``(N, 3)``.
+        table: the monomials of the sums.
+        ridge: lambda, ``(N,)``.
+        tilt: ``(N, d)``.
+        theta: ``(N, d)``; the minimisers in the end.
+        tol: from here on as in :class:`Wish`.
+        hessian_tol: a number.
+        arms: ``(N, K, d)``.
+        doubt: ``(N,)``.
+        other: ``(N, d)``.
+        fleeting: of all.
+    """
+
+    memory: Floats
+    used: Ints
+    state: Any
+    constants: Floats
+    table: Packed
+    ridge: Floats
+    tilt: Floats
+    theta: Floats
+    tol: float
+    hessian_tol: float
+    arms: Floats
+    doubt: Floats
+    other: Floats
+    fleeting: bool
 
 
 @entry
 def search_free_on(
-    b: int,
-    memory: Floats,
-    used: Ints,
-    state: np.ndarray,
-    constants: Floats,
-    packed: Packed,
-    ridge: Floats,
-    tilt: Floats,
-    tol: float,
-    hessian_tol: float,
-    arms: Floats,
-    doubt: Floats,
-    other: Floats,
-    fleeting: bool,
-    theta: Floats,
-    work: Workspace,
-    trace: float,
-    algebra: Algebra,
+    b: int, searches: FreeSearches, work: Workspace, trace: float, algebra: Algebra
 ) -> int:
     """:func:`search_free` for one problem of a batch."""
-    c = constants[b]
+    s, packed, c = searches, searches.table, searches.constants[b]
     search = FreeSearch(
-        theta[b],
-        used[b],
-        carried_in(memory[b], packed.dim, used.shape[1], packed.count),
-        Quadratic(ridge[b], tilt[b]),
+        s.theta[b],
+        s.used[b],
+        carried_in(s.memory[b], packed.dim, s.used.shape[1], packed.count),
+        Quadratic(s.ridge[b], s.tilt[b]),
         Constants(c[0], c[1], c[2]),
-        Wish(tol, hessian_tol, arms[b], doubt[b], other[b], fleeting),
+        Wish(s.tol, s.hessian_tol, s.arms[b], s.doubt[b], s.other[b], s.fleeting),
         unpack(packed),
         algebra,
     )
-    return search_free(record(state, b), search, work, trace)
+    return search_free(record(s.state, b), search, work, trace)
+
+
+@entry
+def find_free(
+    family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Packed, hessian: Floats
+) -> None:
+    """The minimiser of every problem, with all passes that it needs, and the Hessians there."""
+    packed, first = searches.table, unpack(linear)
+    table, work = unpack(packed), workspace(packed.dim, packed.count)
+    algebra = algebra_for(packed.dim, packed.count)
+    for b in range(searches.memory.shape[0]):
+        found, theta, trace = record(searches.state, b), searches.theta[b], 0.0
+        found.passes, found.answered = 0, 0
+        while True:
+            asked = search_free_on(b, searches, work, trace, algebra)
+            if asked == DONE:
+                break
+            wanted, X, w, y = table if asked == PASS else first, rows.X[b], rows.w[b], rows.y[b]
+            trace = sum_rows(family, X, w, y, 0, rows.used, theta, wanted, work)
+            found.answered = asked
+        for i in range(packed.dim):
+            copy_vector(algebra.hessian[i], hessian[b, i])

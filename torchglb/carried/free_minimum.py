@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchglb.backend import Floats, Ints
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
-from torchglb.carried.free import find_free, search_free_on
+from torchglb.carried.free import FreeSearches, find_free, search_free_on
 from torchglb.carried.free_certificate import FREE, algebra_for
 from torchglb.carried.kernels import workspace
 from torchglb.carried.minimum import PASS
@@ -106,20 +106,18 @@ class FreeMinimum:
         theta, hessian = np.zeros((N, d)), np.empty((N, d, d))
         table, linear = carried.table, monomials(d, 1)
         fleeting = bool(tilt.any())  # nobody comes back to the minimiser of a random tilt
-        mine: tuple[Any, ...] = (carried.memory, self._used, self._state, carried.constants, table)
-        wish: tuple[Any, ...] = (tol, hessian_tol, arms, doubt, other, fleeting, theta)
+        mine = (carried.memory, self._used, self._state, carried.constants, table)
+        wish = (float(tol), float(hessian_tol), arms, doubt, other, fleeting)
+        searches = FreeSearches(*mine, ridge, tilt, theta, *wish)
         if source.is_direct:
-            find_all: Any = find_free
-            rows = source.arrays()
-            find_all(source.compiled, *rows, *mine, linear, ridge, tilt, *wish, hessian)
+            find_free(source.compiled, source.arrays(), searches, linear, hessian)
         else:
-            search: Any = search_free_on
             size = (table.dim, table.count)
             work, algebra = workspace(*size), algebra_for(*size)
             for b in range(N):
                 self._state["passes"][b] = self._state["answered"][b] = 0
                 trace = 0.0
-                while asked := search(b, *mine, ridge, tilt, *wish, work, trace, algebra):
+                while asked := search_free_on(b, searches, work, trace, algebra):
                     wanted = table if asked == PASS else linear
                     trace = source.pass_at(b, theta[b], wanted, work)
                     self._state["answered"][b] = asked

@@ -336,7 +336,8 @@ def add_columns(
     squared = 0.0
     for k in range(d):
         squared += monomial[1 + k] * monomial[1 + k]
-    add_multiple(terms[2 * CHUNK :], squared, start, count, carried.trace)
+    for a in range(count):
+        carried.trace[start + a] += squared * terms[2 * CHUNK + a]
 
 
 @kernel
@@ -352,14 +353,6 @@ def careful_columns(
         left = (after - before) - step
         sums[a] = after
         lost[a] = left if abs(left) < math.inf else 0.0
-
-
-@vectorised
-def add_multiple(column: Floats, factor: float, start: int, count: int, total: Floats) -> None:
-    """``total += factor column``, plainly."""
-    sums = total[start : start + count]
-    for a in range(count):
-        sums[a] += factor * column[a]
 
 
 @vectorised

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.radii.base import row_sum
 from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw
 
 #: numbers of which copies are made without a second thought
@@ -144,9 +145,7 @@ def row_increments(
     if isinstance(law, BallLaw):
         law = law._replace(nu=law.nu.to(X.dtype)[..., None])
     each = increment(family, law, z, s2, column(self_concordance), column(max_variance))
-    weighted = each if likelihood.w is None else each * likelihood.w
-    (total,) = likelihood.shards.sum(weighted.sum(-1))
-    return total.double() / family.dispersion
+    return row_sum(likelihood, each)
 
 
 def _squared_lengths(X: Tensor, cover: Tensor) -> Tensor:
