@@ -368,7 +368,7 @@ def add_rows(
     family, largest, added = source.family, largest_reward(source.family), memory.copy()
     for b, s in np.ndindex(y.shape):
         carried = carried_in(added[b], table.dim, points, table.count)
-        row, weight, weighted = x[b, s], w[b, s], y[b, s]
+        row, weight, weighted = x[b, s], float(w[b, s]), float(y[b, s])
         z = torch.from_numpy(row @ carried.points)
         r = torch.full_like(z, weighted / weight if weight > 0 else 0.0)
         terms = weight * torch.stack([*family.loss_terms(z, r)]).numpy()

@@ -113,12 +113,7 @@ class ImaginedSource(RowSource):
         self.rows = rows
 
     def pass_at(  # noqa: D102
-        self,
-        b: int,
-        point: Floats,
-        table: Packed,
-        work: Workspace,
-        rows: RowArrays | None = None,
+        self, b: int, point: Floats, table: Packed, work: Workspace, rows: RowArrays | None = None
     ) -> float:
         trace = super().pass_at(b, point, table, work, rows)
         # the sums of the pass as those of a carried point, to which a row can be added
@@ -126,8 +121,8 @@ class ImaginedSource(RowSource):
         passed = carried_in(memory[0], table.dim, 1, table.count)
         passed.points[:, 0], passed.trace[0] = point, trace
         passed.sums[:, 0], passed.rest[:, 0] = work.sums, work.rest
-        more = (given[None, b : b + 1] for given in self.rows)
-        add_rows(self, *more, memory, table, 1)
+        x, y, w = (given[None, b : b + 1] for given in self.rows)
+        add_rows(self, x, y, w, memory, table, 1)
         work.sums[:], work.rest[:] = passed.sums[:, 0], passed.rest[:, 0]
         return float(passed.trace[0])
 
@@ -208,7 +203,7 @@ class CarriedMinimum:
         other = self.copy()
         other.carried.append(source, x[:, None], y[:, None], w[:, None])
         found = other._search(ridge, tilt, Goal(math.inf, tol, math.inf), ImaginedRows(x, y, w))
-        for b in found.passes.nonzero()[0]:  # the next search would need a pass too
+        for b in found.passes.nonzero()[0].tolist():  # the next search would need a pass too
             self.carried.move(source, b, 0, other.carried.of(b).points[:, 0].copy())
         self.places[:], self.search[:] = other.places, other.search
         return found

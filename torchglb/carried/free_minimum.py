@@ -105,10 +105,22 @@ class FreeMinimum:
         other = np.zeros((N, d)) if other is None else other
         theta, hessian = np.zeros((N, d)), np.empty((N, d, d))
         table, linear = carried.table, monomials(d, 1)
-        fleeting = bool(tilt.any())  # nobody comes back to the minimiser of a random tilt
-        mine = (carried.memory, self._used, self._state, carried.constants, table)
-        wish = (float(tol), float(hessian_tol), arms, doubt, other, fleeting)
-        searches = FreeSearches(*mine, ridge, tilt, theta, *wish)
+        searches = FreeSearches(
+            memory=carried.memory,
+            used=self._used,
+            state=self._state,
+            constants=carried.constants,
+            table=table,
+            ridge=ridge,
+            tilt=tilt,
+            theta=theta,
+            tol=float(tol),
+            hessian_tol=float(hessian_tol),
+            arms=arms,
+            doubt=doubt,
+            other=other,
+            fleeting=bool(tilt.any()),  # nobody comes back to the minimiser of a random tilt
+        )
         if source.is_direct:
             find_free(source.compiled, source.arrays(), searches, linear, hessian)
         else:

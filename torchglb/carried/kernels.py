@@ -16,13 +16,7 @@ from torchglb.backend.dense import EPS, length
 from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated, plain
 from torchglb.families.compiled import CompiledFamily
-from torchglb.families.row_terms import (
-    CHUNK,
-    HIGHEST,
-    SCRATCH,
-    TERMS,
-    row_terms,
-)
+from torchglb.families.row_terms import CHUNK, HIGHEST, SCRATCH, TERMS, row_terms
 
 #: numbers at the end of a problem's memory
 FACTS = 3

@@ -67,12 +67,7 @@ class RowSource:
         return RowArrays(*self.history.arrays())
 
     def pass_at(
-        self,
-        b: int,
-        point: Floats,
-        table: Packed,
-        work: Workspace,
-        rows: RowArrays | None = None,
+        self, b: int, point: Floats, table: Packed, work: Workspace, rows: RowArrays | None = None
     ) -> float:
         """One pass over the rows of problem b, into ``work.sums``; the trace of the Hessian.
 

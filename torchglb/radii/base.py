@@ -188,11 +188,7 @@ class Radius(ABC):
 
     @abstractmethod
     def evaluate(
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
         """The level and the radius now.
 
@@ -252,11 +248,7 @@ class SimpleRadius(StatisticsRadius):
         """beta^2, for ``L(theta_hat)``, and how delta was divided."""
 
     def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
         check_likelihood(likelihood)
         loss, statistics = estimate.loss.double(), statistics_of(problem, state)

@@ -245,20 +245,12 @@ class PosteriorRadius(StatisticsRadius):
         return out[:, 2].copy(), new
 
     def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
         return self.evaluate_around(problem, state, likelihood, estimate)[0]
 
     def evaluate_around(
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> tuple[Evaluation, Tensor]:
         """:meth:`evaluate`, and the centres, ``(N, P, d)``: differentiable where the level is."""
         check_likelihood(likelihood)

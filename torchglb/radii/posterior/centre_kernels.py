@@ -14,14 +14,7 @@ import numpy as np
 
 from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, length, solve_factored
-from torchglb.carried.kernels import (
-    Carried,
-    LossRows,
-    Workspace,
-    put_point,
-    sum_rows,
-    trace_of,
-)
+from torchglb.carried.kernels import Carried, LossRows, Workspace, put_point, sum_rows, trace_of
 from torchglb.carried.monomials import Monomials
 from torchglb.families.compiled import CompiledFamily
 

@@ -75,11 +75,7 @@ def in_double(likelihood: NegativeLogLikelihood) -> NegativeLogLikelihood:
 
 
 def prior_costs(
-    likelihood: NegativeLogLikelihood,
-    point: Tensor,
-    loss: Tensor,
-    hessian: Tensor,
-    scales: Tensor,
+    likelihood: NegativeLogLikelihood, point: Tensor, loss: Tensor, hessian: Tensor, scales: Tensor
 ) -> Tensor:
     """``A_j - L(c)`` of the module's formula for K scales, from above, ``(*B, K)``.
 
@@ -245,11 +241,7 @@ class Centred(Radius):
         return self.inner.update(self._outer(problem), state, x, r, w)
 
     def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
         check_likelihood(likelihood)
         outer_problem = self._outer(problem)

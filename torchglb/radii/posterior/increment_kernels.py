@@ -14,11 +14,7 @@ from torchglb.backend import Floats, allocating, kernel, vectorised
 from torchglb.backend.dense import dot
 from torchglb.carried.kernels import chunk_product, features
 from torchglb.families.bernoulli import logistic_variance
-from torchglb.families.bounded import (
-    cloglog_variance,
-    probit_partition,
-    probit_variance,
-)
+from torchglb.families.bounded import cloglog_variance, probit_partition, probit_variance
 from torchglb.families.compiled import (
     CLOGLOG,
     EXPONENTIAL,

@@ -70,32 +70,6 @@ def shape_entropy(dim: int, shape: Tensor) -> Tensor:
     return entropy + shape * (torch.digamma(part) - torch.digamma(whole))
 
 
-def ellipsoids(
-    problem: Problem, anchor: Anchor, candidates: Candidates, reach: Tensor
-) -> Posteriors:
-    """All candidates at once: O(P (d^3 + J d)), no pass.
-
-    W is diagonal plus rank one in the eigenvectors of the Hessian, so that one decomposition of
-    H(c) serves all J of them in O(d) each: ``W = diag(scale) + alpha c c'`` there.
-    """
-    values, basis = torch.linalg.eigh(anchor.hessian)
-    values = values.clamp_min(0.0)
-    centre = (basis.mT @ anchor.point[..., None])[..., 0]
-    room = room_around(problem.S[..., None], anchor.point)[..., None]  # (*B, P, 1)
-    kappa, rho2, shape = candidates
-    scale = values[..., None, :] / rho2[:, None] + (1.0 / (kappa * room))[..., None]
-    alpha = 1.0 / (kappa * (1.0 - kappa) * room.square())
-    eigen, square = values[..., None, :], centre.square()[..., None, :]
-    inflation = 1.0 + alpha * (square / scale).sum(-1)
-    tilt = alpha / inflation
-    log_det = scale.log().sum(-1) + inflation.log()
-    divergence = problem.log_volume[..., None, None] + 0.5 * log_det
-    divergence = divergence + shape_entropy(problem.dim, shape) + LINEAR_ALGEBRA
-    trace = (eigen / scale).sum(-1) - tilt * (eigen * square / scale.square()).sum(-1)
-    longest = reach.square()[..., None, None] / scale.amin(-1)
-    return Posteriors(ball_law(problem, shape), divergence, trace, longest)
-
-
 def room_around(S: Tensor, point: Tensor) -> Tensor:
     """``S^2 - |c|^2``, a little less than there is: the containment then survives rounding."""
     room = S.square() * (1 - 1e-12) - point.square().sum(-1)
@@ -269,8 +243,28 @@ class PACBayes(PosteriorRadius):
         slack = rounding_at(problem, statistics, theta_hat, loss)
         return loss + MeanLoss().squared(problem, statistics, loss).radius + slack
 
-    def posteriors(self, problem: Problem, anchor: Anchor, reach: Tensor) -> Posteriors:  # noqa: D102
-        return ellipsoids(problem, anchor, self._candidates(problem), reach)
+    def posteriors(self, problem: Problem, anchor: Anchor, reach: Tensor) -> Posteriors:
+        """All candidates at once: O(P (d^3 + J d)), no pass.
+
+        W is diagonal plus rank one in the eigenvectors of the Hessian, so that one decomposition of
+        H(c) serves all J of them in O(d) each: ``W = diag(scale) + alpha c c'`` there.
+        """
+        kappa, rho2, shape = self._candidates(problem)
+        values, basis = torch.linalg.eigh(anchor.hessian)
+        values = values.clamp_min(0.0)
+        centre = (basis.mT @ anchor.point[..., None])[..., 0]
+        room = room_around(problem.S[..., None], anchor.point)[..., None]  # (*B, P, 1)
+        scale = values[..., None, :] / rho2[:, None] + (1.0 / (kappa * room))[..., None]
+        alpha = 1.0 / (kappa * (1.0 - kappa) * room.square())
+        eigen, square = values[..., None, :], centre.square()[..., None, :]
+        inflation = 1.0 + alpha * (square / scale).sum(-1)
+        tilt = alpha / inflation
+        log_det = scale.log().sum(-1) + inflation.log()
+        divergence = problem.log_volume[..., None, None] + 0.5 * log_det
+        divergence = divergence + shape_entropy(problem.dim, shape) + LINEAR_ALGEBRA
+        trace = (eigen / scale).sum(-1) - tilt * (eigen * square / scale.square()).sum(-1)
+        longest = reach.square()[..., None, None] / scale.amin(-1)
+        return Posteriors(ball_law(problem, shape), divergence, trace, longest)
 
     def posterior_at(  # noqa: D102
         self, problem: Problem, point: Tensor, hessian: Tensor, kind: Tensor
