@@ -214,7 +214,7 @@ class CarriedMinimum:
         """The minima from sums that are up to date, with all passes that are needed."""
         source, carried = self.source, self.carried
         fixed = (carried.constants, carried.table)
-        searches = Searches(carried.memory, self.places, self.search, *fixed, ridge, tilt)
+        searches = BallSearches(carried.memory, self.places, self.search, *fixed, ridge, tilt)
         if source.is_direct:
             find_minima(source.compiled, source.arrays(), searches, goal, more)
         else:  # compiled code cannot read the rows: passes are made from here
@@ -261,7 +261,7 @@ class CarriedMinimum:
         self.places[:, 0] = state["shift"].numpy()
 
 
-class Searches(NamedTuple):
+class BallSearches(NamedTuple):
     """The searches of N problems.
 
     Attributes:
@@ -285,7 +285,7 @@ class Searches(NamedTuple):
 
 @entry
 def search_on(
-    b: int, searches: Searches, goal: Goal, work: Workspace, trace: float, algebra: Dense
+    b: int, searches: BallSearches, goal: Goal, work: Workspace, trace: float, algebra: Dense
 ) -> int:
     """:func:`search_minimum` for one problem of a batch."""
     packed, c = searches.table, searches.constants[b]
@@ -305,7 +305,7 @@ def search_on(
 
 @entry
 def find_minima(
-    family: CompiledFamily, rows: RowArrays, searches: Searches, goal: Goal, more: ImaginedRows
+    family: CompiledFamily, rows: RowArrays, searches: BallSearches, goal: Goal, more: ImaginedRows
 ) -> None:
     """The minimum of every problem, with all passes that it needs; imagined rows are in those."""
     table, count, d = unpack(searches.table), searches.table.count, searches.table.dim

@@ -152,7 +152,7 @@ class Goal(NamedTuple):
     hessian: float
 
 
-class Search(NamedTuple):
+class BallSearch(NamedTuple):
     """What a search works on, beside its state: a record in a tuple would be a copy.
 
     Attributes:
@@ -185,7 +185,7 @@ def search_minimum(
     trace: float,
     memory: Dense,
 ) -> int:
-    """Goes on with a :class:`Search` until the goal is reached, or a pass is needed.
+    """Goes on with a :class:`BallSearch` until the goal is reached, or a pass is needed.
 
     Args:
         state: a record of dtype ``SEARCH``.
@@ -202,7 +202,7 @@ def search_minimum(
     Returns:
         DONE or PASS.
     """
-    search = Search(places, carried, quadratic, constants, table, memory)
+    search = BallSearch(places, carried, quadratic, constants, table, memory)
     before, found = math.inf, False
     if not _resume(state, search, answer, trace):
         return PASS
@@ -225,7 +225,7 @@ def search_minimum(
 
 
 @kernel
-def _error(search: Search, value: float) -> Error:
+def _error(search: BallSearch, value: float) -> Error:
     """What is certain of the polynomial at theta, where it has this value."""
     carried, table = search.carried, search.table
     sums = carried.sums.reshape(table.count)
@@ -241,7 +241,7 @@ def _error(search: Search, value: float) -> Error:
 
 
 @kernel
-def _step_safely(state: SearchState, search: Search) -> None:
+def _step_safely(state: SearchState, search: BallSearch) -> None:
     """Leaves theta where a pass is worth it: a share of the way to it leads downwards.
 
     Far from its point the polynomial may lead upwards; its quadratic part there does not.
@@ -255,7 +255,7 @@ def _step_safely(state: SearchState, search: Search) -> None:
 
 
 @kernel
-def _carried_value(search: Search) -> float:
+def _carried_value(search: BallSearch) -> float:
     """F at the carried point."""
     carried, quadratic = search.carried, search.quadratic
     squared, tilted = 0.0, 0.0
@@ -266,7 +266,7 @@ def _carried_value(search: Search) -> float:
 
 
 @kernel
-def _resume(state: SearchState, search: Search, answer: Workspace, trace: float) -> bool:
+def _resume(state: SearchState, search: BallSearch, answer: Workspace, trace: float) -> bool:
     """Moves to where a pass was made; False if it led upwards and a shorter step is to be tried."""
     refused = state.answered != 0 and not _take(search, answer, trace)
     state.answered = 0
@@ -281,7 +281,7 @@ def _resume(state: SearchState, search: Search, answer: Workspace, trace: float)
 
 
 @kernel
-def _ask(state: SearchState, search: Search) -> int:
+def _ask(state: SearchState, search: BallSearch) -> int:
     """Asks for a pass at the minimiser of the polynomial, unless there were too many."""
     places = search.places
     if state.passes >= MAX_PASSES or state.tries > MAX_TRIES:
@@ -294,7 +294,7 @@ def _ask(state: SearchState, search: Search) -> int:
 
 
 @kernel
-def _try(state: SearchState, search: Search) -> None:
+def _try(state: SearchState, search: BallSearch) -> None:
     """The next point to look at: some share of the full step."""
     places = search.places
     for k in range(places.move.shape[0]):
@@ -302,7 +302,7 @@ def _try(state: SearchState, search: Search) -> None:
 
 
 @kernel
-def _take(search: Search, answer: Workspace, trace: float) -> bool:
+def _take(search: BallSearch, answer: Workspace, trace: float) -> bool:
     """Moves the carried point to where the pass was made, if the loss is enough smaller there.
 
     Enough is a share of what the slope promises (Armijo): steps between two points of equal loss,
@@ -327,7 +327,7 @@ def _take(search: Search, answer: Workspace, trace: float) -> bool:
 
 
 @kernel
-def _newton_step(state: SearchState, search: Search) -> None:
+def _newton_step(state: SearchState, search: BallSearch) -> None:
     """One Newton step on the polynomial, over the ball, and what it certifies.
 
     From below by self-concordance at the Lagrangian ``F + nu (|theta|^2 - S^2)/2``: with its Newton
