@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, entry, record
+from torchglb.backend import Floats, entry, kernel, record
 from torchglb.carried.carried_loss import CarriedLoss, add_rows, choose_order
 from torchglb.carried.kernels import (
     FACTS,
@@ -283,8 +283,8 @@ class BallSearches(NamedTuple):
     tilt: Floats
 
 
-@entry
-def search_on(
+@kernel
+def _search_one(
     b: int, searches: BallSearches, goal: Goal, work: Workspace, trace: float, algebra: Dense
 ) -> int:
     """:func:`search_minimum` for one problem of a batch."""
@@ -304,6 +304,14 @@ def search_on(
 
 
 @entry
+def search_on(
+    b: int, searches: BallSearches, goal: Goal, work: Workspace, trace: float, algebra: Dense
+) -> int:
+    """The same, from Python."""
+    return _search_one(b, searches, goal, work, trace, algebra)
+
+
+@entry
 def find_minima(
     family: CompiledFamily, rows: RowArrays, searches: BallSearches, goal: Goal, more: ImaginedRows
 ) -> None:
@@ -317,7 +325,7 @@ def find_minima(
         sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
         passed = Carried(at.reshape(d, 1), sums, rest, extra[:1], extra[1:])
         state.passes, state.answered = 0, 0
-        while search_on(b, searches, goal, work, extra[0], algebra):
+        while _search_one(b, searches, goal, work, extra[0], algebra):
             X, w, y = rows.X[b], rows.w[b], rows.y[b]
             extra[0] = sum_rows(family, X, w, y, 0, rows.used, at, table, work)
             if more.x.shape[0] > 0:

@@ -207,8 +207,8 @@ class FreeSearches(NamedTuple):
     fleeting: bool
 
 
-@entry
-def search_free_on(
+@kernel
+def _search_one(
     b: int, searches: FreeSearches, work: Workspace, trace: float, algebra: Algebra
 ) -> int:
     """:func:`search_free` for one problem of a batch."""
@@ -227,6 +227,14 @@ def search_free_on(
 
 
 @entry
+def search_free_on(
+    b: int, searches: FreeSearches, work: Workspace, trace: float, algebra: Algebra
+) -> int:
+    """The same, from Python."""
+    return _search_one(b, searches, work, trace, algebra)
+
+
+@entry
 def find_free(
     family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Packed, hessian: Floats
 ) -> None:
@@ -238,7 +246,7 @@ def find_free(
         found, theta, trace = record(searches.state, b), searches.theta[b], 0.0
         found.passes, found.answered = 0, 0
         while True:
-            asked = search_free_on(b, searches, work, trace, algebra)
+            asked = _search_one(b, searches, work, trace, algebra)
             if asked == DONE:
                 break
             wanted, X, w, y = table if asked == PASS else first, rows.X[b], rows.w[b], rows.y[b]
