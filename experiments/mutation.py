@@ -68,16 +68,16 @@ MUTANTS = (
     ),
     Mutant(
         "pac-bayes without the divergence",
-        "radii/posterior/uniform.py",
-        "return problem.log_failure + divergence + loss + added + slack",
-        "return problem.log_failure + loss + added + slack",
+        "radii/posterior/base.py",
+        "return log_failure + divergence + loss + added + slack",
+        "return log_failure + loss + added + slack",
         "tests/radii/test_posteriors.py",
     ),
     Mutant(
         "pac-bayes without the increments",
-        "radii/posterior/uniform.py",
-        "return problem.log_failure + divergence + loss + added + slack",
-        "return problem.log_failure + divergence + loss + slack",
+        "radii/posterior/base.py",
+        "return log_failure + divergence + loss + added + slack",
+        "return log_failure + divergence + loss + slack",
         "tests/radii/test_posteriors.py",
     ),
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,6 +61,22 @@ def choose_order(family: GLMFamily, dim: int, radius: float, largest: int) -> in
     ):
         order += 1
     return order
+
+
+class Polynomials(NamedTuple):
+    """The polynomials of N problems at one place each.
+
+    Attributes:
+        loss: of the data, ``(N,)``.
+        gradient: ``(N, d)``.
+        hessian: ``(N, d, d)``.
+        errors: the numbers of an :class:`Error`, ``(N, 5)``.
+    """
+
+    loss: Floats
+    gradient: Floats
+    hessian: Floats
+    errors: Floats
 
 
 class CarriedLoss:
@@ -165,27 +181,7 @@ class CarriedLoss:
             y: weights times rewards, ``(N, k)``.
             w: weights, ``(N, k)``.
         """
-        if source.compiled is not NO_FAMILY:
-            x, y, w = (np.ascontiguousarray(given, np.float64) for given in (x, y, w))
-            _carry_rows(source.compiled, x, y, w, self.memory, self.table, self.number)
-            return
-        added = self.memory.copy()
-        for b in range(x.shape[0]):
-            carried = carried_in(added[b], self.dim, self.number, self.table.count)
-            for s in range(x.shape[1]):
-                self._carry_by_torch(source, x[b, s], y[b, s], w[b, s], carried)
-        self.memory[:] = added  # all or nothing
-
-    def _carry_by_torch(
-        self, source: RowSource, x: Floats, y: float, w: float, carried: Carried
-    ) -> None:
-        z = x @ carried.points
-        reward = y / w if w > 0 else 0.0
-        terms = source.terms_at(z, np.full_like(z, reward), np.full_like(z, w))
-        ends = [abs(e) for e in self.family.reward_range if math.isfinite(e)]
-        carry_terms(
-            x, w, y, terms, max(ends, default=0.0), self.family.dispersion, carried, self.table
-        )
+        add_rows(source, x, y, w, self.memory, self.table, self.number)
 
     def catch_up(self, source: RowSource) -> None:
         """Adds the rows that the history has more; makes all sums anew where that cannot be."""
@@ -234,19 +230,20 @@ class CarriedLoss:
 
     def expand(self, theta: Floats, slot: int = 0) -> tuple[Floats, Floats, Floats]:
         """Loss ``(N,)``, gradient and Hessian at ``theta (N, d)`` by the polynomial of a point."""
-        N, d = theta.shape
-        loss, gradient, hessian = np.empty(N), np.empty((N, d)), np.empty((N, d, d))
-        expand_all(self.memory, self.number, slot, self.table, theta, loss, gradient, hessian)
-        return loss, gradient, hessian
+        found = self.expand_with(np.zeros(len(theta)), np.zeros_like(theta), theta, slot)
+        return found.loss, found.gradient, found.hessian
 
     def error(self, theta: Floats, slot: int = 0) -> list[Error]:
         """What is certain of :meth:`expand` at ``theta (N, d)``, for every problem."""
-        found = []
-        for b, carried in enumerate(self._all()):
-            sums, p = carried.sums[:, slot].copy(), theta[b] - carried.points[:, slot]
-            constants = Constants(*self.constants[b])
-            trace, order = carried.trace[slot], self.table.order
-            found.append(error_at(p, sums[0], sums, trace, carried.facts, constants, order))
+        found = self.expand_with(np.zeros(len(theta)), np.zeros_like(theta), theta, slot)
+        return [Error(*row) for row in found.errors.tolist()]
+
+    def expand_with(self, ridge: Floats, tilt: Floats, theta: Floats, slot: int = 0) -> Polynomials:
+        """:meth:`expand` with ``(lambda/2)|theta|^2 - <tilt, theta>`` added to the derivatives."""
+        N, d = theta.shape
+        found = Polynomials(np.empty(N), np.empty((N, d)), np.empty((N, d, d)), np.empty((N, 5)))
+        given = (self.memory, self.number, slot, self.constants, self.table, ridge, tilt, theta)
+        expand_all(*given, *found)
         return found
 
     # ---- checking ------------------------------------------------------------------------
@@ -350,8 +347,7 @@ def row_facts(family: GLMFamily, source: RowSource) -> Floats:
     rows = source.arrays()
     X, w, y = (np.asarray(t[..., : rows.used], np.float64) for t in rows[:3])
     lengths = np.sqrt((X * X).sum(1))
-    ends = [abs(e) for e in family.reward_range if math.isfinite(e)]
-    size = (lengths * np.maximum(np.abs(y), w * max(ends, default=0.0))).sum(-1)
+    size = (lengths * np.maximum(np.abs(y), w * largest_reward(family))).sum(-1)
     longest = lengths.max(-1, initial=0.0)
     both = torch.from_numpy(np.stack([longest, size / family.dispersion]))
     shards = source.history.shards
@@ -359,6 +355,30 @@ def row_facts(family: GLMFamily, source: RowSource) -> Floats:
         both = torch.stack([shards.maximum(both[0]), shards.sum(both[1])[0]])
     count = np.full(len(size), float(len(source.history)))
     return np.column_stack([both[0].numpy(), both[1].numpy(), count])
+
+
+def add_rows(
+    source: RowSource, x: Floats, y: Floats, w: Floats, memory: Floats, table: Packed, points: int
+) -> None:
+    """Adds rows, as :meth:`CarriedLoss.append` takes them, to the sums in memory ``(N, size)``."""
+    if source.compiled is not NO_FAMILY:
+        x, y, w = (np.ascontiguousarray(given, np.float64) for given in (x, y, w))
+        _carry_rows(source.compiled, x, y, w, memory, table, points)
+        return
+    family, largest, added = source.family, largest_reward(source.family), memory.copy()
+    for b, s in np.ndindex(y.shape):
+        carried = carried_in(added[b], table.dim, points, table.count)
+        row, weight, weighted = x[b, s], float(w[b, s]), float(y[b, s])
+        z = torch.from_numpy(row @ carried.points)
+        r = torch.full_like(z, weighted / weight if weight > 0 else 0.0)
+        terms = weight * torch.stack([*family.loss_terms(z, r)]).numpy()
+        carry_terms(row, weight, weighted, terms, largest, family.dispersion, carried, table)
+    memory[:] = added  # all or nothing
+
+
+def largest_reward(family: GLMFamily) -> float:
+    """The largest ``|r|`` that the range of the rewards allows; 0 where it is not finite."""
+    return max((abs(end) for end in family.reward_range if math.isfinite(end)), default=0.0)
 
 
 @entry
@@ -412,17 +432,21 @@ def expand_all(
     memory: Floats,
     points: int,
     slot: int,
+    constants: Floats,
     packed: Packed,
+    ridge: Floats,
+    tilt: Floats,
     theta: Floats,
     loss: Floats,
     gradient: Floats,
     hessian: Floats,
+    errors: Floats,
 ) -> None:
-    """The polynomials of one point of every problem, at one place each."""
+    """The :class:`Polynomials` of one point of every problem, at one place each."""
     table = unpack(packed)
     powers, sums, p = np.empty(table.count), np.empty(table.count), np.empty(table.dim)
     for b in range(theta.shape[0]):
-        carried = carried_in(memory[b], table.dim, points, table.count)
+        carried, c = carried_in(memory[b], table.dim, points, table.count), constants[b]
         for i in range(table.count):
             sums[i] = carried.sums[i, slot]
         for k in range(table.dim):
@@ -431,3 +455,10 @@ def expand_all(
         loss[b] = taylor_value(sums, powers, table)
         taylor_gradient(sums, powers, table, gradient[b])
         taylor_hessian(sums, powers, table, hessian[b])
+        for k in range(table.dim):
+            gradient[b, k] += ridge[b] * theta[b, k] - tilt[b, k]
+            hessian[b, k, k] += ridge[b]
+        known, trace = Constants(c[0], c[1], c[2]), carried.trace[slot]
+        error = error_at(p, sums[0], sums, trace, carried.facts, known, table.order)
+        errors[b, 0], errors[b, 1], errors[b, 2] = error.value, error.slope, error.hessian
+        errors[b, 3], errors[b, 4] = error.trace, error.rounding

@@ -11,13 +11,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats
-from torchglb.carried.carried_loss import CarriedLoss, choose_order
-from torchglb.carried.imagined import ImaginedSource
-from torchglb.carried.minima import ImaginedRows, expand_minima, find_minima, search_on
-from torchglb.carried.minimum import SEARCH, Goal, dense
-from torchglb.carried.monomials import Packed
-from torchglb.carried.source import RowSource, new_workspace
+from torchglb.backend import Floats, entry, kernel, record
+from torchglb.carried.carried_loss import CarriedLoss, add_rows, choose_order
+from torchglb.carried.kernels import (
+    FACTS,
+    Carried,
+    Constants,
+    Workspace,
+    carried_in,
+    carry_row,
+    memory_size,
+    sum_rows,
+    workspace,
+)
+from torchglb.carried.minimum import (
+    SEARCH,
+    Dense,
+    Goal,
+    Quadratic,
+    dense,
+    places_in,
+    search_minimum,
+)
+from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.source import RowArrays, RowSource
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 from torchglb.families.compiled import CompiledFamily
@@ -51,7 +68,7 @@ class CarriedEstimates(NamedTuple):
         gradient: of F, ``(N, d)``.
         hessian: of F, ``(N, d, d)``.
         excess: F(theta) is at most so much larger than the minimum, ``(N,)``.
-        gradient_error: Euclidean, at most, ``(N,)``.
+        gradient_error: Euclidean, at most: ``sqrt(tr H)`` times that in the dual norm, ``(N,)``.
         hessian_error: relative, at most, ``(N,)``.
         passes: ``(N,)``, over the history, that it took.
     """
@@ -64,6 +81,50 @@ class CarriedEstimates(NamedTuple):
     gradient_error: Floats
     hessian_error: Floats
     passes: Floats
+
+
+class ImaginedRows(NamedTuple):
+    """One more row of every problem, which is in passes and in the sums of nobody; or of none.
+
+    Attributes:
+        x: ``(N, d)``, or ``(0, d)``.
+        y: weights times rewards, ``(N,)``.
+        w: weights, ``(N,)``.
+    """
+
+    x: Floats
+    y: Floats
+    w: Floats
+
+
+NO_ROWS = ImaginedRows(np.empty((0, 1)), np.empty(0), np.empty(0))
+
+
+class ImaginedSource(RowSource):
+    """The rows of another source and one more of every problem.
+
+    Args:
+        source: the rows.
+        rows: the imagined ones, each in every process.
+    """
+
+    def __init__(self, source: RowSource, rows: ImaginedRows) -> None:
+        super().__init__(source.family, source.history)
+        self.rows = rows
+
+    def pass_at(  # noqa: D102
+        self, b: int, point: Floats, table: Packed, work: Workspace, rows: RowArrays | None = None
+    ) -> float:
+        trace = super().pass_at(b, point, table, work, rows)
+        # the sums of the pass as those of a carried point, to which a row can be added
+        memory = np.zeros((1, memory_size(table.dim, 1, table.count)))
+        passed = carried_in(memory[0], table.dim, 1, table.count)
+        passed.points[:, 0], passed.trace[0] = point, trace
+        passed.sums[:, 0], passed.rest[:, 0] = work.sums, work.rest
+        x, y, w = (given[None, b : b + 1] for given in self.rows)
+        add_rows(self, x, y, w, memory, table, 1)
+        work.sums[:], work.rest[:] = passed.sums[:, 0], passed.rest[:, 0]
+        return float(passed.trace[0])
 
 
 class CarriedMinimum:
@@ -95,8 +156,8 @@ class CarriedMinimum:
             tilt: ``(N, d)``.
             tol: of the enclosure; rounding may leave it wider.
         """
-        self._search(ridge, tilt, Goal(tol, math.inf, math.inf))
-        return self._found()
+        self.carried.catch_up(self.source)
+        return self._search(ridge, tilt, Goal(tol, math.inf, math.inf))
 
     def estimate(
         self, ridge: Floats, tilt: Floats, tol: float, hessian_tol: float
@@ -109,20 +170,18 @@ class CarriedMinimum:
             tol: of theta in the norm of the Hessian; rounding may leave it larger.
             hessian_tol: relative error of the Hessian, in the order of semidefinite matrices.
         """
-        self._search(ridge, tilt, Goal(math.inf, tol, hessian_tol))
-        gradient, hessian = np.empty_like(tilt), np.empty((*tilt.shape, tilt.shape[1]))
-        memory, places, _, constants, table = self._searched()
-        errors = np.empty((len(tilt), 2))
-        expand_minima(memory, places, constants, table, ridge, tilt, gradient, hessian, errors)
-        found, excess = self._found(), self.search["excess"].copy()
+        self.carried.catch_up(self.source)
+        found = self._search(ridge, tilt, Goal(math.inf, tol, hessian_tol))
+        at = self.carried.expand_with(ridge, tilt, found.theta)
+        _, slope, hessian_error, trace, _ = at.errors.T
         return CarriedEstimates(
             found.theta,
             found.high,
-            gradient,
-            hessian,
-            excess,
-            gradient_error=errors[:, 0],
-            hessian_error=errors[:, 1],
+            at.gradient,
+            at.hessian,
+            self.search["excess"].copy(),
+            gradient_error=slope * np.sqrt(trace),
+            hessian_error=hessian_error,
             passes=found.passes,
         )
 
@@ -139,57 +198,38 @@ class CarriedMinimum:
             tilt: ``(N, d)``.
             tol: as in :meth:`estimate`.
         """
-        source, goal = self.source, Goal(math.inf, tol, math.inf)
+        source = self.source
         self.carried.catch_up(source)
-        if source.is_direct:
-            find_minima(*self._given(), ridge, tilt, goal, ImaginedRows(x, y, w))
-            return self._found()
         other = self.copy()
         other.carried.append(source, x[:, None], y[:, None], w[:, None])
-        other.source = ImaginedSource(source, x, y, w)
-        other._search_with_passes(ridge, tilt, goal)
-        moved = (other.carried.points != self.carried.points).any((-2, -1))
-        for b in np.nonzero(moved)[0]:  # the next search would need a pass too
-            self.carried.move(source, int(b), 0, other.carried.points[b, 0])
+        found = other._search(ridge, tilt, Goal(math.inf, tol, math.inf), ImaginedRows(x, y, w))
+        for b in found.passes.nonzero()[0].tolist():  # the next search would need a pass too
+            self.carried.move(source, b, 0, other.carried.of(b).points[:, 0].copy())
         self.places[:], self.search[:] = other.places, other.search
-        return self._found()
+        return found
 
-    def _given(
-        self,
-    ) -> tuple[CompiledFamily, Floats, Floats, Floats, int, Floats, Floats, Any, Floats, Packed]:
-        """What a search with passes of its own is given: family, rows, and its state."""
-        X, w, y, used = self.source.arrays()
-        return (self.source.compiled, X, w, y, used, *self._searched())
-
-    def _searched(self) -> tuple[Floats, Floats, Any, Floats, Packed]:
-        """What a search reads and writes."""
-        carried = self.carried
-        return (carried.memory, self.places, self.search, carried.constants, carried.table)
-
-    def _found(self) -> Enclosed:
-        search = self.search.copy()
-        theta = self.places[:, 1].copy()
-        return Enclosed(theta, search["low"], search["high"], search["passes"])
-
-    def _search(self, ridge: Floats, tilt: Floats, goal: Goal) -> None:
-        self.carried.catch_up(self.source)
-        if self.source.is_direct:
-            nothing = np.empty(0)
-            imagined = ImaginedRows(np.empty((0, self.carried.dim)), nothing, nothing)
-            find_minima(*self._given(), ridge, tilt, goal, imagined)
-        else:
-            self._search_with_passes(ridge, tilt, goal)
-
-    def _search_with_passes(self, ridge: Floats, tilt: Floats, goal: Goal) -> None:
-        """A search where compiled code cannot read the rows: passes are made from here."""
-        table = self.carried.table
-        work, algebra = new_workspace(table), dense(table.dim, table.count)
-        for b in range(self.source.problems):
-            self.search["passes"][b] = self.search["answered"][b] = 0
-            trace = 0.0
-            while search_on(b, *self._searched(), ridge, tilt, goal, work, trace, algebra):
-                trace = self.carried.checked_pass(self.source, b, self.places[b, 2], table, work)
-                self.search["answered"][b] = 1
+    def _search(
+        self, ridge: Floats, tilt: Floats, goal: Goal, more: ImaginedRows = NO_ROWS
+    ) -> Enclosed:
+        """The minima from sums that are up to date, with all passes that are needed."""
+        source, carried = self.source, self.carried
+        fixed = (carried.constants, carried.table)
+        searches = BallSearches(carried.memory, self.places, self.search, *fixed, ridge, tilt)
+        if source.is_direct:
+            find_minima(source.compiled, source.arrays(), searches, goal, more)
+        else:  # compiled code cannot read the rows: passes are made from here
+            seen = ImaginedSource(source, more) if len(more.x) else source
+            size = (carried.table.dim, carried.table.count)
+            work, algebra = workspace(*size), dense(*size)
+            for b in range(source.problems):
+                self.search["passes"][b] = self.search["answered"][b] = 0
+                trace = 0.0
+                while search_on(b, searches, goal, work, trace, algebra):
+                    at = self.places[b, 2]
+                    trace = carried.checked_pass(seen, b, at, carried.table, work)
+                    self.search["answered"][b] = 1
+        state = self.search.copy()
+        return Enclosed(self.places[:, 1].copy(), state["low"], state["high"], state["passes"])
 
     def look(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """:meth:`find` on a copy: a question that changes nothing."""
@@ -219,3 +259,76 @@ class CarriedMinimum:
         self.carried.load_state_dict(state)
         self.places[:] = 0.0
         self.places[:, 0] = state["shift"].numpy()
+
+
+class BallSearches(NamedTuple):
+    """The searches of N problems.
+
+    Attributes:
+        memory: what is carried, ``(N, size)``.
+        places: vectors, ``(N, 4, d)``.
+        state: of dtype ``SEARCH``, ``(N,)``.
+        constants: S, C and R, ``(N, 3)``.
+        table: the monomials of the sums.
+        ridge: lambda, ``(N,)``.
+        tilt: ``(N, d)``.
+    """
+
+    memory: Floats
+    places: Floats
+    state: Any
+    constants: Floats
+    table: Packed
+    ridge: Floats
+    tilt: Floats
+
+
+@kernel
+def _search_one(
+    b: int, searches: BallSearches, goal: Goal, work: Workspace, trace: float, algebra: Dense
+) -> int:
+    """:func:`search_minimum` for one problem of a batch."""
+    packed, c = searches.table, searches.constants[b]
+    return search_minimum(
+        record(searches.state, b),
+        places_in(searches.places[b]),
+        carried_in(searches.memory[b], packed.dim, 1, packed.count),
+        Quadratic(searches.ridge[b], searches.tilt[b]),
+        Constants(c[0], c[1], c[2]),
+        goal,
+        unpack(packed),
+        work,
+        trace,
+        algebra,
+    )
+
+
+@entry
+def search_on(
+    b: int, searches: BallSearches, goal: Goal, work: Workspace, trace: float, algebra: Dense
+) -> int:
+    """The same, from Python."""
+    return _search_one(b, searches, goal, work, trace, algebra)
+
+
+@entry
+def find_minima(
+    family: CompiledFamily, rows: RowArrays, searches: BallSearches, goal: Goal, more: ImaginedRows
+) -> None:
+    """The minimum of every problem, with all passes that it needs; imagined rows are in those."""
+    table, count, d = unpack(searches.table), searches.table.count, searches.table.dim
+    work, algebra, monomial = workspace(d, count), dense(d, count), np.empty(count)
+    extra = np.zeros(1 + FACTS)
+    for b in range(searches.memory.shape[0]):
+        state, at = record(searches.state, b), places_in(searches.places[b]).trial
+        # the sums of a pass as those of a carried point, to which a row can be added
+        sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
+        passed = Carried(at.reshape(d, 1), sums, rest, extra[:1], extra[1:])
+        state.passes, state.answered = 0, 0
+        while _search_one(b, searches, goal, work, extra[0], algebra):
+            X, w, y = rows.X[b], rows.w[b], rows.y[b]
+            extra[0] = sum_rows(family, X, w, y, 0, rows.used, at, table, work)
+            if more.x.shape[0] > 0:
+                x, scratch = more.x[b], work.scratch
+                carry_row(family, x, more.w[b], more.y[b], passed, table, scratch, monomial)
+            state.answered = 1

@@ -12,13 +12,13 @@ good enough, or nobody comes back to this place: then a pass for the gradient al
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from torchglb.backend import Floats, Ints, entry, kernel, record
 from torchglb.backend.dense import cholesky, copy_vector, length, solve_factored
 from torchglb.carried.free_certificate import (
     Algebra,
+    FreeSearch,
     FreeState,
     Wish,
     algebra_for,
@@ -27,15 +27,16 @@ from torchglb.carried.free_certificate import (
     look,
 )
 from torchglb.carried.kernels import (
-    Carried,
     Constants,
     Workspace,
     carried_in,
+    put_point,
     sum_rows,
     workspace,
 )
 from torchglb.carried.minimum import DONE, PASS, Quadratic
-from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.source import RowArrays
 from torchglb.families.compiled import CompiledFamily
 
 #: Newton steps between two passes, and passes of one search
@@ -53,45 +54,30 @@ GRADIENT = 2
 
 
 @kernel
-def search_free(
-    state: FreeState,
-    theta: Floats,
-    used: Ints,
-    carried: Carried,
-    quadratic: Quadratic,
-    constants: Constants,
-    wish: Wish,
-    table: Monomials,
-    answer: Workspace,
-    trace: float,
-    memory: Algebra,
-) -> int:
+def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: float) -> int:
     """Goes on until the wish is fulfilled, or a pass at theta is needed.
 
     Args:
-        state: of dtype ``FREE``.
-        theta: ``(d,)``; the minimiser in the end.
-        used: when each carried point was of use, ``(A,)``.
-        carried: the sums.
-        quadratic: what is added to the loss.
-        constants: S of the ball on which C and R hold, C and R.
-        wish: when to end.
-        table: the monomials of the sums.
+        state: a record of dtype ``FREE``.
+        search: what it works on.
         answer: the sums at theta, if it was answered.
         trace: of the Hessian there.
-        memory: for algebra; ends with gradient and Hessian of F at theta.
 
     Returns:
         DONE, PASS or GRADIENT.
     """
+    theta, carried, table, memory = search.theta, search.carried, search.table, search.memory
+    wish, steepness = search.wish, carried.facts[0] * search.constants.concordance
     if state.answered == PASS:
-        slot = _keep(theta, used, carried, answer, trace)
+        slot = _oldest(search.used)
+        sums = answer.sums[: table.count]
+        put_point(carried, slot, theta, sums, answer.rest, trace)
         state.corrected = 0
         # a jump that led upwards is taken back, and is the last one
-        state.leapt = int(_start(theta, carried, quadratic) != slot)
+        state.leapt = int(_start(search) != slot)
     elif state.answered == GRADIENT:
         slot = _nearest(carried.points, theta)
-        expand(theta, slot, carried, table, memory)
+        expand(search, slot)
         for k in range(theta.shape[0]):
             memory.correction[k] = answer.sums[1 + k] - memory.gradient[k]
             memory.place[k] = theta[k]
@@ -99,15 +85,15 @@ def search_free(
     else:
         state.clock += 1
         state.corrected, state.leapt = 0, 0
-        _start(theta, carried, quadratic)
+        _start(search)
     state.answered = 0
     bold = wish.fleeting and table.count >= DEAR
     first, hessian_error, reach = -1.0, math.inf, math.inf
     for _ in range(MAX_STEPS):
         slot = _nearest(carried.points, theta)
-        used[slot] = state.clock
-        view = look(state, theta, slot, carried, quadratic, constants, table, bold, memory)
-        if is_enough(state, theta, view, carried.facts[0], constants, wish, memory):
+        search.used[slot] = state.clock
+        view = look(state, search, slot, bold)
+        if is_enough(state, search, view):
             return DONE
         hessian_error, reach = view.hessian_error, view.reach
         if first < 0.0:
@@ -116,7 +102,6 @@ def search_free(
         known = max(min(view.slope, GUESS * first), view.rounding) if bold else view.slope
         if not view.decrement > known or (bold and reach > FAR):
             break
-        steepness = carried.facts[0] * constants.concordance
         if _step(theta, steepness, state.leapt == 0, memory) > FAR and state.leapt == 0:
             hessian_error, reach = math.inf, math.inf  # no polynomial knows of what is there
             break
@@ -128,19 +113,12 @@ def search_free(
 
 
 @kernel
-def _keep(theta: Floats, used: Ints, carried: Carried, answer: Workspace, trace: float) -> int:
-    """Makes the place of a pass a carried point; which one."""
+def _oldest(used: Ints) -> int:
+    """The carried point that has been of no use for the longest time."""
     slot = 0
     for a in range(used.shape[0]):
         if used[a] < used[slot]:
             slot = a
-    for k in range(theta.shape[0]):
-        carried.points[k, slot] = theta[k]
-    for i in range(carried.sums.shape[0]):
-        carried.sums[i, slot] = answer.sums[i]
-    for i in range(answer.rest.shape[0]):
-        carried.rest[i, slot] = answer.rest[i]
-    carried.trace[slot] = trace
     return slot
 
 
@@ -159,8 +137,9 @@ def _nearest(points: Floats, theta: Floats) -> int:
 
 
 @kernel
-def _start(theta: Floats, carried: Carried, quadratic: Quadratic) -> int:
+def _start(search: FreeSearch) -> int:
     """Begins at the carried point with the smallest F, which is known there; which one."""
+    theta, carried, quadratic = search.theta, search.carried, search.quadratic
     best, least = 0, math.inf
     for a in range(carried.points.shape[1]):
         value = carried.sums[0, a]
@@ -192,93 +171,86 @@ def _step(theta: Floats, steepness: float, leap: bool, memory: Algebra) -> float
     return reach
 
 
-@entry
-def find_free(
-    family: CompiledFamily,
-    X: Floats,
-    w: Floats,
-    y: Floats,
-    rows: int,
-    memory: Floats,
-    used: Ints,
-    state: np.ndarray,
-    constants: Floats,
-    packed: Packed,
-    linear: Packed,
-    ridge: Floats,
-    tilt: Floats,
-    tol: float,
-    hessian_tol: float,
-    arms: Floats,
-    doubt: Floats,
-    other: Floats,
-    fleeting: bool,
-    theta: Floats,
-    hessian: Floats,
-) -> None:
-    """The minimiser of every problem, with all passes that it needs."""
-    table, count, first = unpack(packed), packed.count, unpack(linear)
-    work, algebra = workspace(packed.dim, count), algebra_for(packed.dim, count)
-    for b in range(memory.shape[0]):
-        found, trace, c = record(state, b), 0.0, constants[b]
-        carried = carried_in(memory[b], packed.dim, used.shape[1], count)
-        found.passes, found.answered = 0, 0
-        asked = PASS
-        while asked != DONE:
-            asked = search_free(
-                found,
-                theta[b],
-                used[b],
-                carried,
-                Quadratic(ridge[b], tilt[b]),
-                Constants(c[0], c[1], c[2]),
-                Wish(tol, hessian_tol, arms[b], doubt[b], other[b], fleeting),
-                table,
-                work,
-                trace,
-                algebra,
-            )
-            if asked != DONE:
-                wanted = table if asked == PASS else first
-                trace = sum_rows(family, X[b], w[b], y[b], 0, rows, theta[b], wanted, work)
-                found.answered = asked
-        for i in range(packed.dim):
-            copy_vector(algebra.hessian[i], hessian[b, i])
+class FreeSearches(NamedTuple):
+    """The searches of N problems.
+
+    Attributes:
+        memory: what is carried, ``(N, size)``.
+        used: when each carried point was of use, ``(N, A)``.
+        state: of dtype ``FREE``, ``(N,)``.
+        constants: S, C and R, ``(N, 3)``.
+        table: the monomials of the sums.
+        ridge: lambda, ``(N,)``.
+        tilt: ``(N, d)``.
+        theta: ``(N, d)``; the minimisers in the end.
+        tol: from here on as in :class:`Wish`.
+        hessian_tol: a number.
+        arms: ``(N, K, d)``.
+        doubt: ``(N,)``.
+        other: ``(N, d)``.
+        fleeting: of all.
+    """
+
+    memory: Floats
+    used: Ints
+    state: Any
+    constants: Floats
+    table: Packed
+    ridge: Floats
+    tilt: Floats
+    theta: Floats
+    tol: float
+    hessian_tol: float
+    arms: Floats
+    doubt: Floats
+    other: Floats
+    fleeting: bool
+
+
+@kernel
+def _search_one(
+    b: int, searches: FreeSearches, work: Workspace, trace: float, algebra: Algebra
+) -> int:
+    """:func:`search_free` for one problem of a batch."""
+    s, packed, c = searches, searches.table, searches.constants[b]
+    search = FreeSearch(
+        s.theta[b],
+        s.used[b],
+        carried_in(s.memory[b], packed.dim, s.used.shape[1], packed.count),
+        Quadratic(s.ridge[b], s.tilt[b]),
+        Constants(c[0], c[1], c[2]),
+        Wish(s.tol, s.hessian_tol, s.arms[b], s.doubt[b], s.other[b], s.fleeting),
+        unpack(packed),
+        algebra,
+    )
+    return search_free(record(s.state, b), search, work, trace)
 
 
 @entry
 def search_free_on(
-    b: int,
-    memory: Floats,
-    used: Ints,
-    state: np.ndarray,
-    constants: Floats,
-    packed: Packed,
-    ridge: Floats,
-    tilt: Floats,
-    tol: float,
-    hessian_tol: float,
-    arms: Floats,
-    doubt: Floats,
-    other: Floats,
-    fleeting: bool,
-    theta: Floats,
-    work: Workspace,
-    trace: float,
-    algebra: Algebra,
+    b: int, searches: FreeSearches, work: Workspace, trace: float, algebra: Algebra
 ) -> int:
-    """:func:`search_free` for one problem of a batch."""
-    c = constants[b]
-    return search_free(
-        record(state, b),
-        theta[b],
-        used[b],
-        carried_in(memory[b], packed.dim, used.shape[1], packed.count),
-        Quadratic(ridge[b], tilt[b]),
-        Constants(c[0], c[1], c[2]),
-        Wish(tol, hessian_tol, arms[b], doubt[b], other[b], fleeting),
-        unpack(packed),
-        work,
-        trace,
-        algebra,
-    )
+    """The same, from Python."""
+    return _search_one(b, searches, work, trace, algebra)
+
+
+@entry
+def find_free(
+    family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Packed, hessian: Floats
+) -> None:
+    """The minimiser of every problem, with all passes that it needs, and the Hessians there."""
+    packed, first = searches.table, unpack(linear)
+    table, work = unpack(packed), workspace(packed.dim, packed.count)
+    algebra = algebra_for(packed.dim, packed.count)
+    for b in range(searches.memory.shape[0]):
+        found, theta, trace = record(searches.state, b), searches.theta[b], 0.0
+        found.passes, found.answered = 0, 0
+        while True:
+            asked = _search_one(b, searches, work, trace, algebra)
+            if asked == DONE:
+                break
+            wanted, X, w, y = table if asked == PASS else first, rows.X[b], rows.w[b], rows.y[b]
+            trace = sum_rows(family, X, w, y, 0, rows.used, theta, wanted, work)
+            found.answered = asked
+        for i in range(packed.dim):
+            copy_vector(algebra.hessian[i], hessian[b, i])

@@ -34,7 +34,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from torchglb.backend import Floats, inlined, kernel, record_type
+from torchglb.backend import Floats, Ints, inlined, kernel, record_type
 from torchglb.backend.dense import EPS, cholesky, dot, forward, inverse_trace, length
 from torchglb.carried.kernels import (
     Carried,
@@ -150,6 +150,30 @@ def algebra_for(dim: int, count: int) -> Algebra:
     )
 
 
+class FreeSearch(NamedTuple):
+    """What a search works on, beside its state: a record in a tuple would be a copy.
+
+    Attributes:
+        theta: ``(d,)``; the minimiser in the end.
+        used: when each carried point was of use, ``(A,)``.
+        carried: the sums.
+        quadratic: what is added to the loss.
+        constants: S of the ball on which C and R hold, C and R.
+        wish: when to end.
+        table: the monomials of the sums.
+        memory: for algebra; ends with gradient and Hessian of F at theta.
+    """
+
+    theta: Floats
+    used: Ints
+    carried: Carried
+    quadratic: Quadratic
+    constants: Constants
+    wish: Wish
+    table: Monomials
+    memory: Algebra
+
+
 class View(NamedTuple):
     """What the polynomial of a carried point says at theta.
 
@@ -169,8 +193,9 @@ class View(NamedTuple):
 
 
 @kernel
-def expand(theta: Floats, slot: int, carried: Carried, table: Monomials, memory: Algebra) -> float:
+def expand(search: FreeSearch, slot: int) -> float:
     """Loss, gradient and Hessian of the data at theta by the polynomial of one point."""
+    theta, carried, table, memory = search.theta, search.carried, search.table, search.memory
     p, sums = memory.vectors[0], memory.sums
     for i in range(table.count):
         sums[i] = carried.sums[i, slot]
@@ -183,17 +208,7 @@ def expand(theta: Floats, slot: int, carried: Carried, table: Monomials, memory:
 
 
 @kernel
-def look(
-    state: FreeState,
-    theta: Floats,
-    slot: int,
-    carried: Carried,
-    quadratic: Quadratic,
-    constants: Constants,
-    table: Monomials,
-    bold: bool,
-    memory: Algebra,
-) -> View:
+def look(state: FreeState, search: FreeSearch, slot: int, bold: bool) -> View:
     """Gradient and Hessian of F at theta by the polynomial of one point, and their errors.
 
     M: the polynomial's Hessian is at most 1 + its relative error times the true one. Where that is
@@ -202,14 +217,16 @@ def look(
     point; unless a search is bold and the polynomial convex there. The factor of M is left in the
     memory.
     """
+    theta, carried, memory = search.theta, search.carried, search.memory
+    quadratic, constants, order = search.quadratic, search.constants, search.table.order
     d, p, sums, metric = theta.shape[0], memory.vectors[0], memory.sums, memory.metric
-    value = expand(theta, slot, carried, table, memory)
-    error = error_at(p, value, sums, carried.trace[slot], carried.facts, constants, table.order)
+    value = expand(search, slot)
+    error = error_at(p, value, sums, carried.trace[slot], carried.facts, constants, order)
     state.high = value + quadratic_value(quadratic, theta) + error.value
     reach = constants.concordance * carried.facts[0] * length(p)
     slope = error.slope * math.exp(-0.5 * min(reach, 700.0))
     if state.corrected == 1 + slot:
-        slope = _correct(theta, slot, carried, constants, table.order, memory)
+        slope = _correct(search, slot)
     lost = plain(d, carried.facts[2]) * EPS * error.trace
     grown, place = math.exp(min(reach, 300.0)), 1 + d
     good = error.hessian <= TRUST
@@ -243,15 +260,10 @@ def look(
 
 
 @kernel
-def _correct(
-    theta: Floats,
-    slot: int,
-    carried: Carried,
-    constants: Constants,
-    order: int,
-    memory: Algebra,
-) -> float:
+def _correct(search: FreeSearch, slot: int) -> float:
     """Adds the correction to the gradient; what may be wrong with it then."""
+    theta, carried, memory = search.theta, search.carried, search.memory
+    constants, order = search.constants, search.table.order
     v, squared = memory.vectors[1], 0.0
     for k in range(theta.shape[0]):
         memory.gradient[k] += memory.correction[k]
@@ -268,25 +280,19 @@ def _correct(
 
 
 @kernel
-def is_enough(
-    state: FreeState,
-    theta: Floats,
-    view: View,
-    longest: float,
-    constants: Constants,
-    wish: Wish,
-    memory: Algebra,
-) -> bool:
+def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
     """Certifies the distance of the minimiser, and says whether the wish is fulfilled.
 
     Or whether it would be if the tilt were certain: then a better tilt is needed, not a pass.
     """
+    theta, wish, memory, constants = search.theta, search.wish, search.memory, search.constants
     state.distance, state.length, state.hessian_error = math.inf, math.inf, view.hessian_error
     state.certain = 0
     if not view.decrement < math.inf:
         return False
     flat = math.sqrt(inverse_trace(memory.factor, memory.vectors[2]))
-    steep, size = constants.concordance * longest * flat, length(theta)
+    steepness = constants.concordance * search.carried.facts[0]
+    steep, size = steepness * flat, length(theta)
     known = _distance(view.decrement + view.slope, steep)
     distance = _distance(view.decrement + view.slope + view.rounding, steep)
     fine = view.hessian_error <= wish.hessian_tol
@@ -296,13 +302,13 @@ def is_enough(
     state.distance, state.length = distance, distance * flat
     if wish.arms.shape[0] > 0:
         if wish.doubt > 0.0:
-            doubt = _doubt(theta, constants.concordance * longest, wish, memory)
+            doubt = _doubt(search, steepness)
             wider = _distance(view.decrement + view.slope + view.rounding + doubt, steep)
             if size + wider * flat < constants.radius:
-                state.certain = int(_is_clear(state, theta, wish.arms, wider, memory))
+                state.certain = int(_is_clear(state, search, wider))
                 done = done or state.certain == 1
         if not done or wish.doubt == 0.0:
-            clear = _is_clear(state, theta, wish.arms, distance, memory)
+            clear = _is_clear(state, search, distance)
             done = done or clear
             if wish.doubt == 0.0:
                 state.certain = int(clear)
@@ -310,9 +316,9 @@ def is_enough(
 
 
 @kernel
-def _doubt(theta: Floats, steepness: float, wish: Wish, memory: Algebra) -> float:
+def _doubt(search: FreeSearch, steepness: float) -> float:
     """By how much the tilt may be off, in the dual norm of the Hessian at theta."""
-    away = memory.vectors[2]
+    theta, wish, away = search.theta, search.wish, search.memory.vectors[2]
     for k in range(theta.shape[0]):
         away[k] = theta[k] - wish.other[k]
     return wish.doubt * math.exp(min(0.5 * steepness * length(away), 300.0))
@@ -328,13 +334,12 @@ def _distance(delta: float, k: float) -> float:
 
 
 @kernel
-def _is_clear(
-    state: FreeState, theta: Floats, arms: Floats, distance: float, memory: Algebra
-) -> bool:
+def _is_clear(state: FreeState, search: FreeSearch, distance: float) -> bool:
     """Whether the arm that leads at theta leads wherever the minimiser may be.
 
     ``<x - x', u>`` is at most the distance times the length of x - x' in M^-1.
     """
+    theta, arms, memory = search.theta, search.wish.arms, search.memory
     best, state.leader, difference = -math.inf, 0, memory.vectors[2]
     for k in range(arms.shape[0]):
         score = dot(arms[k], theta)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from torchglb.backend import Floats, Ints
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
-from torchglb.carried.free import find_free, search_free_on
+from torchglb.carried.free import FreeSearches, find_free, search_free_on
 from torchglb.carried.free_certificate import FREE, algebra_for
+from torchglb.carried.kernels import workspace
 from torchglb.carried.minimum import PASS
 from torchglb.carried.monomials import monomials
-from torchglb.carried.source import RowSource, new_workspace
+from torchglb.carried.source import RowSource
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 
@@ -104,20 +105,31 @@ class FreeMinimum:
         other = np.zeros((N, d)) if other is None else other
         theta, hessian = np.zeros((N, d)), np.empty((N, d, d))
         table, linear = carried.table, monomials(d, 1)
-        fleeting = bool(tilt.any())  # nobody comes back to the minimiser of a random tilt
-        mine: tuple[Any, ...] = (carried.memory, self._used, self._state, carried.constants, table)
-        wish: tuple[Any, ...] = (tol, hessian_tol, arms, doubt, other, fleeting, theta)
+        searches = FreeSearches(
+            memory=carried.memory,
+            used=self._used,
+            state=self._state,
+            constants=carried.constants,
+            table=table,
+            ridge=ridge,
+            tilt=tilt,
+            theta=theta,
+            tol=float(tol),
+            hessian_tol=float(hessian_tol),
+            arms=arms,
+            doubt=doubt,
+            other=other,
+            fleeting=bool(tilt.any()),  # nobody comes back to the minimiser of a random tilt
+        )
         if source.is_direct:
-            find_all: Any = find_free
-            rows = source.arrays()
-            find_all(source.compiled, *rows, *mine, linear, ridge, tilt, *wish, hessian)
+            find_free(source.compiled, source.arrays(), searches, linear, hessian)
         else:
-            search: Any = search_free_on
-            work, algebra = new_workspace(table), algebra_for(table.dim, table.count)
+            size = (table.dim, table.count)
+            work, algebra = workspace(*size), algebra_for(*size)
             for b in range(N):
                 self._state["passes"][b] = self._state["answered"][b] = 0
                 trace = 0.0
-                while asked := search(b, *mine, ridge, tilt, *wish, work, trace, algebra):
+                while asked := search_free_on(b, searches, work, trace, algebra):
                     wanted = table if asked == PASS else linear
                     trace = source.pass_at(b, theta[b], wanted, work)
                     self._state["answered"][b] = asked

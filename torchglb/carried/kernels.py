@@ -16,13 +16,7 @@ from torchglb.backend.dense import EPS, length
 from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated, plain
 from torchglb.families.compiled import CompiledFamily
-from torchglb.families.row_terms import (
-    CHUNK,
-    HIGHEST,
-    SCRATCH,
-    TERMS,
-    row_terms,
-)
+from torchglb.families.row_terms import CHUNK, HIGHEST, SCRATCH, TERMS, row_terms
 
 #: numbers at the end of a problem's memory
 FACTS = 3
@@ -316,6 +310,20 @@ def trace_of(sums: Floats, dim: int) -> float:
     return trace
 
 
+@kernel
+def put_point(
+    carried: Carried, slot: int, point: Floats, sums: Floats, rest: Floats, trace: float
+) -> None:
+    """Moves one carried point to where the sums of a pass are known."""
+    for k in range(point.shape[0]):
+        carried.points[k, slot] = point[k]
+    for i in range(sums.shape[0]):
+        carried.sums[i, slot] = sums[i]
+    for i in range(rest.shape[0]):
+        carried.rest[i, slot] = rest[i]
+    carried.trace[slot] = trace
+
+
 # ---- the next row ------------------------------------------------------------------------------
 
 
@@ -368,7 +376,8 @@ def add_columns(
     squared = 0.0
     for k in range(d):
         squared += monomial[1 + k] * monomial[1 + k]
-    add_multiple(terms[2 * CHUNK :], squared, start, count, carried.trace)
+    for a in range(count):
+        carried.trace[start + a] += squared * terms[2 * CHUNK + a]
 
 
 @kernel
@@ -384,14 +393,6 @@ def careful_columns(
         left = (after - before) - step
         sums[a] = after
         lost[a] = left if abs(left) < math.inf else 0.0
-
-
-@vectorised
-def add_multiple(column: Floats, factor: float, start: int, count: int, total: Floats) -> None:
-    """``total += factor column``, plainly."""
-    sums = total[start : start + count]
-    for a in range(count):
-        sums[a] += factor * column[a]
 
 
 @vectorised

@@ -27,8 +27,10 @@ from torchglb.backend.dense import (
 from torchglb.carried.kernels import (
     Carried,
     Constants,
+    Error,
     Workspace,
     error_at,
+    put_point,
     taylor_gradient,
     taylor_hessian,
     taylor_powers,
@@ -150,9 +152,29 @@ class Goal(NamedTuple):
     hessian: float
 
 
+class BallSearch(NamedTuple):
+    """What a search works on, beside its state: a record in a tuple would be a copy.
+
+    Attributes:
+        places: its vectors.
+        carried: one point's sums.
+        quadratic: what is added to the loss.
+        constants: S, C and R.
+        table: the monomials of the sums.
+        memory: for algebra.
+    """
+
+    places: Places
+    carried: Carried
+    quadratic: Quadratic
+    constants: Constants
+    table: Monomials
+    memory: Dense
+
+
 @kernel
 def search_minimum(
-    search: SearchState,
+    state: SearchState,
     places: Places,
     carried: Carried,
     quadratic: Quadratic,
@@ -163,10 +185,10 @@ def search_minimum(
     trace: float,
     memory: Dense,
 ) -> int:
-    """Goes on until the goal is reached, or a pass is needed.
+    """Goes on with a :class:`BallSearch` until the goal is reached, or a pass is needed.
 
     Args:
-        search: the state, of dtype ``SEARCH``.
+        state: a record of dtype ``SEARCH``.
         places: its vectors.
         carried: one point's sums.
         quadratic: what is added to the loss.
@@ -180,62 +202,62 @@ def search_minimum(
     Returns:
         DONE or PASS.
     """
+    search = BallSearch(places, carried, quadratic, constants, table, memory)
     before, found = math.inf, False
-    if not resume(search, places, carried, quadratic, table, answer, trace):
+    if not _resume(state, search, answer, trace):
         return PASS
     for _ in range(MODEL_STEPS):
-        newton_step(search, places, carried, quadratic, constants, table, memory)
-        left, enough = search.high - search.low, max(goal.width, search.rounding)
+        _newton_step(state, search)
+        left, enough = state.high - state.low, max(goal.width, state.rounding)
         if goal.width == math.inf:
-            left, enough = search.reducible, 0.5 * goal.local * goal.local
+            left, enough = state.reducible, 0.5 * goal.local * goal.local
         found = left <= enough
         # else another step on this polynomial would not help
         if found or not left < 0.5 * before:
             break
         before = left
     if not found:
-        step_safely(search, places, carried, quadratic, constants, table, memory)
-        return ask(search, places, carried)
+        _step_safely(state, search)
+        return _ask(state, search)
     if goal.hessian < math.inf:
-        found = _hessian_error(places, carried, constants, table) <= goal.hessian
-    return DONE if found else ask(search, places, carried)
+        found = _error(search, carried.sums[0, 0]).hessian <= goal.hessian
+    return DONE if found else _ask(state, search)
 
 
 @kernel
-def _hessian_error(
-    places: Places, carried: Carried, constants: Constants, table: Monomials
-) -> float:
-    """Of the polynomial's Hessian at theta, relatively."""
+def _error(search: BallSearch, value: float) -> Error:
+    """What is certain of the polynomial at theta, where it has this value."""
+    carried, table = search.carried, search.table
     sums = carried.sums.reshape(table.count)
     return error_at(
-        places.shift, sums[0], sums, carried.trace[0], carried.facts, constants, table.order
-    ).hessian
+        search.places.shift,
+        value,
+        sums,
+        carried.trace[0],
+        carried.facts,
+        search.constants,
+        table.order,
+    )
 
 
 @kernel
-def step_safely(
-    search: SearchState,
-    places: Places,
-    carried: Carried,
-    quadratic: Quadratic,
-    constants: Constants,
-    table: Monomials,
-    memory: Dense,
-) -> None:
+def _step_safely(state: SearchState, search: BallSearch) -> None:
     """Leaves theta where a pass is worth it: a share of the way to it leads downwards.
 
     Far from its point the polynomial may lead upwards; its quadratic part there does not.
     """
-    if search.high <= carried_value(carried, quadratic):
+    if state.high <= _carried_value(search):
         return
-    for k in range(places.shift.shape[0]):
-        places.shift[k] = 0.0
-    newton_step(search, places, carried, quadratic, constants, table, memory)
+    shift = search.places.shift
+    for k in range(shift.shape[0]):
+        shift[k] = 0.0
+    _newton_step(state, search)
 
 
 @kernel
-def carried_value(carried: Carried, quadratic: Quadratic) -> float:
+def _carried_value(search: BallSearch) -> float:
     """F at the carried point."""
+    carried, quadratic = search.carried, search.quadratic
     squared, tilted = 0.0, 0.0
     for k in range(carried.points.shape[0]):
         squared += carried.points[k, 0] * carried.points[k, 0]
@@ -244,98 +266,68 @@ def carried_value(carried: Carried, quadratic: Quadratic) -> float:
 
 
 @kernel
-def resume(
-    search: SearchState,
-    places: Places,
-    carried: Carried,
-    quadratic: Quadratic,
-    table: Monomials,
-    answer: Workspace,
-    trace: float,
-) -> bool:
+def _resume(state: SearchState, search: BallSearch, answer: Workspace, trace: float) -> bool:
     """Moves to where a pass was made; False if it led upwards and a shorter step is to be tried."""
-    if search.answered == 0:
-        search.tries, search.length = 0, 1.0
+    refused = state.answered != 0 and not _take(search, answer, trace)
+    state.answered = 0
+    if not refused:
+        state.tries, state.length = 0, 1.0
         return True
-    search.answered = 0
-    if _take(search, places, carried, quadratic, table, answer, trace):
-        search.tries, search.length = 0, 1.0
+    state.tries, state.length = state.tries + 1, 0.25 * state.length
+    if state.tries > MAX_TRIES:
         return True
-    search.tries, search.length = search.tries + 1, 0.25 * search.length
-    if search.tries > MAX_TRIES:
-        return True
-    _try(search, places, carried)
+    _try(state, search)
     return False
 
 
 @kernel
-def ask(search: SearchState, places: Places, carried: Carried) -> int:
+def _ask(state: SearchState, search: BallSearch) -> int:
     """Asks for a pass at the minimiser of the polynomial, unless there were too many."""
-    if search.passes >= MAX_PASSES or search.tries > MAX_TRIES:
+    places = search.places
+    if state.passes >= MAX_PASSES or state.tries > MAX_TRIES:
         return DONE
     for k in range(places.move.shape[0]):
-        places.move[k] = places.theta[k] - carried.points[k, 0]
-    _try(search, places, carried)
-    search.passes += 1
+        places.move[k] = places.theta[k] - search.carried.points[k, 0]
+    _try(state, search)
+    state.passes += 1
     return PASS
 
 
 @kernel
-def _try(search: SearchState, places: Places, carried: Carried) -> None:
+def _try(state: SearchState, search: BallSearch) -> None:
     """The next point to look at: some share of the full step."""
+    places = search.places
     for k in range(places.move.shape[0]):
-        places.trial[k] = carried.points[k, 0] + search.length * places.move[k]
+        places.trial[k] = search.carried.points[k, 0] + state.length * places.move[k]
 
 
 @kernel
-def _take(
-    search: SearchState,
-    places: Places,
-    carried: Carried,
-    quadratic: Quadratic,
-    table: Monomials,
-    answer: Workspace,
-    trace: float,
-) -> bool:
+def _take(search: BallSearch, answer: Workspace, trace: float) -> bool:
     """Moves the carried point to where the pass was made, if the loss is enough smaller there.
 
     Enough is a share of what the slope promises (Armijo): steps between two points of equal loss,
     one on either side of the minimum, would never end.
     """
-    d = places.trial.shape[0]
-    point = places.move  # as memory
-    slope = 0.0
-    for k in range(d):
+    places, carried, quadratic, slope = search.places, search.carried, search.quadratic, 0.0
+    for k in range(places.trial.shape[0]):
         at = carried.points[k, 0]
         gradient = carried.sums[1 + k, 0] + quadratic.ridge * at - quadratic.tilt[k]
         slope += gradient * (places.trial[k] - at)
-    before = carried_value(carried, quadratic)
+    before = _carried_value(search)
     after = answer.sums[0] + quadratic_value(quadratic, places.trial)
     allowed = before + ARMIJO * min(slope, 0.0) + 64.0 * EPS * abs(before)
     if not after <= allowed and before < math.inf:
         return False
-    for i in range(table.count):
-        carried.sums[i, 0] = answer.sums[i]
-    for k in range(d):
-        carried.points[k, 0] = places.trial[k]
-        carried.rest[k, 0] = answer.rest[k]
+    # memory may be larger than this polynomial needs
+    sums = answer.sums[: search.table.count]
+    put_point(carried, 0, places.trial, sums, answer.rest, trace)
+    for k in range(places.shift.shape[0]):
         places.shift[k] = 0.0
-        point[k] = 0.0
-    carried.rest[d, 0] = answer.rest[d]
-    carried.trace[0] = trace
     return True
 
 
 @kernel
-def newton_step(
-    search: SearchState,
-    places: Places,
-    carried: Carried,
-    quadratic: Quadratic,
-    constants: Constants,
-    table: Monomials,
-    memory: Dense,
-) -> None:
+def _newton_step(state: SearchState, search: BallSearch) -> None:
     """One Newton step on the polynomial, over the ball, and what it certifies.
 
     From below by self-concordance at the Lagrangian ``F + nu (|theta|^2 - S^2)/2``: with its Newton
@@ -345,22 +337,18 @@ def newton_step(
     1 + its relative error times the true one, which shrinks by at most ``e^(-R D)`` on the way to
     theta. And by the Frank-Wolfe gap, which needs no curvature. The better one counts.
     """
+    places, carried, memory = search.places, search.carried, search.memory
+    quadratic, constants, table = search.quadratic, search.constants, search.table
     d, radius = places.theta.shape[0], constants.radius
     hessian, factor, powers = memory.hessian, memory.factor, memory.powers
-    gradient, before, b, y = (
-        memory.vectors[0],
-        memory.vectors[1],
-        memory.vectors[2],
-        memory.vectors[3],
-    )
+    v = memory.vectors
+    gradient, before, b, y = v[0], v[1], v[2], v[3]
     sums = carried.sums.reshape(table.count)
     theta, shift, longest = places.theta, places.shift, carried.facts[0]
     taylor_powers(shift, table, powers)
     taylor_gradient(sums, powers, table, gradient)
     taylor_hessian(sums, powers, table, hessian)
-    earlier = error_at(
-        shift, sums[0], sums, carried.trace[0], carried.facts, constants, table.order
-    )
+    earlier = _error(search, sums[0])
     for k in range(d):
         before[k] = carried.points[k, 0] + shift[k]
         gradient[k] += quadratic.ridge * before[k] - quadratic.tilt[k]
@@ -375,14 +363,14 @@ def newton_step(
     taylor_gradient(sums, powers, table, gradient)
     for k in range(d):
         gradient[k] += quadratic.ridge * theta[k] - quadratic.tilt[k]
-    error = error_at(shift, value, sums, carried.trace[0], carried.facts, constants, table.order)
-    search.high = value + error.value
+    error = _error(search, value)
+    state.high = value + error.value
     size = abs(sums[0]) + abs(value) + 4.0 * radius * carried.facts[1]
-    search.rounding = 4.0 * compensated(d) * EPS * size
+    state.rounding = 4.0 * compensated(d) * EPS * size
     base = value - 2.0 * error.value
     gap = frank_wolfe_gap(theta, gradient, radius)
     excess = gap + 2.0 * radius * error.slope * math.sqrt(error.trace)
-    reducible = max(excess - search.rounding, 0.0)
+    reducible = max(excess - state.rounding, 0.0)
     low = base - excess
     known = 0.0
     if max(earlier.hessian, error.hessian) < 1.0:  # else the polynomial may bend downwards
@@ -411,7 +399,7 @@ def newton_step(
             terms = 2.0 * carried.facts[1] + length(gradient) + 2.0 * length(quadratic.tilt)
             lost_slope = compensated(d) * EPS * terms + lost * length(shift)
             rest = max(decrement - lost_slope * math.sqrt(inverse_trace(factor, b)), 0.0)
-            reducible = min(reducible, max(off_sphere - search.rounding, 0.0) + rest * rest)
-    search.low = low if low == low else -math.inf
-    search.excess = excess + 2.0 * error.rounding if excess == excess else math.inf
-    search.reducible = reducible if reducible == reducible else math.inf
+            reducible = min(reducible, max(off_sphere - state.rounding, 0.0) + rest * rest)
+    state.low = low if low == low else -math.inf
+    state.excess = excess + 2.0 * error.rounding if excess == excess else math.inf
+    state.reducible = reducible if reducible == reducible else math.inf

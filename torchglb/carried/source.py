@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from torchglb.backend import Floats, entry
-from torchglb.carried.kernels import Workspace, sum_rows, trace_of, workspace
+from torchglb.carried.kernels import Workspace, sum_rows, trace_of
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.errors import SolverError
 from torchglb.families import GLMFamily
@@ -66,18 +66,8 @@ class RowSource:
         """The rows as they lie in memory."""
         return RowArrays(*self.history.arrays())
 
-    def terms_at(self, z: Floats, r: Floats, w: Floats) -> Floats:
-        """Loss, slope and curvature ``(3, A)`` of one row at points with ``z (A,)``, by torch."""
-        found = self.family.loss_terms(torch.from_numpy(z), torch.from_numpy(r))
-        return np.stack([w * term.numpy() for term in found])
-
     def pass_at(
-        self,
-        b: int,
-        point: Floats,
-        table: Packed,
-        work: Workspace,
-        rows: RowArrays | None = None,
+        self, b: int, point: Floats, table: Packed, work: Workspace, rows: RowArrays | None = None
     ) -> float:
         """One pass over the rows of problem b, into ``work.sums``; the trace of the Hessian.
 
@@ -141,8 +131,3 @@ def one_pass(
 ) -> float:
     """:func:`sum_rows` over all rows of one problem."""
     return sum_rows(family, X, w, y, 0, rows, point, unpack(table), work)
-
-
-def new_workspace(table: Packed) -> Workspace:
-    """Memory for passes of these monomials."""
-    return workspace(table.dim, table.count)

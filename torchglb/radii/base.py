@@ -189,11 +189,7 @@ class Radius(ABC):
 
     @abstractmethod
     def evaluate(
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
         """The level and the radius now.
 
@@ -253,11 +249,7 @@ class SimpleRadius(StatisticsRadius):
         """beta^2, for ``L(theta_hat)``, and how delta was divided."""
 
     def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
         check_likelihood(likelihood)
         loss, statistics = estimate.loss.double(), statistics_of(problem, state)
@@ -292,14 +284,17 @@ def require_weights(checks: ValueChecks, w: Tensor) -> None:
     checks.require("weight", (w >= 0) & (w <= 1), "weights in [0, 1]", w)
 
 
+def row_sum(likelihood: NegativeLogLikelihood, each: Tensor) -> Tensor:
+    """``sum_s w_s each_s / g`` over the rows of all processes, ``(*B)`` in float64."""
+    weighted = each if likelihood.w is None else each * likelihood.w
+    (total,) = likelihood.shards.sum(weighted.sum(-1))
+    return total.double() / likelihood.family.dispersion
+
+
 def reward_length(likelihood: NegativeLogLikelihood) -> Tensor:
     """``sum_s w_s |r_s| |x_s| / g``, ``(*B)``: one light pass."""
     length = torch.linalg.vector_norm(likelihood.X, dim=-1)
-    each = likelihood.r.abs() * length
-    (total,) = likelihood.shards.sum(
-        (each if likelihood.w is None else each * likelihood.w).sum(-1)
-    )
-    return total.double() / likelihood.family.dispersion
+    return row_sum(likelihood, likelihood.r.abs() * length)
 
 
 def rounding(

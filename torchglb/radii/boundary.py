@@ -29,6 +29,7 @@ from torchglb.identity import describe
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import frank_wolfe_gap
+from torchglb.radii.base import row_sum
 from torchglb.radii.theorems.theorem31 import shrinkage_infimum
 
 #: an estimate this close to the sphere is on it
@@ -101,7 +102,4 @@ def _steepness(likelihood: NegativeLogLikelihood, radius: Tensor) -> Tensor:
     length = torch.linalg.vector_norm(likelihood.X, dim=-1)
     reach = radius[..., None] * length
     worst = torch.maximum((family.mean(reach) - r).abs(), (family.mean(-reach) - r).abs())
-    each = worst.double() * length
-    total = (each if likelihood.w is None else each * likelihood.w).sum(-1)
-    (whole,) = likelihood.shards.sum(total)
-    return whole / family.dispersion
+    return row_sum(likelihood, worst.double() * length)

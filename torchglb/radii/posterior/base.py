@@ -20,13 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, bound
+from torchglb.backend import Floats, bound_once
 from torchglb.carried.kernels import ProblemRows, memory_size
-from torchglb.carried.monomials import Packed, monomials
+from torchglb.carried.monomials import monomials
 from torchglb.choices import RadiusIncrements
 from torchglb.compiled_rows import blocks, compiled_family
 from torchglb.estimate import Estimate
-from torchglb.families.compiled import CompiledFamily
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import (
     Evaluation,
@@ -35,18 +34,28 @@ from torchglb.radii.base import (
     StatisticsRadius,
     check_likelihood,
     conclude,
+    reward_length,
+    rounding,
     statistics_of,
 )
 from torchglb.radii.posterior.centre import (
     Anchor,
     Penalty,
+    expand_at,
     flatten_batch,
     minimisers,
     recentre,
+    rounding_at_centres,
     select,
 )
-from torchglb.radii.posterior.laws import series_terms
-from torchglb.radii.posterior.search_kernels import carry_posteriors, held_levels, search_posteriors
+from torchglb.radii.posterior.increments import aggregated_increment, row_increments
+from torchglb.radii.posterior.laws import Law, series_terms
+from torchglb.radii.posterior.search_kernels import (
+    Priors,
+    carry_posteriors,
+    held_levels,
+    search_posteriors,
+)
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
 from torchglb.recording import constant, is_recorded, is_transformed, wants_gradient
@@ -56,16 +65,33 @@ EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its
 NEAR = 1e-6  # a held level that is lower by this need not be compared with the fallback
 
 
-class Screening(NamedTuple):
-    """What is known of Q posteriors of each problem without a pass; each ``(N, Q)``.
+class Posteriors(NamedTuple):
+    """J posteriors around each of P centres, as far as no row is needed; each ``(N, P, J)``.
 
     Attributes:
-        certain: a valid level, from ``tr(W^-1 H)``.
-        hoped: the level to second order in the width, below which the rows hardly ever lead.
+        law: of a coordinate.
+        divergence: ``KL(P || Q)``.
+        trace: ``tr(W^-1 H)``.
+        longest: at least ``max_s x_s' W^-1 x_s``.
     """
 
-    certain: Tensor
-    hoped: Tensor
+    law: Law
+    divergence: Tensor
+    trace: Tensor
+    longest: Tensor
+
+
+def posterior_level(
+    likelihood: NegativeLogLikelihood,
+    log_failure: float,
+    anchor: Anchor,
+    divergence: Tensor,
+    added: Tensor,
+) -> Tensor:
+    """``log(1/delta) + KL(P || Q) + L(c) + added`` at one centre each, from above, ``(*B)``."""
+    loss, norm = anchor.loss[..., 0], torch.linalg.vector_norm(anchor.point[..., 0, :], dim=-1)
+    slack = rounding(likelihood.X.dtype, loss.abs() + added, reward_length(likelihood), norm)
+    return log_failure + divergence + loss + added + slack
 
 
 class _Memory(NamedTuple):
@@ -81,27 +107,12 @@ class Prepared(NamedTuple):
 
     Attributes:
         radius: whose they are.
-        family: as compiled code knows it.
-        normal: whether the prior is Gaussian.
-        numbers: of :func:`.centre_kernels.prior_in`, and after them those of
-            :meth:`torchglb.radii.Problem.compiled_rules`, ``(N, size)``.
-        etas: weights of the barrier, ``(P,)``.
-        candidates: ``(J, 4)``, of :func:`torchglb.radii.posterior.candidate_kernels.posterior_at`.
-        table: the monomials of second order.
-        carry: :func:`carry_posteriors`, bound.
-        levels: :func:`held_levels`, bound.
+        priors: as compiled code knows them.
         last: the state that was made last, and the arrays that it was made of.
     """
 
     radius: PosteriorRadius
-    family: CompiledFamily
-    normal: bool
-    numbers: Floats
-    etas: Floats
-    candidates: Floats
-    table: Packed
-    carry: Callable[..., None]
-    levels: Callable[..., bool]
+    priors: Priors
     last: list[_Memory]
 
     def arrays(self, state: State) -> tuple[Floats, Floats]:
@@ -109,7 +120,7 @@ class Prepared(NamedTuple):
         memory = self.last[0] if self.last else None  # once: other threads may put theirs there
         if memory is not None and memory.tensors is state:
             return memory.statistics, memory.held
-        N = len(self.numbers)
+        N = len(self.priors.numbers)
         statistics, held = state["statistics"].detach().numpy(), state["held"].numpy()
         return statistics.reshape(N, -1), held.reshape(N, -1)
 
@@ -154,26 +165,22 @@ class PosteriorRadius(StatisticsRadius):
         """s0^2 of a Gaussian prior; the square of S for the uniform one, ``(*B)``."""
 
     @abstractmethod
-    def curvature_bounds(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """R_s and the largest m'' on the support of the prior, ``(*B)``; infinite if unknown."""
+    def curvature_bounds(self, problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+        """R_s and the largest m'' on the support of the prior, ``(*B)``, or None: not known."""
 
     @abstractmethod
     def penalty(self, problem: Problem) -> Penalty:
         """Whose minimisers together with the loss are the centres."""
 
     @abstractmethod
-    def screen(self, problem: Problem, anchor: Anchor, statistics: RowStatistics) -> Screening:
-        """All posteriors around the centres: O(d^3), no pass."""
+    def posteriors(self, problem: Problem, anchor: Anchor, reach: Tensor) -> Posteriors:
+        """All of them around the centres, for rows of norm at most ``reach (N,)``: no pass."""
 
     @abstractmethod
-    def level_around(
-        self,
-        problem: Problem,
-        likelihood: NegativeLogLikelihood,
-        points: Tensor,
-        chosen: Tensor,
-    ) -> Tensor:
-        """The level of chosen posteriors around ``points (N, P, d)``, differentiable. ``(N,)``."""
+    def posterior_at(
+        self, problem: Problem, point: Tensor, hessian: Tensor, kind: Tensor
+    ) -> tuple[Law, Tensor, Tensor]:
+        """Law, divergence ``(N,)`` and ``W^-1`` of one posterior each, differentiable: O(d^3)."""
 
     def fallback(
         self, problem: Problem, statistics: RowStatistics, theta_hat: Tensor, loss: Tensor
@@ -215,18 +222,9 @@ class PosteriorRadius(StatisticsRadius):
             return self.update(problem, state, *as_rows(x, r, problem.batch_shape, problem.dim), w)
         ready = self._prepared(problem)
         sums, held = (memory.copy() for memory in ready.arrays(state))
-        ready.carry(
-            ready.family,
-            x.data_ptr(),
-            r.data_ptr(),
-            0 if w is None else w.data_ptr(),
-            r.numel() // len(sums),
-            ready.normal,
-            ready.numbers,
-            ready.table,
-            sums,
-            held,
-        )
+        weights = 0 if w is None else w.data_ptr()
+        rows = (x.data_ptr(), r.data_ptr(), weights, r.numel() // len(sums))
+        _carry_posteriors(ready.priors, *rows, sums, held)
         return ready.state(problem, sums, held)
 
     def levels(  # noqa: D102
@@ -247,20 +245,12 @@ class PosteriorRadius(StatisticsRadius):
         return out[:, 2].copy(), new
 
     def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
         return self.evaluate_around(problem, state, likelihood, estimate)[0]
 
     def evaluate_around(
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> tuple[Evaluation, Tensor]:
         """:meth:`evaluate`, and the centres, ``(N, P, d)``: differentiable where the level is."""
         check_likelihood(likelihood)
@@ -303,31 +293,23 @@ class PosteriorRadius(StatisticsRadius):
         if ready is None or ready.radius is not self:
             S, family = problem.S.reshape(-1), problem.compiled
             assert family is not None
+            bounds = self.curvature_bounds(problem)
             columns = (
                 S,
                 self.prior_variance(problem),
                 problem.log_volume,
-                *self.curvature_bounds(problem),
+                *(torch.full_like(S, torch.inf) if t is None else t for t in bounds),
                 torch.full_like(S, problem.log_failure),
                 torch.full_like(S, self.tolerance),
                 problem.per_radius(lambda radius: float(series_terms(radius))),
             )
             prior = torch.stack([t.reshape(-1) for t in columns], dim=-1).numpy()
             numbers = np.concatenate([prior, problem.compiled_rules()], axis=-1)
-            etas, table = np.asarray(self.centre_weights(problem)), monomials(problem.dim, 2)
-            memory, known = np.empty((1, 1)), (family, not self.confined, numbers, etas)
-            ready = problem.prepared[id(self)] = Prepared(
-                self,
-                *known,
-                np.ascontiguousarray(self.candidates(problem).numpy()),
-                table,
-                bound(carry_posteriors, family, 0, 0, 0, 1, *known[1:3], table, memory, memory),
-                bound(
-                    held_levels, family, *NO_ROWS, *known[1:], 1, table, memory, memory, NO_NUMBERS,
-                    memory,
-                ),
-                [],
-            )  # fmt: skip
+            etas = np.asarray(self.centre_weights(problem))
+            candidates = np.ascontiguousarray(self.candidates(problem).numpy())
+            table = monomials(problem.dim, 2)
+            priors = Priors(family, not self.confined, numbers, etas, candidates, table)
+            ready = problem.prepared[id(self)] = Prepared(self, priors, [])
         return ready
 
     def _search(
@@ -341,25 +323,21 @@ class PosteriorRadius(StatisticsRadius):
     ) -> tuple[Floats, State, float]:
         """What :func:`held_levels` puts out; the new state; the passes."""
         ready = self._prepared(problem)
-        _, family, normal, numbers, etas, candidates, table, *_ = ready
         sums, held = ready.arrays(state)
-        N = len(numbers)
+        N = len(sums)
         out = np.empty((N, 4))
         if late is not None:
             sums, held = sums.copy(), held.copy()
-        known = (family, *(late or NO_ROWS), normal, numbers, etas, len(candidates), table)
-        if not ready.levels(*known, sums, held, loss_hat, out):
+        if not _held_levels(ready.priors, *(late or NO_ROWS), sums, held, loss_hat, out):
             return out, state if late is None else ready.state(problem, sums, held), 0.0
         where, held = out[:, 3].nonzero()[0], held.copy()
         part = flatten_batch(likelihood())
         if len(where) < N:
             part = select(part, torch.from_numpy(where))
-        copies = [block.rows for block in blocks(part, family, 1.0, None)]
+        copies = [block.rows for block in blocks(part, ready.priors.family, 1.0, None)]
         rows = copies[0] if len(copies) == 1 else _joined(copies)
         offered = offers if len(offers) == N else np.repeat(offers, N, axis=0)
-        search_posteriors(
-            family, rows, normal, numbers, etas, candidates, table, held, offered, where, out
-        )
+        search_posteriors(ready.priors, rows, held, offered, where, out)
         new = ready.state(problem, sums, held)
         if late is None and state["statistics"].requires_grad:  # asked without grad: keep the graph
             new = new | {"statistics": state["statistics"]}
@@ -377,15 +355,47 @@ class PosteriorRadius(StatisticsRadius):
             tolerance = EXACT if smooth else self.tolerance
             anchor, passes = recentre(self.penalty(flat), rows, start, tolerance)
             sums = state["statistics"].reshape(*flat.batch_shape, -1)
-            screening = self.screen(flat, anchor, RowStatistics.of(sums, d))
+            certain, hoped = self._screen(flat, anchor, RowStatistics.of(sums, d))
         points = minimisers(self.penalty(flat), rows, anchor.point) if smooth else anchor.point
-        certain, safest = torch.nan_to_num(screening.certain, nan=torch.inf).min(-1)
+        certain, safest = torch.nan_to_num(certain, nan=torch.inf).min(-1)
         if self.increments == "aggregated" and not smooth:
             return certain.reshape(problem.batch_shape), points, passes
-        kinds = (screening.hoped.argmin(-1), safest)
-        levels = [self.level_around(flat, rows, points, kind) for kind in kinds]
+        kinds = (hoped.argmin(-1), safest)
+        levels = [self._level_around(flat, rows, points, kind) for kind in kinds]
         passes += 6.0 if smooth else 4.0  # two for exact centres, two for each posterior
         return torch.fmin(*levels).reshape(problem.batch_shape), points, passes
+
+    def _screen(
+        self, problem: Problem, anchor: Anchor, statistics: RowStatistics
+    ) -> tuple[Tensor, Tensor]:
+        """What is known of all Q = P J posteriors of each problem without a pass, ``(N, Q)`` twice.
+
+        A valid level, from ``tr(W^-1 H)``; and the level to second order in the width, below which
+        the rows hardly ever lead.
+        """
+        found = self.posteriors(problem, anchor, statistics.longest)
+        concordance, _ = self.curvature_bounds(problem)
+        rate = None if concordance is None else concordance[:, None, None]
+        slack = 2.0 * rounding_at_centres(problem, statistics, anchor)
+        start = problem.log_failure + (anchor.loss + slack)[..., None] + found.divergence
+        added = aggregated_increment(problem.family, found.law, found.trace, found.longest, rate)
+        hoped = 0.5 * found.trace * found.law.second_moment()
+        return (start + added).flatten(1), (start + hoped).flatten(1)
+
+    def _level_around(
+        self, problem: Problem, likelihood: NegativeLogLikelihood, points: Tensor, chosen: Tensor
+    ) -> Tensor:
+        """The level of chosen posteriors around ``points (N, P, d)``, differentiable. ``(N,)``."""
+        kinds, every = (
+            len(self.candidates(problem)),
+            torch.arange(len(chosen), device=chosen.device),
+        )
+        anchor = expand_at(likelihood, points[every, chosen // kinds][:, None])
+        point = anchor.point[:, 0]
+        kind, hessian = chosen % kinds, anchor.hessian[:, 0]
+        law, divergence, cover = self.posterior_at(problem, point, hessian, kind)
+        added = row_increments(likelihood, point, cover, law, *self.curvature_bounds(problem))
+        return posterior_level(likelihood, problem.log_failure, anchor, divergence, added)
 
 
 def _joined(parts: list[ProblemRows]) -> ProblemRows:
@@ -393,6 +403,8 @@ def _joined(parts: list[ProblemRows]) -> ProblemRows:
     return ProblemRows(*map(np.concatenate, zip(*parts, strict=True)))
 
 
+#: called unseen
+_carry_posteriors, _held_levels = bound_once(carry_posteriors), bound_once(held_levels)
 #: of no point, the sums that :func:`search_posteriors` is offered
 NOTHING_OFFERED = np.empty((1, 0))
 NO_NUMBERS = np.empty(0)

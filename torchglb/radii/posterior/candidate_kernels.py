@@ -12,19 +12,11 @@ import numpy as np
 
 from torchglb.backend import Floats, allocating, kernel
 from torchglb.backend.dense import EPS, cholesky, dot, length, solve_factored
-from torchglb.carried.kernels import (
-    Carried,
-)
+from torchglb.carried.kernels import Carried
 from torchglb.carried.rounding import compensated
 from torchglb.families.compiled import CompiledFamily
-from torchglb.radii.posterior.centre_kernels import (
-    Matrices,
-    Prior,
-)
-from torchglb.radii.posterior.increment_kernels import (
-    growth,
-    law_of,
-)
+from torchglb.radii.posterior.centre_kernels import Matrices, Prior
+from torchglb.radii.posterior.increment_kernels import growth, law_of
 
 #: above the rounding errors of log det W and tr(W^-1 H)
 LINEAR_ALGEBRA = 1e-10
@@ -47,12 +39,7 @@ def room_around(prior: Prior, point: Floats) -> float:
 
 @kernel
 def posterior_at(
-    prior: Prior,
-    point: Floats,
-    carried: Carried,
-    slot: int,
-    candidate: Floats,
-    memory: Matrices,
+    prior: Prior, point: Floats, carried: Carried, slot: int, candidate: Floats, memory: Matrices
 ) -> float:
     """W^-1 of one posterior around a centre, into ``memory.cover``, and ``KL(P || Q)``.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, length, solve_factored
-from torchglb.carried.kernels import Carried, LossRows, Workspace, sum_rows, trace_of
+from torchglb.carried.kernels import Carried, LossRows, Workspace, put_point, sum_rows, trace_of
 from torchglb.carried.monomials import Monomials
 from torchglb.families.compiled import CompiledFamily
 
@@ -132,30 +132,31 @@ def distance_to_sphere(point: Floats, direction: Floats, S: float) -> float:
     return room / (along + root) if along > 0.0 else (root - along) / square
 
 
+class Pass(NamedTuple):
+    """What a pass over all rows of a problem needs."""
+
+    family: CompiledFamily
+    rows: LossRows
+    table: Monomials  # of second order
+    work: Workspace
+
+
 @kernel
-def put(carried: Carried, slot: int, point: Floats, sums: Floats, rest: Floats) -> None:
-    """Moves one carried point to where the sums of the loss are known."""
-    d = point.shape[0]
-    for i in range(d):
-        carried.points[i, slot] = point[i]
-    for i in range(sums.shape[0]):
-        carried.sums[i, slot] = sums[i]
-    for i in range(1 + d):
-        carried.rest[i, slot] = rest[i]
-    carried.trace[slot] = trace_of(sums, d)
+def pass_at(data: Pass, point: Floats) -> None:
+    """The sums at a point, into the workspace."""
+    rows = data.rows
+    n = rows.y.shape[0]
+    sum_rows(data.family, rows.X, rows.w, rows.y, 0, n, point, data.table, data.work)
 
 
 @kernel
 def recentre(
-    family: CompiledFamily,
-    rows: LossRows,
+    data: Pass,
     prior: Prior,
     eta: float,
     carried: Carried,
     slot: int,
     offer: Floats,
-    table: Monomials,
-    work: Workspace,
     memory: Matrices,
 ) -> int:
     """Moves a centre until half its squared Newton decrement is at most the tolerance.
@@ -165,21 +166,18 @@ def recentre(
     guess costs a pass, no more.
 
     Args:
-        family: the family.
-        rows: all of them.
+        data: the rows.
         prior: of the problem.
         eta: weight of the barrier.
         carried: the sums.
         slot: which point.
         offer: a point that is taken if it is better, alone or with its derivatives; or nothing.
-        table: the monomials of second order.
-        work: memory for passes.
         memory: for algebra.
 
     Returns:
         The number of passes.
     """
-    d, passes, damping = carried.points.shape[0], 0, 1.0
+    d, work, passes, damping = carried.points.shape[0], data.work, 0, 1.0
     point, trial = memory.vectors[2], memory.vectors[3]
     for i in range(d):
         point[i] = carried.points[i, slot]
@@ -193,11 +191,11 @@ def recentre(
                 copy_vector(offer[d:], work.sums)
                 work.rest[:] = 0.0
             else:
-                sum_rows(family, rows.X, rows.w, rows.y, 0, rows.y.shape[0], place, table, work)
+                pass_at(data, place)
                 passes += 1
             after = work.sums[0] + penalty_at(prior, eta, place)
             if after < value:
-                put(carried, slot, place, work.sums, work.rest)
+                put_point(carried, slot, place, work.sums, work.rest, trace_of(work.sums, d))
                 for i in range(d):
                     point[i] = place[i]
                 value = after
@@ -213,11 +211,11 @@ def recentre(
             share = min(share, 0.8 * damping * distance_to_sphere(point, step, prior.S))
         for i in range(d):
             trial[i] = point[i] + share * step[i]
-        sum_rows(family, rows.X, rows.w, rows.y, 0, rows.y.shape[0], trial, table, work)
+        pass_at(data, trial)
         passes += 1
         after = work.sums[0] + penalty_at(prior, eta, trial)
         if after <= value + 64.0 * EPS * abs(value):
-            put(carried, slot, trial, work.sums, work.rest)
+            put_point(carried, slot, trial, work.sums, work.rest, trace_of(work.sums, d))
             value, damping = after, 1.0
             for i in range(d):
                 point[i] = trial[i]

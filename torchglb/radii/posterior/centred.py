@@ -45,6 +45,7 @@ from torchglb.radii.base import (
     Refinement,
     State,
     check_likelihood,
+    conclude,
     reward_length,
     rounding,
 )
@@ -75,11 +76,7 @@ def in_double(likelihood: NegativeLogLikelihood) -> NegativeLogLikelihood:
 
 
 def prior_costs(
-    likelihood: NegativeLogLikelihood,
-    point: Tensor,
-    loss: Tensor,
-    hessian: Tensor,
-    scales: Tensor,
+    likelihood: NegativeLogLikelihood, point: Tensor, loss: Tensor, hessian: Tensor, scales: Tensor
 ) -> Tensor:
     """``A_j - L(c)`` of the module's formula for K scales, from above, ``(*B, K)``.
 
@@ -106,12 +103,12 @@ def prior_costs(
     return divergence + added + rounding(torch.float64, size, rewards, norm[..., None])
 
 
-class Posteriors(NamedTuple):
-    """For J prices, posteriors over the priors: where their sets end, and how they are bent.
+class Averages(NamedTuple):
+    """Posteriors over the priors, J of each problem or one: where their sets end, how they bend.
 
     Attributes:
-        excess: ``B_q - L(c)``, ``(*B, J)``.
-        scale: ``lambda_q``, ``(*B, J)``.
+        excess: ``B_q - L(c)``, ``(*B, J)`` or ``(*B)``.
+        scale: ``lambda_q``, likewise; 0 for the uniform prior alone.
     """
 
     excess: Tensor
@@ -120,7 +117,7 @@ class Posteriors(NamedTuple):
 
 def average_priors(
     log_failure: float, costs: Tensor, scales: Tensor, log_weights: Tensor, prices: Tensor
-) -> Posteriors:
+) -> Averages:
     """The best q for each price: ``q_j`` proportional to ``w_j exp(-A_j - lambda_j rho/2)``.
 
     At distance ``|theta - c|^2 = rho`` the set's bound on the loss is ``B_q + lambda_q rho/2``; the
@@ -142,7 +139,7 @@ def average_priors(
     bent = half[..., 0] * scale
     excess = log_failure - total - bent
     sizes = costs.abs().amax(-1, keepdim=True) + total.abs() + bent
-    return Posteriors(excess + AVERAGING * sizes, scale)
+    return Averages(excess + AVERAGING * sizes, scale)
 
 
 def centred_level(
@@ -187,13 +184,6 @@ def centred_level(
 
 
 # ---- the radius ------------------------------------------------------------------------------
-
-
-class _Chosen(NamedTuple):
-    """The best set of each problem; where none is proven convex, the scale is 0. ``(*B)`` each."""
-
-    excess: Tensor  # B_q - L(c)
-    scale: Tensor  # lambda_q
 
 
 @dataclass(frozen=True)
@@ -252,11 +242,7 @@ class Centred(Radius):
         return self.inner.update(self._outer(problem), state, x, r, w)
 
     def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
         check_likelihood(likelihood)
         outer_problem = self._outer(problem)
@@ -281,12 +267,11 @@ class Centred(Radius):
         farthest = 2.0 * (chosen.excess + gap.clamp_min(0.0) + 2.0 * errors.loss) / room
         of_loss = level + 0.5 * bend * farthest * (1.0 + SLACK)
         best = torch.where(bend > 0, torch.minimum(of_loss, outer), outer)
-        height = best - estimate.loss.double()
         refinement = _refinement(problem, point, level, bend, outer, region)
-        if problem.dtype != torch.float64:
-            best, height = round_up(best, problem.dtype), round_up(height, problem.dtype)
-        passes = found.passes + self.scales + 4.0
-        return Evaluation(best, height, problem.delta, 0.0, passes, found.state, refinement)
+        deltas, passes = (problem.delta, 0.0), found.passes + self.scales + 4.0
+        loss = estimate.loss.double()
+        whole = conclude(best, loss, problem.dtype, deltas, passes, found.state)
+        return whole._replace(refinement=refinement)
 
     def _outer(self, problem: Problem) -> Problem:
         """The problem of the uniform prior, which has its share of delta."""
@@ -306,8 +291,11 @@ class Centred(Radius):
         at: Expansion,
         outer: Tensor,
         region: ConvexRegion,
-    ) -> _Chosen:
-        """Of all posteriors over the priors that are proven convex the one with least volume."""
+    ) -> Averages:
+        """Of all posteriors over the priors that are proven convex the one with least volume.
+
+        The uniform prior alone where there is none.
+        """
         S2, device = problem.S.square(), problem.S.device
         steps = numbers_on(tuple(self.ratio**k for k in range(self.scales)), device)
         scales = problem.dim / S2[..., None] * steps
@@ -334,7 +322,7 @@ class Centred(Radius):
             proven = (region.curvature > 0) & torch.isfinite(volume).any(-1)
             last = torch.full_like(volume[..., 0], len(PRICES), dtype=torch.int64)
             best = torch.where(proven, volume.argmin(-1), last)[..., None]
-        return _Chosen(excess.gather(-1, best)[..., 0], scale.gather(-1, best)[..., 0])
+        return Averages(excess.gather(-1, best)[..., 0], scale.gather(-1, best)[..., 0])
 
 
 def _refinement(

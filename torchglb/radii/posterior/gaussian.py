@@ -14,25 +14,13 @@ from torchglb.choices import RADIUS_INCREMENTS, RadiusIncrements
 from torchglb.errors import InputError
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import (
-    State,
-    check_likelihood,
-    reward_length,
-    rounding,
-)
-from torchglb.radii.posterior.base import PosteriorRadius, Screening
-from torchglb.radii.posterior.centre import (
-    Anchor,
-    Ridge,
-    expand_at,
-    rounding_at_centres,
-)
-from torchglb.radii.posterior.increments import growth, row_increments
+from torchglb.radii.base import State, check_likelihood
+from torchglb.radii.posterior.base import PosteriorRadius, Posteriors, posterior_level
+from torchglb.radii.posterior.candidate_kernels import LINEAR_ALGEBRA
+from torchglb.radii.posterior.centre import Anchor, Ridge, expand_at
+from torchglb.radii.posterior.increments import row_increments
 from torchglb.radii.posterior.laws import NormalLaw
 from torchglb.radii.problem import Problem
-from torchglb.radii.statistics import RowStatistics
-
-LINEAR_ALGEBRA = 1e-10  # above the rounding errors of log det W and tr(W^-1)
 
 
 def holds_on_line(family: GLMFamily) -> bool:
@@ -72,21 +60,10 @@ def gaussian_divergence(
     return 0.5 * (each + point.square().sum(-1)[..., None] / prior), scale
 
 
-def aggregated_normal_increment(
-    family: GLMFamily, values: Tensor, scale: Tensor, reach: Tensor
-) -> Tensor:
-    """``sum_s E m(z_s + s_s U) - m(z_s)`` over g for normal U, from ``tr(W^-1 H)``. ``(*B, J)``."""
-    longest = (reach.square()[..., None] / scale.amin(-1)).clamp_min(1e-12)
-    trace = (values[..., None, :] / scale).sum(-1)
-    ratio = growth(family, NormalLaw(), longest, None) / longest
-    # no rows, no increment, even where the ratio is infinite
-    return torch.where(trace > 0, trace * ratio, torch.zeros_like(trace))
-
-
 def normal_row_increments(
     likelihood: NegativeLogLikelihood, point: Tensor, cover: Tensor
 ) -> Tensor:
-    """The same sum row by row, for ``W^-1 = cover``: one pass, O(n d^2). ``(*B)``."""
+    """:func:`row_increments` for normal U and ``W^-1 = cover``: one pass, O(n d^2). ``(*B)``."""
     number = largest_variance(likelihood.family)
     largest = None if number is None else torch.full_like(point[..., 0], number)
     return row_increments(likelihood, point, cover, NormalLaw(), None, largest)
@@ -110,23 +87,6 @@ def normal_at(
     square = point.square().sum(-1) / variance
     divergence = 0.5 * (trace - point.shape[-1] + log_det + square)
     return divergence + LINEAR_ALGEBRA, variance[..., None, None] * inverse
-
-
-def normal_level(
-    likelihood: NegativeLogLikelihood,
-    delta: float,
-    centre: Tensor,
-    variance: Tensor,
-    temper: Tensor,
-) -> Tensor:
-    """:func:`gaussian_prior_level` with a variance and a temper for every problem, ``(*B)``."""
-    anchor = expand_at(likelihood, centre[..., None, :])
-    point, loss = anchor.point[..., 0, :], anchor.loss[..., 0]
-    divergence, cover = normal_at(point, anchor.hessian[..., 0, :, :], variance, temper)
-    added = normal_row_increments(likelihood, point, cover)
-    norm = torch.linalg.vector_norm(point, dim=-1)
-    slack = rounding(likelihood.X.dtype, loss.abs() + added, reward_length(likelihood), norm)
-    return divergence + loss + added + slack - math.log(delta)
 
 
 def gaussian_prior_level(
@@ -165,12 +125,11 @@ def gaussian_prior_level(
         raise refuse("temper", "a positive number", temper)
     prior = torch.as_tensor(variance, dtype=torch.float64, device=likelihood.X.device)
     prior = prior.expand(likelihood.batch_shape)
-    return normal_level(likelihood, delta, centre, prior, torch.full_like(prior, temper))
-
-
-def spectrum(anchor: Anchor) -> Tensor:
-    """Eigenvalues (not negative) of the Hessian at the first centre, ``(*B, d)``."""
-    return torch.linalg.eigvalsh(anchor.hessian[..., 0, :, :]).clamp_min(0.0)
+    anchor = expand_at(likelihood, centre[..., None, :])
+    point, hessian = anchor.point[..., 0, :], anchor.hessian[..., 0, :, :]
+    divergence, cover = normal_at(point, hessian, prior, torch.full_like(prior, temper))
+    added = normal_row_increments(likelihood, point, cover)
+    return posterior_level(likelihood, -math.log(delta), anchor, divergence, added)
 
 
 @dataclass(frozen=True)
@@ -221,34 +180,26 @@ class GaussianPrior(PosteriorRadius):
         """``s0^2 = scale^2 S^2/d``, ``(*B)``."""
         return (self.scale * problem.S).square() / problem.dim
 
-    def curvature_bounds(self, problem: Problem) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def curvature_bounds(self, problem: Problem) -> tuple[None, Tensor | None]:  # noqa: D102
         largest = largest_variance(problem.family)
-        unknown = torch.full_like(problem.S, math.inf)
-        return unknown, unknown if largest is None else torch.full_like(unknown, largest)
+        return None, None if largest is None else torch.full_like(problem.S, largest)
 
     def penalty(self, problem: Problem) -> Ridge:  # noqa: D102
         return Ridge(self.prior_variance(problem)[:, None])
 
-    def screen(  # noqa: D102
-        self, problem: Problem, anchor: Anchor, statistics: RowStatistics
-    ) -> Screening:
-        values, point, variance = spectrum(anchor), anchor.point[:, 0], self.prior_variance(problem)
-        divergence, scale = gaussian_divergence(values, point, variance, self._tempers(problem))
-        slack = 2.0 * rounding_at_centres(problem, statistics, anchor)
-        start = problem.log_failure + anchor.loss + slack + divergence
-        increment = aggregated_normal_increment(problem.family, values, scale, statistics.longest)
-        return Screening(start + increment, start + 0.5 * (values[:, None] / scale).sum(-1))
+    def posteriors(self, problem: Problem, anchor: Anchor, reach: Tensor) -> Posteriors:  # noqa: D102
+        values = torch.linalg.eigvalsh(anchor.hessian).clamp_min(0.0)
+        variance, tempers = self.prior_variance(problem)[:, None], self._tempers(problem)
+        divergence, scale = gaussian_divergence(values, anchor.point, variance, tempers)
+        trace = (values[..., None, :] / scale).sum(-1)
+        longest = reach.square()[:, None, None] / scale.amin(-1)
+        return Posteriors(NormalLaw(), divergence, trace, longest)
 
-    def level_around(  # noqa: D102
-        self,
-        problem: Problem,
-        likelihood: NegativeLogLikelihood,
-        points: Tensor,
-        chosen: Tensor,
-    ) -> Tensor:
-        tempers = self._tempers(problem)[chosen]
-        variance = self.prior_variance(problem)
-        return normal_level(likelihood, problem.delta, points[:, 0], variance, tempers)
+    def posterior_at(  # noqa: D102
+        self, problem: Problem, point: Tensor, hessian: Tensor, kind: Tensor
+    ) -> tuple[NormalLaw, Tensor, Tensor]:
+        variance, tempers = self.prior_variance(problem), self._tempers(problem)[kind]
+        return NormalLaw(), *normal_at(point, hessian, variance, tempers)
 
     def candidates(self, problem: Problem) -> Tensor:  # noqa: D102
         tempers = self._tempers(problem)

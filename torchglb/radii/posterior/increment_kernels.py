@@ -12,13 +12,9 @@ import numpy as np
 
 from torchglb.backend import Floats, allocating, kernel, vectorised
 from torchglb.backend.dense import dot
-from torchglb.carried.kernels import chunk_product, features
+from torchglb.carried.kernels import LossRows, chunk_product, features
 from torchglb.families.bernoulli import logistic_variance
-from torchglb.families.bounded import (
-    cloglog_variance,
-    probit_partition,
-    probit_variance,
-)
+from torchglb.families.bounded import cloglog_variance, probit_partition, probit_variance
 from torchglb.families.compiled import (
     CLOGLOG,
     EXPONENTIAL,
@@ -28,6 +24,7 @@ from torchglb.families.compiled import (
     CompiledFamily,
 )
 from torchglb.families.row_terms import CHUNK, SCRATCH
+from torchglb.radii.posterior.centre_kernels import Prior
 
 #: beyond this exponent a bound is infinite
 OVERFLOW = 700.0
@@ -123,17 +120,16 @@ def growth(family: CompiledFamily, law: CompiledLaw, s2: float, concordance: flo
 
 @kernel
 def row_increment(
-    family: CompiledFamily, law: CompiledLaw, z: float, s2: float, concordance: float, top: float
+    family: CompiledFamily, prior: Prior, law: CompiledLaw, z: float, s2: float
 ) -> float:
     """At least ``E m(z + sU) - m(z)``: :func:`torchglb.radii.posterior.increments.increment`.
 
     Args:
         family: gives m.
+        prior: has R and the largest m'' on the support of ``z + sU``.
         law: of U.
         z: ``<x, c>``.
         s2: ``s^2``.
-        concordance: R on the support of ``z + sU``.
-        top: the largest m'' there.
     """
     if family.code == SQUARE:
         return 0.5 * s2 * law.second
@@ -152,10 +148,10 @@ def row_increment(
         here, local = cloglog_variance(z), cloglog_variance(nearest)
         if family.code == PROBIT:
             here, local = probit_variance(z), probit_variance(nearest)
-        best = here * growth(family, law, s2, concordance)
+        best = here * growth(family, law, s2, prior.concordance)
         best = best if best >= 0.0 else math.inf  # inf * 0
         best = min(best, 0.5 * local * s2 * law.second)
-    best = min(best, 0.5 * top * s2 * law.second)
+    best = min(best, 0.5 * prior.top * s2 * law.second)
     return min(best, 0.5 * (family.high - family.low) * math.sqrt(s2) * law.absolute)
 
 
@@ -179,13 +175,7 @@ def squared_widths(X: Floats, start: int, count: int, cover: Floats, out: Floats
 
 @kernel
 def add_increment(
-    family: CompiledFamily,
-    law: CompiledLaw,
-    x: Floats,
-    point: Floats,
-    cover: Floats,
-    concordance: float,
-    top: float,
+    family: CompiledFamily, prior: Prior, law: CompiledLaw, x: Floats, point: Floats, cover: Floats
 ) -> float:
     """``(E m(z + s U) - m(z))/g`` of one row, ``s^2 = x' W^-1 x``."""
     d, s2 = x.shape[0], 0.0
@@ -194,29 +184,26 @@ def add_increment(
         for j in range(d):
             part += cover[i, j] * x[j]
         s2 += x[i] * part
-    found = row_increment(family, law, dot(x, point), max(s2, 0.0), concordance, top)
-    return found * family.scale
+    return row_increment(family, prior, law, dot(x, point), max(s2, 0.0)) * family.scale
 
 
 @allocating
 def sum_increments(
     family: CompiledFamily,
+    prior: Prior,
     law: CompiledLaw,
-    X: Floats,
-    w: Floats,
-    rows: int,
+    rows: LossRows,
     point: Floats,
     cover: Floats,
-    concordance: float,
-    top: float,
 ) -> float:
     """``sum_s w_s (E m(z_s + s_s U) - m(z_s))/g``, ``s_s^2 = x_s' W^-1 x_s``: a pass."""
     z, s2, total, ones = np.zeros(SCRATCH), np.zeros(2 * CHUNK), 0.0, np.ones(CHUNK)
-    for start in range(0, rows, CHUNK):
-        count = min(CHUNK, rows - start)
+    X, w, n = rows.X, rows.w, rows.y.shape[0]
+    for start in range(0, n, CHUNK):
+        count = min(CHUNK, n - start)
         features(X, start, count, point, z)
         squared_widths(X, start, count, cover, s2)
         for s in range(count):
-            z[s] = row_increment(family, law, z[s], max(s2[s], 0.0), concordance, top)
+            z[s] = row_increment(family, prior, law, z[s], max(s2[s], 0.0))
         total += chunk_product(z, w[start:] if w.shape[0] else ones, count)
     return total * family.scale

@@ -95,6 +95,27 @@ def increment(
     return best
 
 
+def aggregated_increment(
+    family: GLMFamily, law: Law, trace: Tensor, longest: Tensor, self_concordance: Tensor | None
+) -> Tensor:
+    """``sum_s E m(z_s + s_s U) - m(z_s)`` over g, from the trace alone: no pass.
+
+    ``m''(z) G(s) <= m''(z) s^2 G(s_max)/s_max^2`` since G(s)/s^2 increases, and the sum of
+    ``m''(z_s) s_s^2/g`` is ``tr(W^-1 H)``.
+
+    Args:
+        family: gives m.
+        law: of U.
+        trace: ``tr(W^-1 H)``.
+        longest: ``s_max^2``, of the shape of the trace.
+        self_concordance: R_s, which broadcasts with the trace, or None.
+    """
+    longest = longest.clamp_min(1e-12)
+    ratio = growth(family, law, longest, self_concordance) / longest
+    # no rows, no increment, even where the ratio has overflowed
+    return torch.where(trace > 0, trace * ratio, torch.zeros_like(ratio))
+
+
 def row_increments(
     likelihood: NegativeLogLikelihood,
     point: Tensor,

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats
 from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
@@ -51,9 +50,6 @@ NEAR, FAR = 28, 8  # radial cells up to NEAR_END local units, and from there to 
 NEAR_END = 7.0
 BLOCK = 1 << 23  # loss terms evaluated at once
 
-#: of the point in the middle of an edge, by the places of its ends
-Places = dict[tuple[int, int], int]
-
 
 def check_mixture_dim(dim: int) -> None:
     """Refuses d > 3: the number of directions grows exponentially."""
@@ -79,38 +75,19 @@ def _directions(dim: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _icosphere(halvings: int) -> tuple[np.ndarray, np.ndarray]:
-    """An icosahedron whose faces are divided into four, several times, and pushed to the sphere."""
+    """An icosahedron whose edges are halved, several times, and pushed to the sphere."""
+    from scipy.spatial import ConvexHull  # which few need, and all would wait for
+
     golden = (1 + math.sqrt(5)) / 2
     corners = [(a, b * golden, 0.0) for a in (1, -1) for b in (1, -1)]
-    points = [np.roll(corner, shift) for shift in range(3) for corner in corners]
-    vectors = np.array(points) / math.hypot(1, golden)
-    # faces: triples at the edge length of the icosahedron
-    edge = 2 / math.hypot(1, golden)
-    near = np.abs(np.linalg.norm(vectors[:, None] - vectors[None], axis=-1) - edge) < 1e-9
-    cells = [
-        (i, j, k)
-        for i in range(12)
-        for j in range(i + 1, 12)
-        for k in range(j + 1, 12)
-        if near[i, j] and near[j, k] and near[i, k]
-    ]
+    points = np.array([np.roll(corner, shift) for shift in range(3) for corner in corners])
+    points = points / math.hypot(1, golden)
     for _ in range(halvings):
-        middle: Places = {}
-        extended, divided = list(vectors), []
-
-        def between(i: int, j: int, made: Places = middle, out: list[Floats] = extended) -> int:
-            key = (min(i, j), max(i, j))
-            if key not in made:
-                made[key] = len(out)
-                total = out[i] + out[j]
-                out.append(total / np.linalg.norm(total))
-            return made[key]
-
-        for i, j, k in cells:
-            ij, jk, ki = between(i, j), between(j, k), between(k, i)
-            divided += [(i, ij, ki), (j, jk, ij), (k, ki, jk), (ij, jk, ki)]
-        vectors, cells = np.array(extended), divided
-    return vectors, np.array(cells)
+        sides = ConvexHull(points).simplices[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2)
+        middles = points[np.unique(np.sort(sides, axis=1), axis=0)].sum(1)
+        middles = middles / np.linalg.norm(middles, axis=1, keepdims=True)
+        points = np.concatenate([points, middles])
+    return points, ConvexHull(points).simplices.astype(np.int64)
 
 
 def mixture_level(
@@ -267,11 +244,7 @@ class Mixture(Radius):
         return self.inner.update(problem, state, x, r, w)
 
     def evaluate(  # noqa: D102
-        self,
-        problem: Problem,
-        state: State,
-        likelihood: NegativeLogLikelihood,
-        estimate: Estimate,
+        self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
         loss = estimate.loss.double()
         inner, points = self.inner.evaluate_around(problem, state, likelihood, estimate)

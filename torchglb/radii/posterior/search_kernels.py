@@ -18,12 +18,13 @@ import numpy as np
 from torchglb.backend import Floats, Ints, allocating, entry, floats_at, inlined, kernel
 from torchglb.backend.dense import copy_vector
 from torchglb.carried.kernels import (
-    FACTS,
     Carried,
     LossRows,
     ProblemRows,
     carried_in,
     carry_row,
+    put_point,
+    trace_of,
     workspace,
 )
 from torchglb.carried.monomials import Monomials, Packed, unpack
@@ -33,11 +34,11 @@ from torchglb.radii.posterior.candidate_kernels import level_of, posterior_at, s
 from torchglb.radii.posterior.centre_kernels import (
     PRIOR,
     Matrices,
+    Pass,
     Prior,
     matrices,
     newton_step,
     prior_in,
-    put,
     recentre,
 )
 from torchglb.radii.posterior.increment_kernels import (
@@ -61,6 +62,26 @@ NOTHING, REFRESH, LOOK = 0, 1, 2
 GROWTH = 1.25
 #: of beta^2, how much may be left on the table, if that is more than the tolerance
 SHARE = 0.01
+
+
+class Priors(NamedTuple):
+    """A radius and its N problems, as compiled code knows them.
+
+    Attributes:
+        family: the family.
+        normal: whether the priors are Gaussian.
+        numbers: of :func:`prior_in`, and after them those of ``rule_in``, ``(N, size)``.
+        etas: weights of the barrier, ``(P,)``.
+        candidates: ``(J, 4)``, of :func:`posterior_at`.
+        table: the monomials of second order.
+    """
+
+    family: CompiledFamily
+    normal: bool
+    numbers: Floats
+    etas: Floats
+    candidates: Floats
+    table: Packed
 
 
 class Held(NamedTuple):
@@ -89,39 +110,23 @@ def held_in(memory: Floats, dim: int, points: int, count: int) -> Held:
 
 @allocating
 def hold_if_better(
-    family: CompiledFamily,
-    rows: LossRows,
-    prior: Prior,
-    etas: Floats,
-    candidates: Floats,
-    at: int,
-    held: Held,
-    memory: Matrices,
+    data: Pass, prior: Prior, priors: Priors, at: int, held: Held, memory: Matrices
 ) -> None:
     """Sums the increments of one of the candidates (a pass) and holds it if its level is lower."""
-    carried = held.carried
-    d, last, slot = carried.points.shape[0], etas.shape[0], at // candidates.shape[0]
+    carried, candidates, family = held.carried, priors.candidates, data.family
+    d, last, slot = carried.points.shape[0], priors.etas.shape[0], at // candidates.shape[0]
     candidate = candidates[at % candidates.shape[0]]
     point, before = memory.vectors[2], memory.vectors[3]
     for i in range(d):
         point[i], before[i] = carried.points[i, slot], carried.points[i, last]
     divergence = posterior_at(prior, point, carried, slot, candidate, memory)
     law = law_of(family, prior.normal, d, candidate[2], prior.terms)
-    cost = divergence + sum_increments(
-        family,
-        law,
-        rows.X,
-        rows.w,
-        rows.y.shape[0],
-        point,
-        memory.cover,
-        prior.concordance,
-        prior.top,
-    )
+    cost = divergence + sum_increments(family, prior, law, data.rows, point, memory.cover)
     new = level_of(prior, point, carried.sums[0, slot], cost, carried.facts)
     if not new < level_of(prior, before, carried.sums[0, last], held.rest[1], carried.facts):
         return
-    put(carried, last, point, carried.sums[:, slot].copy(), carried.rest[:, slot].copy())
+    sums, rest = carried.sums[:, slot].copy(), carried.rest[:, slot].copy()
+    put_point(carried, last, point, sums, rest, trace_of(sums, d))
     for i in range(d):
         copy_vector(memory.cover[i], held.cover[i])
     held.rest[0], held.rest[1], held.rest[2] = candidate[2], cost, at
@@ -165,9 +170,7 @@ def add_row(
         point[i] = sums.points[i, sums.points.shape[1] - 1]
     add_statistics(undispersed(family), rule, prior.S, x, r, w, seen, scratch)
     carry_row(family, x, w, w * r, sums, table, scratch, memory.monomial)
-    held.rest[1] += w * add_increment(
-        family, law, x, point, held.cover, prior.concordance, prior.top
-    )
+    held.rest[1] += w * add_increment(family, prior, law, x, point, held.cover)
 
 
 # ---- doors -------------------------------------------------------------------------------------
@@ -175,38 +178,32 @@ def add_row(
 
 @entry
 def carry_posteriors(
-    family: CompiledFamily,
+    priors: Priors,
     x_address: int,
     r_address: int,
     w_address: int,
     k: int,
-    normal: bool,
-    numbers: Floats,
-    packed: Packed,
     statistics: Floats,
     held: Floats,
 ) -> None:
     """Adds k rows of every problem to all that is carried.
 
     Args:
-        family: the family.
+        priors: the problems.
         x_address: of the rows, float64 numbers ``(N, k, d)`` in a row.
         r_address: of their rewards, ``(N, k)``.
         w_address: of their weights, ``(N, k)``; 0 if all are 1.
         k: how many.
-        normal: whether the prior is Gaussian.
-        numbers: those of :func:`prior_in`, and after them those of ``rule_in``.
-        packed: the monomials of second order.
         statistics: ``(N, size)``.
         held: of :func:`held_in`, ``(N, size)``.
     """
-    table, d, N = unpack(packed), packed.dim, held.shape[0]
+    family, normal, packed = priors.family, priors.normal, priors.table
+    table, d, N, points = unpack(packed), packed.dim, held.shape[0], priors.etas.shape[0] + 1
     x, r = floats_at(x_address, (N, k, d)), floats_at(r_address, (N, k))
-    w = floats_at(w_address, (N, k))
-    points = (held.shape[1] - d * d - 4 - FACTS) // (2 + 2 * d + packed.count)
-    memory = row_memory(d, packed.count)
+    w, memory = floats_at(w_address, (N, k)), row_memory(d, packed.count)
     for b in range(N):
-        prior, rule = prior_in(normal, numbers[b]), rule_in(numbers[b, PRIOR:])
+        numbers = priors.numbers[b]
+        prior, rule = prior_in(normal, numbers), rule_in(numbers[PRIOR:])
         found, seen = held_in(held[b], d, points, packed.count), statistics_in(statistics[b], d)
         law = law_of(family, normal, d, found.rest[0], prior.terms)
         for s in range(k):
@@ -216,17 +213,12 @@ def carry_posteriors(
 
 @entry
 def held_levels(
-    family: CompiledFamily,
+    priors: Priors,
     X: Floats,
     w: Floats,
     y: Floats,
     first: int,
     last: int,
-    normal: bool,
-    numbers: Floats,
-    etas: Floats,
-    kinds: int,
-    packed: Packed,
     statistics: Floats,
     held: Floats,
     loss_hat: Floats,
@@ -235,17 +227,12 @@ def held_levels(
     """The levels of the held posteriors, once they know the rows from first to last.
 
     Args:
-        family: the family.
+        priors: the problems.
         X: features, ``(N, d, capacity)``.
         w: weights, ``(N, capacity)``.
         y: weights times rewards, ``(N, capacity)``.
         first: the first row that they do not know.
         last: after the last one; where it is ``first`` no row is read, and nothing is changed.
-        normal: whether the prior is Gaussian.
-        numbers: those of :func:`prior_in`, and after them those of ``rule_in``.
-        etas: weights of the barrier, ``(P,)``.
-        kinds: J.
-        packed: the monomials of second order.
         statistics: ``(N, size)``.
         held: of :func:`held_in`, ``(N, size)``.
         loss_hat: loss at a point of the ball, ``(N,)``, or nothing for that of the centre in use.
@@ -255,12 +242,13 @@ def held_levels(
     Returns:
         Whether anything is wanted of the rows.
     """
-    d, slots, any_wanted = packed.dim, etas.shape[0], False
+    family, normal, packed, etas = priors.family, priors.normal, priors.table, priors.etas
+    d, slots, kinds, any_wanted = packed.dim, etas.shape[0], priors.candidates.shape[0], False
     memory, adding, table = matrices(d), row_memory(d, packed.count), unpack(packed)
     point, row = adding.point, adding.row
     for b in range(held.shape[0]):
-        prior, found = prior_in(normal, numbers[b]), held_in(held[b], d, slots + 1, packed.count)
-        sums, rule = found.carried, rule_in(numbers[b, PRIOR:])
+        numbers, found = priors.numbers[b], held_in(held[b], d, slots + 1, packed.count)
+        prior, sums, rule = prior_in(normal, numbers), found.carried, rule_in(numbers[PRIOR:])
         seen = statistics_in(statistics[b], d)
         if first < last:
             law = law_of(family, normal, d, found.rest[0], prior.terms)
@@ -308,45 +296,31 @@ def held_level(prior: Prior, held: Held, point: Floats) -> float:
 
 @entry
 def search_posteriors(
-    family: CompiledFamily,
-    rows: ProblemRows,
-    normal: bool,
-    numbers: Floats,
-    etas: Floats,
-    candidates: Floats,
-    packed: Packed,
-    held: Floats,
-    offers: Floats,
-    where: Ints,
-    out: Floats,
+    priors: Priors, rows: ProblemRows, held: Floats, offers: Floats, where: Ints, out: Floats
 ) -> None:
     """Searches the rows of some problems for better posteriors.
 
     Args:
-        family: the family.
+        priors: the problems.
         rows: of these problems.
-        normal: whether the prior is Gaussian.
-        numbers: of :func:`prior_in`, ``(N, 8)`` or more.
-        etas: weights of the barrier, ``(P,)``.
-        candidates: ``(J, 4)``, of :func:`posterior_at`.
-        packed: the monomials of second order.
         held: of :func:`held_in`, ``(N, size)``; changed.
         offers: of :func:`recentre`, ``(N, 0)``, ``(N, d)`` or ``(N, d + count)``.
         where: the problems, ``(M,)``.
         out: of :func:`held_levels`; levels are changed, and passes go in place of wishes.
     """
+    family, packed, etas, candidates = priors.family, priors.table, priors.etas, priors.candidates
     d, slots, table = packed.dim, etas.shape[0], unpack(packed)
     memory, work, point = matrices(d), workspace(d, packed.count), np.empty(d)
     for m in range(where.shape[0]):
         b, passes = where[m], 0
-        prior, found = prior_in(normal, numbers[b]), held_in(held[b], d, slots + 1, packed.count)
-        sums, data = found.carried, LossRows(rows.X[m], rows.w[m], rows.y[m])
+        prior = prior_in(priors.normal, priors.numbers[b])
+        found = held_in(held[b], d, slots + 1, packed.count)
+        sums, mine = found.carried, LossRows(rows.X[m], rows.w[m], rows.y[m])
+        data = Pass(family, mine, table, work)
         bold = safe = int(found.rest[2])
         slot, full = bold // candidates.shape[0], out[b, 3] == LOOK
         for a in range(0 if full else slot, slots if full else slot + 1):
-            passes += recentre(
-                family, data, prior, etas[a], sums, a, offers[b], table, work, memory
-            )
+            passes += recentre(data, prior, etas[a], sums, a, offers[b], memory)
         if full:
             found.rest[3] = sums.facts[2]
             screened = screen(family, prior, etas, candidates, sums, memory)
@@ -355,10 +329,10 @@ def search_posteriors(
                 bold, safe = screened.bold, screened.safe
                 found.rest[2] = bold  # which centre is to be watched
         if bold >= 0:
-            hold_if_better(family, data, prior, etas, candidates, bold, found, memory)
+            hold_if_better(data, prior, priors, bold, found, memory)
             passes += 1
         if safe >= 0 and safe != bold:
-            hold_if_better(family, data, prior, etas, candidates, safe, found, memory)
+            hold_if_better(data, prior, priors, safe, found, memory)
             passes += 1
         level = held_level(prior, found, point)
         out[b, 0], out[b, 2], out[b, 3] = level, smaller(level, out[b, 1]), passes

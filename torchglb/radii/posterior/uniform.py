@@ -33,28 +33,15 @@ from torchglb.choices import (
 )
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import (
-    State,
-    check_likelihood,
-    reward_length,
-    rounding,
-    rounding_at,
-)
-from torchglb.radii.posterior.base import PosteriorRadius, Screening
-from torchglb.radii.posterior.centre import (
-    Anchor,
-    Barrier,
-    expand_at,
-    flatten_batch,
-    rounding_at_centres,
-)
-from torchglb.radii.posterior.increments import growth, row_increments
+from torchglb.radii.base import State, check_likelihood, rounding_at
+from torchglb.radii.posterior.base import PosteriorRadius, Posteriors, posterior_level
+from torchglb.radii.posterior.candidate_kernels import LINEAR_ALGEBRA
+from torchglb.radii.posterior.centre import Anchor, Barrier, expand_at, flatten_batch
+from torchglb.radii.posterior.increments import aggregated_increment, row_increments
 from torchglb.radii.posterior.laws import BallLaw, series_terms
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
 from torchglb.radii.theorems.mean_loss import MeanLoss
-
-LINEAR_ALGEBRA = 1e-10  # above the rounding errors of log det W and tr(W^-1 H)
 
 
 class Candidates(NamedTuple):
@@ -83,46 +70,6 @@ def shape_entropy(dim: int, shape: Tensor) -> Tensor:
     return entropy + shape * (torch.digamma(part) - torch.digamma(whole))
 
 
-class Ellipsoids(NamedTuple):
-    """The posteriors around P centres, J for each, as far as no row is needed.
-
-    Attributes:
-        divergence: ``KL(P || Q)``, ``(*B, P, J)``.
-        trace: ``tr(W^-1 H)``, ``(*B, P, J)``.
-        longest: ``max |x|^2 in W^-1`` over rows of norm at most ``reach``, ``(*B, P, J)``.
-    """
-
-    divergence: Tensor
-    trace: Tensor
-    longest: Tensor
-
-
-def ellipsoids(
-    problem: Problem, anchor: Anchor, candidates: Candidates, reach: Tensor
-) -> Ellipsoids:
-    """All candidates at once: O(P (d^3 + J d)), no pass.
-
-    W is diagonal plus rank one in the eigenvectors of the Hessian, so that one decomposition of
-    H(c) serves all J of them in O(d) each: ``W = diag(scale) + alpha c c'`` there.
-    """
-    values, basis = torch.linalg.eigh(anchor.hessian)
-    values = values.clamp_min(0.0)
-    centre = (basis.mT @ anchor.point[..., None])[..., 0]
-    room = room_around(problem.S[..., None], anchor.point)[..., None]  # (*B, P, 1)
-    kappa, rho2, shape = candidates
-    scale = values[..., None, :] / rho2[:, None] + (1.0 / (kappa * room))[..., None]
-    alpha = 1.0 / (kappa * (1.0 - kappa) * room.square())
-    eigen, square = values[..., None, :], centre.square()[..., None, :]
-    inflation = 1.0 + alpha * (square / scale).sum(-1)
-    tilt = alpha / inflation
-    log_det = scale.log().sum(-1) + inflation.log()
-    divergence = problem.log_volume[..., None, None] + 0.5 * log_det
-    divergence = divergence + shape_entropy(problem.dim, shape) + LINEAR_ALGEBRA
-    trace = (eigen / scale).sum(-1) - tilt * (eigen * square / scale.square()).sum(-1)
-    longest = reach.square()[..., None, None] / scale.amin(-1)
-    return Ellipsoids(divergence, trace, longest)
-
-
 def room_around(S: Tensor, point: Tensor) -> Tensor:
     """``S^2 - |c|^2``, a little less than there is: the containment then survives rounding."""
     room = S.square() * (1 - 1e-12) - point.square().sum(-1)
@@ -144,58 +91,9 @@ def ellipsoid_at(
     return divergence + LINEAR_ALGEBRA, torch.cholesky_inverse(factor)
 
 
-def aggregated_increment(
-    problem: Problem, trace: Tensor, longest: Tensor, shape: Tensor, self_concordance: Tensor
-) -> Tensor:
-    """``sum_s E m(z_s + s_s U) - m(z_s)`` over g, from the trace alone: no pass.
-
-    ``m''(z) G(s) <= m''(z) s^2 G(s_max)/s_max^2`` since G(s)/s^2 increases, and the sum of
-    ``m''(z_s) s_s^2/g`` is ``tr(W^-1 H)``.
-
-    Args:
-        problem: the family, and the law of U.
-        trace: ``tr(W^-1 H)``.
-        longest: ``s_max^2``, of the shape of the trace.
-        shape: k; this and R_s broadcast with the trace.
-        self_concordance: R_s.
-    """
-    longest = longest.clamp_min(1e-12)
-    ratio = growth(problem.family, ball_law(problem, shape), longest, self_concordance) / longest
-    # no rows, no increment, even where the ratio has overflowed
-    return torch.where(trace > 0, trace * ratio, torch.zeros_like(ratio))
-
-
 def ball_law(problem: Problem, shape: Tensor) -> BallLaw:
     """The law of a coordinate of a posterior of shape k."""
     return BallLaw(0.5 * problem.dim + shape, series_terms(problem.max_radius))
-
-
-def ellipsoid_level(
-    problem: Problem,
-    likelihood: NegativeLogLikelihood,
-    centre: Tensor,
-    candidate: Candidates,
-    increments: Increments = "rows",
-) -> Tensor:
-    """:func:`pac_bayes_level` for N problems, each with a candidate of its own, ``(N,)`` each."""
-    X, dtype = likelihood.X, likelihood.X.dtype
-    anchor = expand_at(likelihood, centre[:, None, :])
-    point, loss, hessian = anchor.point[:, 0], anchor.loss[:, 0], anchor.hessian[:, 0]
-    divergence, cover = ellipsoid_at(problem, point, hessian, candidate)
-    law = ball_law(problem, candidate.shape)
-    if increments == "rows":
-        constants = (problem.self_concordance, problem.max_variance)
-        added = row_increments(likelihood, point, cover, law, *constants)
-    else:
-        lengths = torch.linalg.vector_norm(X, dim=-1).double()
-        reach = torch.cat([lengths, lengths.new_zeros(len(lengths), 1)], dim=-1).amax(-1)
-        longest = likelihood.shards.maximum(reach).square() * torch.linalg.eigvalsh(cover)[..., -1]
-        trace = (cover * hessian).sum((-2, -1))
-        concordance = problem.self_concordance
-        added = aggregated_increment(problem, trace, longest, candidate.shape, concordance)
-    norm = torch.linalg.vector_norm(point, dim=-1)
-    slack = rounding(dtype, loss.abs() + added, reward_length(likelihood), norm)
-    return problem.log_failure + divergence + loss + added + slack
 
 
 def pac_bayes_level(
@@ -255,8 +153,20 @@ def pac_bayes_level(
     problem = Problem(likelihood.family, domain, delta, tuple(batch), X.dtype, X.device).flat
     numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64, device=X.device)
     candidate = Candidates(*numbers[:, None].expand(-1, len(problem.S)))
-    rows, points = flatten_batch(likelihood), centre.reshape(-1, domain.dim)
-    return ellipsoid_level(problem, rows, points, candidate, increments).reshape(batch)
+    rows = flatten_batch(likelihood)
+    anchor = expand_at(rows, centre.reshape(-1, 1, domain.dim))
+    point, hessian = anchor.point[:, 0], anchor.hessian[:, 0]
+    divergence, cover = ellipsoid_at(problem, point, hessian, candidate)
+    law, concordance = ball_law(problem, candidate.shape), problem.self_concordance
+    if increments == "rows":
+        added = row_increments(rows, point, cover, law, concordance, problem.max_variance)
+    else:
+        lengths = torch.linalg.vector_norm(rows.X, dim=-1).double()
+        reach = torch.cat([lengths, lengths.new_zeros(len(lengths), 1)], dim=-1).amax(-1)
+        longest = rows.shards.maximum(reach).square() * torch.linalg.eigvalsh(cover)[..., -1]
+        trace = (cover * hessian).sum((-2, -1))
+        added = aggregated_increment(problem.family, law, trace, longest, concordance)
+    return posterior_level(rows, problem.log_failure, anchor, divergence, added).reshape(batch)
 
 
 @dataclass(frozen=True)
@@ -333,31 +243,35 @@ class PACBayes(PosteriorRadius):
         slack = rounding_at(problem, statistics, theta_hat, loss)
         return loss + MeanLoss().squared(problem, statistics, loss).radius + slack
 
-    def screen(  # noqa: D102
-        self, problem: Problem, anchor: Anchor, statistics: RowStatistics
-    ) -> Screening:
-        candidates = self._candidates(problem)
-        found = ellipsoids(problem, anchor, candidates, statistics.longest)
-        slack = 2.0 * rounding_at_centres(problem, statistics, anchor)
-        start = problem.log_failure + (anchor.loss + slack)[..., None] + found.divergence
-        concordance = problem.self_concordance[..., None, None]
-        increment = aggregated_increment(
-            problem, found.trace, found.longest, candidates.shape, concordance
-        )
-        hoped = 0.5 * found.trace / (2.0 * candidates.shape + problem.dim + 2.0)
-        return Screening((start + increment).flatten(1), (start + hoped).flatten(1))
+    def posteriors(self, problem: Problem, anchor: Anchor, reach: Tensor) -> Posteriors:
+        """All candidates at once: O(P (d^3 + J d)), no pass.
 
-    def level_around(  # noqa: D102
-        self,
-        problem: Problem,
-        likelihood: NegativeLogLikelihood,
-        points: Tensor,
-        chosen: Tensor,
-    ) -> Tensor:
-        candidates = self._candidates(problem)
-        kinds, every = len(candidates.shape), torch.arange(len(chosen), device=chosen.device)
-        candidate = Candidates(*(t[chosen % kinds] for t in candidates))
-        return ellipsoid_level(problem, likelihood, points[every, chosen // kinds], candidate)
+        W is diagonal plus rank one in the eigenvectors of the Hessian, so that one decomposition of
+        H(c) serves all J of them in O(d) each: ``W = diag(scale) + alpha c c'`` there.
+        """
+        kappa, rho2, shape = self._candidates(problem)
+        values, basis = torch.linalg.eigh(anchor.hessian)
+        values = values.clamp_min(0.0)
+        centre = (basis.mT @ anchor.point[..., None])[..., 0]
+        room = room_around(problem.S[..., None], anchor.point)[..., None]  # (*B, P, 1)
+        scale = values[..., None, :] / rho2[:, None] + (1.0 / (kappa * room))[..., None]
+        alpha = 1.0 / (kappa * (1.0 - kappa) * room.square())
+        eigen, square = values[..., None, :], centre.square()[..., None, :]
+        inflation = 1.0 + alpha * (square / scale).sum(-1)
+        tilt = alpha / inflation
+        log_det = scale.log().sum(-1) + inflation.log()
+        divergence = problem.log_volume[..., None, None] + 0.5 * log_det
+        divergence = divergence + shape_entropy(problem.dim, shape) + LINEAR_ALGEBRA
+        trace = (eigen / scale).sum(-1) - tilt * (eigen * square / scale.square()).sum(-1)
+        longest = reach.square()[..., None, None] / scale.amin(-1)
+        return Posteriors(ball_law(problem, shape), divergence, trace, longest)
+
+    def posterior_at(  # noqa: D102
+        self, problem: Problem, point: Tensor, hessian: Tensor, kind: Tensor
+    ) -> tuple[BallLaw, Tensor, Tensor]:
+        candidate = Candidates(*(t[kind] for t in self._candidates(problem)))
+        law = ball_law(problem, candidate.shape)
+        return law, *ellipsoid_at(problem, point, hessian, candidate)
 
     def candidates(self, problem: Problem) -> Tensor:  # noqa: D102
         found = self._candidates(problem)
