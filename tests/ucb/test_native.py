@@ -564,3 +564,19 @@ def test_short_arms_keep_their_values(size, generator):
     assert (short.upper > 0).any()
     assert (short.upper >= size * long.lower * (1 - 1e-12)).all()
     torch.testing.assert_close(short.upper / size, long.upper, rtol=1e-6, atol=1e-6)
+
+
+def test_corners_of_ball_and_level_are_closed_to_all_digits():
+    """A step that met the sphere to 1e-11 missed the level by omega S^2 as much, for good."""
+    generator = torch.Generator().manual_seed(4)
+    B, n, d = 3000, 30, 2
+    X = torch.randn(B, n, d, generator=generator, dtype=torch.float64)
+    X = X / X.norm(dim=-1, keepdim=True).clamp_min(1.0)
+    family, ball = glb.Bernoulli(), glb.Ball(d, 4.0)
+    r = family.sample(3.0 * X[..., 0], generator)
+    loss = glb.NegativeLogLikelihood(family, X, r)
+    level = glb.constrained_mle(family, glb.Rows(X, r), ball).loss + 4.0
+    arms = torch.randn(B, 6, d, generator=generator, dtype=torch.float64)
+    found = native_support(glb.SublevelProgram(loss, ball, level), arms, tol=1e-10, throw=False)
+    assert (found.status == glb.Status.CONVERGED).all()
+    assert (found.upper - found.lower <= 1e-10 * (1.0 + found.upper.abs())).all()

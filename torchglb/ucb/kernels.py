@@ -26,6 +26,8 @@ FLAT = 1e-14
 MAX_MULTIPLIERS = 40
 #: |u| = S counts as met to this
 ON_SPHERE = 1e-11
+#: and if the model is missed by at most this share of its room
+MODEL_SHARE = 0.1
 
 
 # ---- what a point proves -----------------------------------------------------------------------
@@ -253,7 +255,10 @@ def _merge(
             leaves = True  # without the ball the maximiser is outside of it
             trial = 0.01 * high if high < math.inf else usual + 1e-150
             continue
-        if abs(norm / radius - 1.0) < accuracy:
+        missed = abs(norm / radius - 1.0)
+        # off the sphere by so much the model is off by omega S^2 as much: little of its room
+        true = omega * radius * radius * missed <= MODEL_SHARE * abs(model.room)
+        if (missed < accuracy and true) or missed <= 4.0 * EPS:
             break
         if norm > radius:
             low, leaves = omega, True

@@ -16,6 +16,8 @@ from torchglb.row_sums import Expansion
 
 #: limit of the root search for omega; an inexact root still gives a usable point
 ROOT_STEPS = 40
+#: a root may miss the model by this share of its room
+MODEL_SHARE = 0.1
 
 
 def propose(
@@ -94,7 +96,11 @@ def propose(
                 middle = torch.where(low > 0, torch.sqrt(low * high), 0.01 * high)
                 middle = torch.where(high < float("inf"), middle, 10.0 * omega)
                 update = torch.where(lost, middle, newton)
-            done = (abs(norm / radius - 1.0) < close) | (abs(update - omega) <= eps * omega)
+            # off the sphere by so much the model is off by omega S^2 as much: little of its room
+            missed = abs(norm / radius - 1.0)
+            true = omega * radius * radius * missed <= MODEL_SHARE * abs(room)
+            done = ((missed < close) & true) | (missed <= 4.0 * eps)
+            done = done | (abs(update - omega) <= eps * omega)
             search = search & ~done
             if idle(search):
                 break
