@@ -80,7 +80,7 @@ def test_the_quadratic_is_below_the_loss(name, reach, generator):
     w = torch.rand(n, generator=generator, dtype=torch.float64)
     c = torch.tensor([1.0, -1.5, 0.5, 0.0], dtype=torch.float64)
     memory = np.zeros(minorant_size(d))
-    memory[:d], memory[-4] = c.numpy(), reach
+    memory[:d], memory[-5] = c.numpy(), reach
     R = family.self_concordance(S)
     triangle = _matrix(family.compiled(), np.ascontiguousarray(X.numpy().T), w.numpy(), memory, R)
     M = torch.zeros(d, d, dtype=torch.float64)
@@ -117,7 +117,7 @@ def _arms(d, generator, K=12):
 
 def _facts(program):
     """D and the number of rows of the only problem."""
-    return program.state_dict()["minorants"][0, [-4, -3]].tolist()
+    return program.state_dict()["minorants"][0, [-5, -4]].tolist()
 
 
 @pytest.mark.parametrize(("name", "d"), [("bernoulli", 8), ("poisson", 4), ("probit", 5)])

@@ -22,7 +22,6 @@ from torchglb.ucb.incremental.cutting_planes import (
     PLANAR,
     Arms,
     Level,
-    OuterEllipsoid,
     bound_by_ellipsoid,
     ellipsoid,
     lower_bound,
@@ -73,10 +72,11 @@ SHARP_AFTER = 30
 FREE_LOOKS = 4
 #: from so many arms on, those that an ellipsoid excludes are not looked up among the anchors
 MANY_ARMS = 64
-#: a minorant is made where so many rivals are left, by so many passes at most
-MANY_RIVALS, MOST_PASSES = 4, 5
-#: where it says nothing, it is not used for so many rounds
-PAUSE = 20
+#: a minorant is asked where so many rivals are left, and made where so many are, by so many passes
+FEW, MANY_RIVALS, MOST_PASSES = 3, 4, 5
+#: it is asked at once for so many rounds after it was needed, and not for so many after it said
+#: nothing
+LATELY, PAUSE = 8.0, 20
 #: a set whose level is so little above the minimum is almost that ellipsoid; of a single point
 #: there is no other cut, since the gradient vanishes there
 THIN = 1e-2
@@ -207,13 +207,9 @@ def _scan_all(
             arms.lower[k] = -math.inf
     prepare(problem.anchors, level, memory.cuts)
     many = count >= MANY_ARMS and not settings.every
-    anchors, minorant, spare = problem.anchors, problem.minorant, memory.form.reflections
-    if _may_use_minorant(state, problem, settings) and is_carried(minorant, anchors):
-        outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
-        if outer.width < math.inf:
-            _bound_by_minorant(state, problem, arms, outer, level, memory)
-            state.with_minorant = 0 if is_old(minorant, anchors, level) else 1
-    elif many or level.high - level.center_loss <= THIN:
+    if _may_use_minorant(state, problem, settings) and (many or _was_needed(state, problem)):
+        state.with_minorant = int(_bound_by_minorant(state, problem, arms, level, memory))
+    if state.with_minorant == 0 and (many or level.high - level.center_loss <= THIN):
         _bound_cheaply(problem, arms, level, memory)
     if many:
         _scan_the_best(problem, arms, level, memory)
@@ -305,7 +301,8 @@ def _looks(
     """Looks at one maximiser after the other until the winner is certain."""
     answered, state.answered = state.answered, 0
     if answered == PASS_FOR_MINORANT:
-        store(problem.minorant, problem.rows, answer)
+        if _end_minorant(state, problem, arms, level, answer, memory):
+            return PASS_FOR_MINORANT
     elif answered == PASS_FOR_ANCHOR:
         floor = -math.inf if settings.every else arms.lower[state.leader]
         new_anchor(state, problem, arms, level, answer, trace, floor, memory)
@@ -328,12 +325,15 @@ def _looks(
             return DECIDED
         # a leader that has been looked at is what rivals have to be told from
         if state.looks > 0 and state.with_minorant == 0:
-            many = _rivals(arms, leader, settings) >= MANY_RIVALS
-            if many and _may_use_minorant(state, problem, settings):
-                if _wait_for_minorant(state, problem, arms, level, memory):
+            state.with_minorant = 1
+            rivals = _rivals(arms, leader, settings)
+            if rivals >= FEW and _may_use_minorant(state, problem, settings):
+                problem.minorant.facts[4] = float(state.number)
+                new_enough = _bound_by_minorant(state, problem, arms, level, memory)
+                if not new_enough and rivals >= MANY_RIVALS:
+                    _begin_minorant(state, problem, level, memory)
                     return PASS_FOR_MINORANT
                 continue
-            state.with_minorant = 1  # not in this round
         state.looks += 1
         state.arm = arm
         floor = -math.inf if settings.every else arms.lower[leader]
@@ -343,45 +343,61 @@ def _looks(
 
 
 @kernel
-def _wait_for_minorant(
-    state: RoundState, problem: CarriedProblem, arms: Arms, level: Level, memory: Memory
-) -> bool:
-    """Whether a pass for a minorant is to be made; else there is one, and it has bounded the arms.
+def _begin_minorant(
+    state: RoundState, problem: CarriedProblem, level: Level, memory: Memory
+) -> None:
+    """A minorant is to be made at the carried minimum, which becomes an anchor; by a pass."""
+    slot = anchor_at_minimum(state, problem, level, memory)
+    move_to(problem.minorant, problem.anchors, slot, level.radius)
+    state.minorant_passes += 1
 
-    It is made at the carried minimum, which becomes an anchor. Where the least D turns out to be
-    much smaller than the one that it was made with, or larger, it is made again.
+
+@kernel
+def _end_minorant(
+    state: RoundState,
+    problem: CarriedProblem,
+    arms: Arms,
+    level: Level,
+    answer: Workspace,
+    memory: Memory,
+) -> bool:
+    """A pass for a minorant has been made: whether another one is needed, with a better D.
+
+    That is where the least D turns out to be much smaller than the one that it was made with, or
+    larger. Else it bounds the arms.
     """
     minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
-    state.minorant_passes += 1
-    if state.minorant_passes == 1:
-        slot = anchor_at_minimum(state, problem, level, memory)
-        move_to(minorant, anchors, slot, level.radius)
-        return True
+    store(minorant, problem.rows, answer)
     outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
     least = least_reach(minorant, outer, level.radius, memory.dense.hessian, spare)
     better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.facts[0]
-    valid = outer.width < math.inf
-    if (not valid or LOOSE_REACH * better < reach) and state.minorant_passes <= MOST_PASSES:
+    poor = not outer.width < math.inf or LOOSE_REACH * better < reach
+    if poor and state.minorant_passes < MOST_PASSES:
         minorant.facts[0], minorant.facts[1] = better, 0.0
+        state.minorant_passes += 1
         return True
-    _bound_by_minorant(state, problem, arms, outer, level, memory)
+    _bound_by_minorant(state, problem, arms, level, memory)
     return False
 
 
 @kernel
 def _bound_by_minorant(
-    state: RoundState,
-    problem: CarriedProblem,
-    arms: Arms,
-    outer: OuterEllipsoid,
-    level: Level,
-    memory: Memory,
-) -> None:
-    """Bounds all arms by the ellipsoid of the minorant; where that says nothing, it is to rest."""
-    state.with_minorant = 1
-    problem.notes.used[int(problem.minorant.facts[3])] = float(state.number)
+    state: RoundState, problem: CarriedProblem, arms: Arms, level: Level, memory: Memory
+) -> bool:
+    """Bounds all arms by the ellipsoid of the minorant, if there is one; whether it is new enough.
+
+    Where it says nothing it is to rest for some rounds.
+    """
+    minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
+    if not is_carried(minorant, anchors):
+        return False
+    outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
+    if not outer.width < math.inf:
+        return False
+    problem.notes.used[int(minorant.facts[3])] = float(state.number)
     if bound_by_ellipsoid(arms, outer, level.radius, memory.dense) == 0:
-        problem.minorant.facts[2] = float(state.number + PAUSE)
+        minorant.facts[2] = float(state.number + PAUSE)
+    return not is_old(minorant, anchors, level)
 
 
 @kernel
@@ -396,6 +412,12 @@ def _may_use_minorant(state: RoundState, problem: CarriedProblem, settings: Sett
     if problem.minimum_constants.ratio == 0.0 or problem.quadratic.ridge < 0.0:
         return False
     return float(state.number) >= problem.minorant.facts[2]
+
+
+@kernel
+def _was_needed(state: RoundState, problem: CarriedProblem) -> bool:
+    """Whether looks have lately left many rivals: then the minorant is asked before the first."""
+    return float(state.number) <= problem.minorant.facts[4] + LATELY
 
 
 @kernel

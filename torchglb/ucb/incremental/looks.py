@@ -10,7 +10,7 @@ from __future__ import annotations
 from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
-from torchglb.carried.kernels import Workspace, error_at
+from torchglb.carried.kernels import Workspace, error_at, put_point
 from torchglb.carried.rounding import compensated
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
@@ -389,15 +389,9 @@ def new_anchor(
     memory: Memory,
 ) -> None:
     """A pass has been made at the trial point: it becomes an anchor, and bounds the arms."""
-    anchors, trial = problem.anchors, memory.trial
     slot = least_used(problem.notes)
-    for i in range(problem.table.count):
-        anchors.sums[i, slot] = answer.sums[i]
-    for k in range(trial.shape[0]):
-        anchors.points[k, slot] = trial[k]
-        anchors.rest[k, slot] = answer.rest[k]
-    anchors.rest[trial.shape[0], slot] = answer.rest[trial.shape[0]]
-    anchors.trace[slot], problem.notes.free[0] = trace, 0.0
+    put_point(problem.anchors, slot, memory.trial, answer.sums, answer.rest, trace)
+    problem.notes.free[0] = 0.0
     arms.cut[state.arm], arms.touch[state.arm] = slot, slot
     loss, offset, rounding = _cut_of(state, problem, level, slot, memory)
     _learn(arms, level, memory, floor, loss + rounding, offset, rounding)

@@ -40,7 +40,7 @@ from torchglb.ucb.incremental.cutting_planes import (
 from torchglb.ucb.kernels import cut_rounding
 
 #: what a problem's memory has beside point and matrix
-FACTS = 4
+FACTS = 5
 #: a minorant is old when there are so many times as many rows, or when its point is higher above
 #: the minimum than this share of the level's height
 OLD, HIGH = 1.1, 0.03
@@ -59,7 +59,7 @@ class Minorant(NamedTuple):
         point: c, ``(d,)``.
         matrix: the upper triangle of M, row by row, ``(d (d + 1)/2,)``.
         facts: D; the number of rows when M was made, 0 if there is none; the round before which it
-            is not worth trying; which anchor c is.
+            is not worth trying; which anchor c is; the last round in which many rivals were left.
     """
 
     point: Floats
