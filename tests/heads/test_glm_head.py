@@ -452,3 +452,33 @@ def test_intervals_of_a_fixed_representation_hold(generator):
         low, high = head.confidence(contexts, "linear")
         missed |= ((z < low) | (z > high)).any(-1)
     assert int(missed.sum()) <= 12  # 60 delta; far fewer are expected
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_an_interrupted_update_is_all_or_nothing(committed, monkeypatch):
+    """A row that was learnt but not kept would count twice when it is given again."""
+    from torchglb.heads.embedding import Observations
+
+    contexts, rewards = data(30)
+    head, twin = head_of(), head_of()
+    for each in (head, twin):
+        each.update(contexts[:20], rewards[:20])
+    append = Observations.append
+
+    def interrupted(self, *rows):
+        if committed:
+            append(self, *rows)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Observations, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        head.update(contexts[20:], rewards[20:])
+    monkeypatch.undo()
+    if not committed:
+        assert len(head) == 20
+        assert torch.equal(head.confidence(contexts).upper, twin.confidence(contexts).upper)
+        head.update(contexts[20:], rewards[20:])
+    twin.update(contexts[20:], rewards[20:])
+    assert len(head) == len(twin) == len(head.sequence()) == 30
+    assert torch.equal(head.confidence(contexts).upper, twin.confidence(contexts).upper)
+    assert torch.equal(head(contexts), twin(contexts))

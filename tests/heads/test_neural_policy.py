@@ -323,3 +323,23 @@ def test_settings_are_refused_by_name():
             neural(**settings)
     with pytest.raises(glb.InputError, match="train: expected at least one observation"):
         neural().train()
+
+
+def test_an_interrupted_update_is_all_or_nothing(monkeypatch):
+    """Observations that were kept and not learnt would be learnt by the next training."""
+    policy, world = neural(), Contexts(4)
+    play(policy, world, 0, 3)
+    before = policy.observations.saved()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(policy.inner, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        play(policy, world, 3, 4)
+    monkeypatch.undo()
+    after = policy.observations.saved()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert policy.rounds == policy.inner.rounds == 3
+    play(policy, world, 3, 4)
+    assert len(policy.observations) == 4

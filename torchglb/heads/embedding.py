@@ -205,6 +205,15 @@ class Observations(nn.Module):
         if self.newest is not None:
             self._first = max(self._first, self._end - self.newest)
 
+    def mark(self) -> tuple[Tensor, Tensor, Tensor, int, int, bool]:
+        """Where the observations stand, for :meth:`reset`; costs nothing."""
+        buffers = self.contexts, self.rewards, self.weights
+        return (*buffers, self._first, self._end, self.unit_weights)
+
+    def reset(self, mark: tuple[Tensor, Tensor, Tensor, int, int, bool]) -> None:
+        """Forgets the observations since a mark."""
+        self.contexts, self.rewards, self.weights, self._first, self._end, self.unit_weights = mark
+
     def _make_room(self, count: int) -> None:
         """Moves what is kept to the front of buffers with room for as many rows again."""
         axis, kept = len(self.batch_shape), (*self.rows(), self._kept(self.weights))

@@ -196,8 +196,15 @@ class GLMHead(nn.Module):
         present = None if w is None else w > 0
         sequence, features = self.sequence(), self.features(contexts)
         self._saved = None  # of fewer observations
-        sequence.update(features, rewards, w, present)
-        self.observations.append(contexts, rewards, w)
+        before, mark = len(self), sequence.mark()
+        try:
+            sequence.update(features, rewards, w, present)
+            self.observations.append(contexts, rewards, w)
+        except BaseException:
+            self._theta = None
+            if len(self) == before:  # what is not kept is not learnt either
+                sequence.reset(mark)
+            raise
         self._theta, self._infer, self._start = None, False, self._next_start
 
     def refresh(self) -> None:

@@ -239,9 +239,14 @@ class NeuralPolicy(Policy):
 
     def _learn(self, x: Tensor, r: Tensor, w: Tensor | None, weighs: bool = False) -> None:
         """Learns rows with weights ``(*B, k)``, which are those of a mask unless ``weighs``."""
-        mask = None if w is None else w > 0
-        self.inner.update(self.features(x), r, w if weighs else None, mask)
-        self.observations.append(x, r, w)
+        mask, features = None if w is None else w > 0, self.features(x)
+        mark = self.observations.mark()
+        try:
+            self.observations.append(x, r, w)
+            self.inner.update(features, r, w if weighs else None, mask)
+        except BaseException:  # what is not learnt is not kept either
+            self.observations.reset(mark)
+            raise
         self.rounds += r.shape[-1]
         if self.train_every is not None and self.rounds >= self._due:
             self._due = max(self.rounds + self.train_every, math.ceil(self.growth * self.rounds))
