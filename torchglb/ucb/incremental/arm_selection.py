@@ -16,31 +16,26 @@ from torchglb.backend.dense import EPS, dot, length
 from torchglb.carried.kernels import Workspace
 from torchglb.carried.minimum import DONE as FOUND
 from torchglb.carried.minimum import Goal, SearchState, search_minimum
-from torchglb.carried.rounding import compensated
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     PLANAR,
     Arms,
     Level,
-    bound_by_ellipsoid,
-    ellipsoid,
     lower_bound,
     prepare,
     scan,
     second_cut,
 )
-from torchglb.ucb.incremental.kkt import expand
-from torchglb.ucb.incremental.looks import anchor_at_minimum, look, new_anchor
-from torchglb.ucb.incremental.minorant import LOOSE as LOOSE_REACH
-from torchglb.ucb.incremental.minorant import (
-    MARGIN,
-    ball_reach,
-    is_carried,
-    is_old,
-    least_reach,
-    move_to,
-    outer_ellipsoid,
-    store,
+from torchglb.ucb.incremental.looks import look, new_anchor
+from torchglb.ucb.incremental.outer_ellipsoids import (
+    FEW,
+    MANY,
+    begin_minorant,
+    bound_by_minorant,
+    bound_cheaply,
+    end_minorant,
+    may_use_minorant,
+    was_needed,
 )
 from torchglb.ucb.incremental.round_state import (
     CERTAIN,
@@ -58,7 +53,6 @@ from torchglb.ucb.incremental.round_state import (
     RoundState,
     Settings,
 )
-from torchglb.ucb.kernels import cut_rounding
 
 #: at first the minimum is found to this, and to a hundredth of the level's height above it
 LOOSE, LOOSE_SHARE = 1e-2, 1e-2
@@ -72,11 +66,6 @@ SHARP_AFTER = 30
 FREE_LOOKS = 4
 #: from so many arms on, those that an ellipsoid excludes are not looked up among the anchors
 MANY_ARMS = 64
-#: a minorant is asked where so many rivals are left, and made where so many are, by so many passes
-FEW, MANY_RIVALS, MOST_PASSES = 3, 4, 5
-#: it is asked at once for so many rounds after it was needed, and not for so many after it said
-#: nothing
-LATELY, PAUSE = 8.0, 20
 #: a set whose level is so little above the minimum is almost that ellipsoid; of a single point
 #: there is no other cut, since the gradient vanishes there
 THIN = 1e-2
@@ -207,10 +196,10 @@ def _scan_all(
             arms.lower[k] = -math.inf
     prepare(problem.anchors, level, memory.cuts)
     many = count >= MANY_ARMS and not settings.every
-    if _may_use_minorant(state, problem, settings) and (many or _was_needed(state, problem)):
-        state.with_minorant = int(_bound_by_minorant(state, problem, arms, level, memory))
+    if may_use_minorant(state, problem, settings) and (many or was_needed(state, problem)):
+        state.with_minorant = int(bound_by_minorant(state, problem, arms, level, memory))
     if state.with_minorant == 0 and (many or level.high - level.center_loss <= THIN):
-        _bound_cheaply(problem, arms, level, memory)
+        bound_cheaply(problem, arms, level, memory)
     if many:
         _scan_the_best(problem, arms, level, memory)
     best = _scan_contenders(problem, arms, level, settings, memory)
@@ -226,23 +215,6 @@ def _scan_all(
             other = second_cut(arms, k, problem.anchors, level, memory.cuts, left)
             if other >= 0:
                 used[other] = now
-
-
-@kernel
-def _bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
-    """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
-    dense, carried, table = memory.dense, problem.minimum, problem.minimum_table
-    sums, point = carried.sums.reshape(table.count), memory.point
-    for k in range(point.shape[0]):
-        point[k] = carried.points[k, 0]
-    loss = expand(point, point, sums, problem.quadratic, table, dense, memory.gradient, True)
-    paid = compensated(point.shape[0]) * cut_rounding(
-        level.high, loss, loss, carried.trace[0], level.size, level.radius
-    )
-    steepness = problem.constants.concordance * carried.facts[0]
-    room = level.high - loss + paid
-    outer = ellipsoid(point, memory.gradient, room, steepness, level.radius, dense)
-    bound_by_ellipsoid(arms, outer, level.radius, dense)
 
 
 @kernel
@@ -301,7 +273,7 @@ def _looks(
     """Looks at one maximiser after the other until the winner is certain."""
     answered, state.answered = state.answered, 0
     if answered == PASS_FOR_MINORANT:
-        if _end_minorant(state, problem, arms, level, answer, memory):
+        if end_minorant(state, problem, arms, level, answer, memory):
             return PASS_FOR_MINORANT
     elif answered == PASS_FOR_ANCHOR:
         floor = -math.inf if settings.every else arms.lower[state.leader]
@@ -327,11 +299,11 @@ def _looks(
         if state.looks > 0 and state.with_minorant == 0:
             state.with_minorant = 1
             rivals = _rivals(arms, leader, settings)
-            if rivals >= FEW and _may_use_minorant(state, problem, settings):
+            if rivals >= FEW and may_use_minorant(state, problem, settings):
                 problem.minorant.facts[4] = float(state.number)
-                new_enough = _bound_by_minorant(state, problem, arms, level, memory)
-                if not new_enough and rivals >= MANY_RIVALS:
-                    _begin_minorant(state, problem, level, memory)
+                new_enough = bound_by_minorant(state, problem, arms, level, memory)
+                if not new_enough and rivals >= MANY:
+                    begin_minorant(state, problem, level, memory)
                     return PASS_FOR_MINORANT
                 continue
         state.looks += 1
@@ -340,84 +312,6 @@ def _looks(
         if look(state, problem, arms, level, settings, wanted, floor, memory):
             state.passes += 1
             return PASS_FOR_ANCHOR
-
-
-@kernel
-def _begin_minorant(
-    state: RoundState, problem: CarriedProblem, level: Level, memory: Memory
-) -> None:
-    """A minorant is to be made at the carried minimum, which becomes an anchor; by a pass."""
-    slot = anchor_at_minimum(state, problem, level, memory)
-    move_to(problem.minorant, problem.anchors, slot, level.radius)
-    state.minorant_passes += 1
-
-
-@kernel
-def _end_minorant(
-    state: RoundState,
-    problem: CarriedProblem,
-    arms: Arms,
-    level: Level,
-    answer: Workspace,
-    memory: Memory,
-) -> bool:
-    """A pass for a minorant has been made: whether another one is needed, with a better D.
-
-    That is where the least D turns out to be much smaller than the one that it was made with, or
-    larger. Else it bounds the arms.
-    """
-    minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
-    store(minorant, problem.rows, answer)
-    outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
-    least = least_reach(minorant, outer, level.radius, memory.dense.hessian, spare)
-    better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.facts[0]
-    poor = not outer.width < math.inf or LOOSE_REACH * better < reach
-    if poor and state.minorant_passes < MOST_PASSES:
-        minorant.facts[0], minorant.facts[1] = better, 0.0
-        state.minorant_passes += 1
-        return True
-    _bound_by_minorant(state, problem, arms, level, memory)
-    return False
-
-
-@kernel
-def _bound_by_minorant(
-    state: RoundState, problem: CarriedProblem, arms: Arms, level: Level, memory: Memory
-) -> bool:
-    """Bounds all arms by the ellipsoid of the minorant, if there is one; whether it is new enough.
-
-    Where it says nothing it is to rest for some rounds.
-    """
-    minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
-    if not is_carried(minorant, anchors):
-        return False
-    outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
-    if not outer.width < math.inf:
-        return False
-    problem.notes.used[int(minorant.facts[3])] = float(state.number)
-    if bound_by_ellipsoid(arms, outer, level.radius, memory.dense) == 0:
-        minorant.facts[2] = float(state.number + PAUSE)
-    return not is_old(minorant, anchors, level)
-
-
-@kernel
-def _may_use_minorant(state: RoundState, problem: CarriedProblem, settings: Settings) -> bool:
-    """Whether there may be one that says more than the anchors, for a choice.
-
-    Not where an anchor has a polynomial of its own or the minimum's is the loss itself, nor where a
-    negative ridge makes a quadratic of doubtful convexity.
-    """
-    if settings.every or problem.minorant.facts.shape[0] == 0 or problem.table.order > 2:
-        return False
-    if problem.minimum_constants.ratio == 0.0 or problem.quadratic.ridge < 0.0:
-        return False
-    return float(state.number) >= problem.minorant.facts[2]
-
-
-@kernel
-def _was_needed(state: RoundState, problem: CarriedProblem) -> bool:
-    """Whether looks have lately left many rivals: then the minorant is asked before the first."""
-    return float(state.number) <= problem.minorant.facts[4] + LATELY
 
 
 @kernel

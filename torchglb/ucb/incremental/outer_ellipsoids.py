@@ -1,0 +1,130 @@
+"""Ellipsoids that hold the set: what they say of all arms at once, and when they are worth asking.
+
+One comes from self-concordance around the carried minimum and costs nothing; the better one is that
+of a minorant (:mod:`torchglb.ucb.incremental.minorant`), whose matrix takes passes now and then.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchglb.backend import kernel
+from torchglb.carried.kernels import Workspace
+from torchglb.carried.rounding import compensated
+from torchglb.ucb.incremental.cutting_planes import Arms, Level, bound_by_ellipsoid, ellipsoid
+from torchglb.ucb.incremental.kkt import expand
+from torchglb.ucb.incremental.looks import anchor_at_minimum
+from torchglb.ucb.incremental.minorant import (
+    LOOSE,
+    MARGIN,
+    ball_reach,
+    is_carried,
+    is_old,
+    least_reach,
+    move_to,
+    outer_ellipsoid,
+    store,
+)
+from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, RoundState, Settings
+from torchglb.ucb.kernels import cut_rounding
+
+#: a minorant is asked where so many rivals are left, and made where so many are, by so many passes
+FEW, MANY, MOST_PASSES = 3, 4, 5
+#: it is asked at once for so many rounds after it was needed, and not for so many after it said
+#: nothing
+LATELY, PAUSE = 8.0, 20
+
+
+@kernel
+def bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
+    """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
+    dense, carried, table = memory.dense, problem.minimum, problem.minimum_table
+    sums, point = carried.sums.reshape(table.count), memory.point
+    for k in range(point.shape[0]):
+        point[k] = carried.points[k, 0]
+    loss = expand(point, point, sums, problem.quadratic, table, dense, memory.gradient, True)
+    paid = compensated(point.shape[0]) * cut_rounding(
+        level.high, loss, loss, carried.trace[0], level.size, level.radius
+    )
+    steepness = problem.constants.concordance * carried.facts[0]
+    room = level.high - loss + paid
+    outer = ellipsoid(point, memory.gradient, room, steepness, level.radius, dense)
+    bound_by_ellipsoid(arms, outer, level.radius, dense)
+
+
+@kernel
+def begin_minorant(
+    state: RoundState, problem: CarriedProblem, level: Level, memory: Memory
+) -> None:
+    """A minorant is to be made at the carried minimum, which becomes an anchor; by a pass."""
+    slot = anchor_at_minimum(state, problem, level, memory)
+    move_to(problem.minorant, problem.anchors, slot, level.radius)
+    state.minorant_passes += 1
+
+
+@kernel
+def end_minorant(
+    state: RoundState,
+    problem: CarriedProblem,
+    arms: Arms,
+    level: Level,
+    answer: Workspace,
+    memory: Memory,
+) -> bool:
+    """A pass for a minorant has been made: whether another one is needed, with a better D.
+
+    That is where the least D turns out to be much smaller than the one that it was made with, or
+    larger. Else it bounds the arms.
+    """
+    minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
+    store(minorant, problem.rows, answer)
+    outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
+    least = least_reach(minorant, outer, level.radius, memory.dense.hessian, spare)
+    better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.facts[0]
+    poor = not outer.width < math.inf or LOOSE * better < reach
+    if poor and state.minorant_passes < MOST_PASSES:
+        minorant.facts[0], minorant.facts[1] = better, 0.0
+        state.minorant_passes += 1
+        return True
+    bound_by_minorant(state, problem, arms, level, memory)
+    return False
+
+
+@kernel
+def bound_by_minorant(
+    state: RoundState, problem: CarriedProblem, arms: Arms, level: Level, memory: Memory
+) -> bool:
+    """Bounds all arms by the ellipsoid of the minorant, if there is one; whether it is new enough.
+
+    Where it says nothing it is to rest for some rounds.
+    """
+    minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
+    if not is_carried(minorant, anchors):
+        return False
+    outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
+    if not outer.width < math.inf:
+        return False
+    problem.notes.used[int(minorant.facts[3])] = float(state.number)
+    if bound_by_ellipsoid(arms, outer, level.radius, memory.dense) == 0:
+        minorant.facts[2] = float(state.number + PAUSE)
+    return not is_old(minorant, anchors, level)
+
+
+@kernel
+def may_use_minorant(state: RoundState, problem: CarriedProblem, settings: Settings) -> bool:
+    """Whether there may be one that says more than the anchors, for a choice.
+
+    Not where an anchor has a polynomial of its own or the minimum's is the loss itself, nor where a
+    negative ridge makes a quadratic of doubtful convexity.
+    """
+    if settings.every or problem.minorant.facts.shape[0] == 0 or problem.table.order > 2:
+        return False
+    if problem.minimum_constants.ratio == 0.0 or problem.quadratic.ridge < 0.0:
+        return False
+    return float(state.number) >= problem.minorant.facts[2]
+
+
+@kernel
+def was_needed(state: RoundState, problem: CarriedProblem) -> bool:
+    """Whether looks have lately left many rivals: then the minorant is asked before the first."""
+    return float(state.number) <= problem.minorant.facts[4] + LATELY
