@@ -18,11 +18,13 @@ from torchglb.carried.minimum import DONE as FOUND
 from torchglb.carried.minimum import Goal, SearchState, search_minimum
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
+    PLANAR,
     Arms,
     Level,
     lower_bound,
     prepare,
     scan,
+    second_cut,
 )
 from torchglb.ucb.incremental.looks import look, new_anchor
 from torchglb.ucb.incremental.outer_ellipsoids import (
@@ -183,7 +185,7 @@ def _scan_all(
     memory: Memory,
 ) -> None:
     """Bounds on all arms from what is carried: no pass."""
-    count, d = arms.upper.shape[0], memory.left.shape[0]
+    count, d, left = arms.upper.shape[0], memory.left.shape[0], memory.left
     radius, used, now = level.radius, problem.notes.used, float(state.number)
     for k in range(count):
         arms.upper[k] = arms.lengths[k] * radius * (1.0 + 8.0 * EPS)
@@ -209,6 +211,10 @@ def _scan_all(
             continue
         used[arms.cut[k]] = now
         used[arms.touch[k]] = now
+        if d > PLANAR:
+            other = second_cut(arms, k, problem.anchors, level, memory.cuts, left)
+            if other >= 0:
+                used[other] = now
 
 
 @kernel

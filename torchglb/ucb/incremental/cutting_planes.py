@@ -40,6 +40,8 @@ BLOCK = 16
 STRIP = 512
 #: a Hessian whose condition is below this is inverted with an error below 1e-6, also for d = 50
 WELL_CONDITIONED = 1e5
+#: up to this dimension the best single cut says as much as two
+PLANAR = 2
 
 
 class Level(NamedTuple):
@@ -227,18 +229,18 @@ def multiply(units: Floats, chosen: Ints, cuts: Cuts) -> None:
 
 
 @vectorised
-def best_cut(along: Singles, radius: float, cuts: Cuts) -> int:
-    """The anchor whose cut lowers the bound of an arm most, from its products with the normals.
+def best_cut(along: Singles, squared: float, radius: float, cuts: Cuts) -> int:
+    """The anchor whose cut lowers the bound of a vector most, from its products with the normals.
 
     With near and chord the distance and the half-width of the plane in the ball, the bound is
     ``near along + chord across``; a cut whose multiplier would be negative gains nothing.
     """
     gain, near, chord, ratio = cuts.gain, cuts.shape[0], cuts.shape[1], cuts.shape[2]
-    whole, one = np.float32(radius), np.float32(1.0)
+    whole, square = np.float32(radius * math.sqrt(squared)), np.float32(squared)
     zero, nothing = np.float32(0.0), np.float32(-1.0)
     for a in range(gain.shape[0]):
         product = along[a]
-        across = np.sqrt(abs(product * product - one))
+        across = np.sqrt(abs(product * product - square))
         better = whole - (product * near[a] + across * chord[a])
         gain[a] = better if product - ratio[a] * across > zero else nothing
     return largest(gain)
@@ -257,23 +259,23 @@ def largest(values: Singles) -> int:
 
 
 @kernel
-def cut_multiplier(
-    x: Floats, anchors: Carried, level: Level, cuts: Cuts, a: int, radius: float
+def apply_cut(
+    left: Floats, anchors: Carried, level: Level, cuts: Cuts, a: int, radius: float
 ) -> float:
-    """The best multiplier of one cut, in units of its unit normal u, for a unit vector.
+    """The best multiplier of one cut, in units of its unit normal, for what is left of an arm.
 
-    For any ``alpha >= 0``, ``h(x) <= alpha reach + S |x - alpha u|``.
+    For any weights ``alpha >= 0``, ``h(x) <= sum alpha reach + S |x - sum alpha u|``.
     """
     inverse = cuts.steep[a]
     reach = cuts.offset[a] * inverse
     if not reach < radius:
         return 0.0
     along = 0.0
-    for k in range(x.shape[0]):
-        along += x[k] * (gradient_at(anchors, level.quadratic, k, a) * inverse)
+    for k in range(left.shape[0]):
+        along += left[k] * (gradient_at(anchors, level.quadratic, k, a) * inverse)
     across = 0.0
-    for k in range(x.shape[0]):
-        part = x[k] - along * (gradient_at(anchors, level.quadratic, k, a) * inverse)
+    for k in range(left.shape[0]):
+        part = left[k] - along * (gradient_at(anchors, level.quadratic, k, a) * inverse)
         across += part * part
     near = max(reach, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
@@ -297,8 +299,8 @@ def scan(
             arms.upper[k], arms.lower[k] = 0.0, 0.0
             continue
         x = arms.units[k]
-        a = best_cut(cuts.products[j, :number], radius, cuts)
-        alpha = cut_multiplier(x, anchors, level, cuts, a, radius)
+        a = best_cut(cuts.products[j, :number], 1.0, radius, cuts)
+        alpha = apply_cut(x, anchors, level, cuts, a, radius)
         paid, inverse = 0.0, cuts.steep[a]
         if alpha > 0.0:
             paid = alpha * (cuts.offset[a] * inverse)
@@ -329,6 +331,46 @@ def lower_upper_bound(arms: Arms, k: int, bound: float) -> None:
 def lower_bound(reached: float, arm_length: float, radius: float, dim: int) -> float:
     """``|x| <u, theta>`` of a feasible point, from below."""
     return arm_length * (reached - (dim + 6.0) * EPS * radius)
+
+
+@kernel
+def second_cut(arms: Arms, k: int, anchors: Carried, level: Level, cuts: Cuts, left: Floats) -> int:
+    """Lowers the bound of an arm by a second cut beside its best one; its anchor, or -1."""
+    radius, d, quadratic = level.radius, left.shape[0], level.quadratic
+    a, x = arms.cut[k], arms.units[k]
+    alpha = apply_cut(x, anchors, level, cuts, a, radius)
+    if not alpha > 0.0:
+        return -1
+    paid, square = alpha * (cuts.offset[a] * cuts.steep[a]), 0.0
+    for i in range(d):
+        left[i] = x[i] - alpha * (gradient_at(anchors, quadratic, i, a) * cuts.steep[a])
+        square += left[i] * left[i]
+    along = cuts.products[0, : anchors.points.shape[1]]
+    _multiply_one(left, cuts, along)
+    b = best_cut(along, square, radius, cuts)
+    beta = apply_cut(left, anchors, level, cuts, b, radius)
+    if not beta > 0.0:
+        return -1
+    more = beta * (cuts.offset[b] * cuts.steep[b])
+    for i in range(d):
+        left[i] -= beta * (gradient_at(anchors, quadratic, i, b) * cuts.steep[b])
+    rest = length(left)
+    scale = abs(paid) + abs(more) + radius * (rest + alpha + beta + 1.0)
+    bound = paid + more + radius * rest + 8.0 * EPS * scale
+    lower_upper_bound(arms, k, bound)
+    return b
+
+
+@vectorised
+def _multiply_one(left: Floats, cuts: Cuts, along: Singles) -> None:
+    """Products of one vector with the unit normals."""
+    count = along.shape[0]
+    for a in range(count):
+        along[a] = np.float32(0.0)
+    for k in range(left.shape[0]):
+        side, x = cuts.sides[k, :count], np.float32(left[k])
+        for a in range(count):
+            along[a] += x * side[a]
 
 
 # ---- a cheap bound, for many arms --------------------------------------------------------------
