@@ -19,6 +19,7 @@ from torchglb.carried.minimum import Goal, SearchState, search_minimum
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     PLANAR,
+    WIDE,
     Arms,
     Level,
     lower_bound,
@@ -211,7 +212,7 @@ def _scan_all(
             continue
         used[arms.cut[k]] = now
         used[arms.touch[k]] = now
-        if d > PLANAR:
+        if PLANAR < d < WIDE:
             other = second_cut(arms, k, problem.anchors, level, memory.cuts, left)
             if other >= 0:
                 used[other] = now

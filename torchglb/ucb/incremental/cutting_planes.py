@@ -40,8 +40,9 @@ BLOCK = 16
 STRIP = 512
 #: a Hessian whose condition is below this is inverted with an error below 1e-6, also for d = 50
 WELL_CONDITIONED = 1e5
-#: up to this dimension the best single cut says as much as two
-PLANAR = 2
+#: up to this dimension the best single cut says as much as two, and from this one on again: then no
+#: anchor is near, and an ellipsoid says more
+PLANAR, WIDE = 2, 8
 
 
 class Level(NamedTuple):
