@@ -159,14 +159,14 @@ MUTANTS = (
     ),
     Mutant(
         "a carried loss without its remainder",
-        "carried/kernels.py",
+        "carried/taylor.py",
         "        growth * local / FACTORIAL[order + 1],\n",
         "        0.0 * growth,\n",
         "tests/carried/test_carried_loss.py tests/ucb/test_incremental.py",
     ),
     Mutant(
         "a carried gradient without its remainder",
-        "carried/kernels.py",
+        "carried/taylor.py",
         "        growth * math.sqrt(local) / FACTORIAL[order],\n",
         "        0.0 * growth,\n",
         "tests/carried/test_carried_loss.py tests/ucb/test_incremental.py",

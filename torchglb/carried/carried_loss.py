@@ -15,25 +15,27 @@ from torchglb.backend import Floats, bound_once, entry
 from torchglb.backend.dense import EPS
 from torchglb.carried.kernels import (
     Carried,
-    Constants,
-    Error,
     Workspace,
     add_columns,
     add_facts,
     carried_in,
     carry_row,
-    error_at,
     memory_size,
     row_powers,
-    taylor_gradient,
-    taylor_hessian,
-    taylor_powers,
-    taylor_value,
     workspace,
 )
 from torchglb.carried.monomials import Packed, monomials, unpack
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.source import NO_FAMILY, RowSource
+from torchglb.carried.taylor import (
+    Constants,
+    Error,
+    error_at,
+    taylor_gradient,
+    taylor_hessian,
+    taylor_powers,
+    taylor_value,
+)
 from torchglb.checks import check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.errors import SolverError
@@ -84,7 +86,7 @@ class CarriedLoss:
 
     What one row adds to the loss at a fixed point, and to its derivatives up to order q, is known
     when the row is: O(A d^q), and no pass. Near a point the loss is then known as well, by its
-    Taylor polynomial with a certified remainder (:func:`torchglb.carried.kernels.remainder`).
+    Taylor polynomial with a certified remainder (:func:`torchglb.carried.taylor.remainder`).
     Everything is float64 and one array: a copy of an object is a copy of its sums.
 
     Args:
@@ -253,7 +255,7 @@ class CarriedLoss:
 
         Raises:
             SolverError: if they differ by more than both may have lost by rounding. Loss and
-                gradient: see :func:`torchglb.carried.kernels.error_at`. A sum of order k >= 2 has
+                gradient: see :func:`torchglb.carried.taylor.error_at`. A sum of order k >= 2 has
                 terms of at most ``C_k w m'' |x|^2/g``, for rows in the unit ball.
         """
         carried, work = self.of(b), workspace(self.dim, self.table.count)

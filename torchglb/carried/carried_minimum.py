@@ -16,7 +16,6 @@ from torchglb.carried.carried_loss import CarriedLoss, add_rows, choose_order
 from torchglb.carried.kernels import (
     FACTS,
     Carried,
-    Constants,
     Workspace,
     carried_in,
     carry_row,
@@ -35,6 +34,7 @@ from torchglb.carried.minimum import (
 )
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.carried.source import RowArrays, RowSource
+from torchglb.carried.taylor import Constants
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 from torchglb.families.compiled import CompiledFamily

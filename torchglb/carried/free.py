@@ -26,17 +26,11 @@ from torchglb.carried.free_certificate import (
     is_enough,
     look,
 )
-from torchglb.carried.kernels import (
-    Constants,
-    Workspace,
-    carried_in,
-    put_point,
-    sum_rows,
-    workspace,
-)
+from torchglb.carried.kernels import Workspace, carried_in, put_point, sum_rows, workspace
 from torchglb.carried.minimum import DONE, PASS, Quadratic
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.carried.source import RowArrays
+from torchglb.carried.taylor import Constants
 from torchglb.families.compiled import CompiledFamily
 
 #: Newton steps between two passes, and passes of one search

@@ -11,7 +11,7 @@ minimiser theta + u. Integrated along it, and with ``<grad F(theta + u), u> <= 0
 A lower bound M on H serves as well. Where R holds on a ball only, u leads to the minimiser over
 that ball; if it cannot reach the sphere, this is the minimiser over R^d.
 
-The gradient of a polynomial is nearer than :func:`torchglb.carried.kernels.remainder` says: between
+The gradient of a polynomial is nearer than :func:`torchglb.carried.taylor.remainder` says: between
 the centre c and theta, ``m''`` at a share t of the way is at most ``e^(R t D)`` times that at c and
 ``e^(R (1-t) D)`` times that at theta, so at most ``e^(R D/2)`` times their geometric mean, which is
 what the proof there needs. And the polynomial's Hessian over 1 + its relative error is a lower
@@ -36,8 +36,11 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, inlined, kernel, record_type
 from torchglb.backend.dense import EPS, cholesky, dot, forward, inverse_trace, length
-from torchglb.carried.kernels import (
-    Carried,
+from torchglb.carried.kernels import Carried
+from torchglb.carried.minimum import Quadratic, quadratic_value
+from torchglb.carried.monomials import Monomials
+from torchglb.carried.rounding import compensated, plain
+from torchglb.carried.taylor import (
     Constants,
     error_at,
     remainder,
@@ -47,9 +50,6 @@ from torchglb.carried.kernels import (
     taylor_powers,
     taylor_value,
 )
-from torchglb.carried.minimum import Quadratic, quadratic_value
-from torchglb.carried.monomials import Monomials
-from torchglb.carried.rounding import compensated, plain
 
 #: a polynomial's Hessian that may be wrong by this share bounds nothing
 TRUST = 0.5

@@ -1,4 +1,4 @@
-"""Compiled sums over rows: a pass, the next row, and the polynomial that they define.
+"""Compiled sums over rows: a pass, and the next row.
 
 A family's derivatives come from :func:`torchglb.families.row_terms.row_terms`; families without
 compiled derivatives supply the same columns through torch (:mod:`torchglb.carried.carried_loss`).
@@ -12,11 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, entry, inlined, kernel, vectorised
-from torchglb.backend.dense import EPS, length
 from torchglb.carried.monomials import Monomials
-from torchglb.carried.rounding import compensated, plain
 from torchglb.families.compiled import CompiledFamily
-from torchglb.families.row_terms import CHUNK, HIGHEST, SCRATCH, TERMS, row_terms
+from torchglb.families.row_terms import CHUNK, SCRATCH, TERMS, row_terms
 
 #: numbers at the end of a problem's memory
 FACTS = 3
@@ -426,185 +424,9 @@ def add_facts(
     facts[2] += 1.0
 
 
-# ---- the polynomial ----------------------------------------------------------------------------
-
-
 @kernel
 def row_powers(x: Floats, table: Monomials, out: Floats) -> None:
     """All monomials of x."""
     out[0] = 1.0
     for i in range(1, table.count):
         out[i] = out[table.parent[i]] * x[table.variable[i]]
-
-
-@kernel
-def taylor_powers(p: Floats, table: Monomials, out: Floats) -> None:
-    """The monomials of a displacement, each over its factorials."""
-    row_powers(p, table, out)
-    for i in range(1, table.count):
-        out[i] *= table.scale[i]
-
-
-@vectorised
-def taylor_value(sums: Floats, powers: Floats, table: Monomials) -> float:
-    """The Taylor polynomial with these derivatives."""
-    total = 0.0
-    for i in range(table.count):
-        total += sums[i] * powers[i]
-    return total
-
-
-@vectorised
-def taylor_gradient(sums: Floats, powers: Floats, table: Monomials, out: Floats) -> None:
-    """Its gradient."""
-    lower = table.ends[table.order - 1]
-    for k in range(table.dim):
-        places, total = table.gradient[k], 0.0
-        for i in range(lower):
-            total += sums[places[i]] * powers[i]
-        out[k] = total
-
-
-@vectorised
-def taylor_hessian(sums: Floats, powers: Floats, table: Monomials, out: Floats) -> None:
-    """Its Hessian."""
-    lowest = table.ends[table.order - 2]
-    for k in range(table.dim):
-        for j in range(k, table.dim):
-            places, total = table.hessian[k, j], 0.0
-            for i in range(lowest):
-                total += sums[places[i]] * powers[i]
-            out[k, j] = total
-            out[j, k] = total
-
-
-@kernel
-def squared_in_hessian(sums: Floats, p: Floats) -> float:
-    """``|p|^2`` in the Hessian at the point itself, or a little below 0 by rounding."""
-    d = p.shape[0]
-    place, total = 1 + d, 0.0
-    for i in range(d):
-        total += sums[place] * p[i] * p[i]
-        place += 1
-        for j in range(i + 1, d):
-            total += 2.0 * sums[place] * p[i] * p[j]
-            place += 1
-    return total
-
-
-# ---- how far the loss may be from it -----------------------------------------------------------
-
-FACTORIAL = np.array([float(math.factorial(k)) for k in range(HIGHEST + 3)])
-
-
-class Remainder(NamedTuple):
-    """How far the loss may be from a Taylor polynomial.
-
-    Attributes:
-        value: of the loss.
-        slope: of the gradient, in the dual norm of the Hessian there.
-        hessian: of the Hessian, relative to the Hessian there, and to that at the centre.
-    """
-
-    value: float
-    slope: float
-    hessian: float
-
-
-@kernel
-def remainder(
-    distance: float, local: float, longest: float, ratio: float, concordance: float, order: int
-) -> Remainder:
-    """Of the Taylor polynomial of order q at a displacement p from its centre c.
-
-    With ``D = max |x_s| |p|``, ``|m^(q+1)| <= C m''`` and ``|m'''| <= R m''``, the errors are
-    ``C e^(R D) D^(q-1)`` times ``|p|^2/(q+1)!``, ``|p|/q!`` and ``1/(q-1)!``, norms in the Hessian
-    H(c).
-
-    Proof. Let z be a row's linear predictor at c and u its change, ``|u| <= D``. The k-th
-    derivative of m, k <= 2, is off by ``integral_0^1 (1-t)^(q-k)/(q-k)! m^(q+1)(z + t u) u^(q+1-k)
-    dt``. By the second condition ``m''(z + t u)`` is at most ``e^(R t |u|) m''(z)`` and at most
-    ``e^(R (1-t) |u|) m''(z + u)``, so the integral is at most ``C e^(R D) |u|^(q+1-k)/(q+1-k)!``
-    times m''(z), times m''(z + u), or times the square root of their product. k = 0: with m''(z),
-    since ``sum_s w_s m''(z_s) u_s^2/g = |p|^2_H(c)``. k = 1: with the root and Cauchy-Schwarz, for
-    any v at most ``|p|_H(c) |v|_H(theta)``. k = 2: with either, relative to H(c) and H(theta).
-
-    Args:
-        distance: |p| or more.
-        local: ``|p|^2`` in H(c) or more.
-        longest: the largest |x_s|.
-        ratio: C.
-        concordance: R.
-        order: q >= 2.
-    """
-    reach = longest * distance
-    if ratio == 0.0 or reach == 0.0:
-        return Remainder(0.0, 0.0, 0.0)
-    growth = ratio * math.exp(min(concordance * reach, 700.0)) * reach ** (order - 1)
-    return Remainder(
-        growth * local / FACTORIAL[order + 1],
-        growth * math.sqrt(local) / FACTORIAL[order],
-        growth / FACTORIAL[order - 1],
-    )
-
-
-class Constants(NamedTuple):
-    """What bounds the loss of one problem between its points.
-
-    Attributes:
-        radius: S of the ball in which all points lie.
-        ratio: C, with ``|m^(q+1)| <= C m''`` on [-S, S].
-        concordance: R, with ``|m'''| <= R m''`` there.
-    """
-
-    radius: float
-    ratio: float
-    concordance: float
-
-
-class Error(NamedTuple):
-    """What is certain of a Taylor polynomial as computed.
-
-    Attributes:
-        value: the loss is at most this far from it; and the loss at any point of the ball from what
-            value and gradient say of it, but for ``slope``.
-        slope: the gradient's remainder, in the dual norm of the Hessian there.
-        hessian: the Hessian's remainder, relative to the Hessian there.
-        trace: of the Hessian there, at most.
-        rounding: what of ``value`` is not remainder.
-    """
-
-    value: float
-    slope: float
-    hessian: float
-    trace: float
-    rounding: float
-
-
-@entry
-def error_at(
-    p: Floats,
-    value: float,
-    sums: Floats,
-    trace: float,
-    facts: Floats,
-    constants: Constants,
-    order: int,
-) -> Error:
-    """Remainder and rounding of the polynomial of order q >= 2 at a displacement p.
-
-    Rounding: the sums at the point have seen ``compensated`` roundings of terms that add up to at
-    most ``|L| + 2 S size``; what the polynomial adds to loss and slope are terms of second and
-    higher order, at most ``(1 + C + R) tr H e^(R D) |p|`` each time |p| or 2S.
-    """
-    d, radius = p.shape[0], constants.radius
-    longest, size, rows = facts[0], facts[1], facts[2]
-    far = length(p)
-    lost = plain(d, rows) * EPS
-    local = max(squared_in_hessian(sums, p), 0.0) + lost * trace * far * far
-    off = remainder(far, local, longest, constants.ratio, constants.concordance, order)
-    grown = trace * math.exp(min(max(constants.concordance, 1.0) * longest * far, 700.0))
-    terms = (1.0 + constants.ratio + constants.concordance) * grown * far * (far + 2.0 * radius)
-    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * size)
-    rounding += lost * terms
-    return Error(off.value + rounding, off.slope, off.hessian, grown, rounding)

@@ -24,20 +24,18 @@ from torchglb.backend.dense import (
     length,
     minimize_on_ball,
 )
-from torchglb.carried.kernels import (
-    Carried,
+from torchglb.carried.kernels import Carried, Workspace, put_point
+from torchglb.carried.monomials import Monomials
+from torchglb.carried.rounding import compensated, plain
+from torchglb.carried.taylor import (
     Constants,
     Error,
-    Workspace,
     error_at,
-    put_point,
     taylor_gradient,
     taylor_hessian,
     taylor_powers,
     taylor_value,
 )
-from torchglb.carried.monomials import Monomials
-from torchglb.carried.rounding import compensated, plain
 
 #: what a search answers
 DONE, PASS = 0, 1

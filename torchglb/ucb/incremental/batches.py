@@ -13,17 +13,10 @@ import numpy as np
 from torchglb.backend import Floats, Ints, entry, floats_at, inlined, kernel, record
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
-from torchglb.carried.kernels import (
-    Constants,
-    LossRows,
-    Workspace,
-    carried_in,
-    carry_row,
-    sum_rows,
-    workspace,
-)
+from torchglb.carried.kernels import LossRows, Workspace, carried_in, carry_row, sum_rows, workspace
 from torchglb.carried.minimum import Quadratic, SearchState, places_in
 from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.taylor import Constants
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
 from torchglb.optim import Status

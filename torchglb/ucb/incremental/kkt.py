@@ -19,14 +19,9 @@ import numpy as np
 
 from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, dot, length, solve_general
-from torchglb.carried.kernels import (
-    taylor_gradient,
-    taylor_hessian,
-    taylor_powers,
-    taylor_value,
-)
 from torchglb.carried.minimum import Dense, Quadratic, quadratic_value
 from torchglb.carried.monomials import Monomials
+from torchglb.carried.taylor import taylor_gradient, taylor_hessian, taylor_powers, taylor_value
 
 #: steps at most
 MAX_STEPS = 8

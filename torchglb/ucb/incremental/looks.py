@@ -10,8 +10,9 @@ from __future__ import annotations
 from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
-from torchglb.carried.kernels import Workspace, error_at, put_point
+from torchglb.carried.kernels import Workspace, put_point
 from torchglb.carried.rounding import compensated
+from torchglb.carried.taylor import error_at
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     Arms,

@@ -8,9 +8,10 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, inlined, record_type
 from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_memory
-from torchglb.carried.kernels import Carried, Constants
+from torchglb.carried.kernels import Carried
 from torchglb.carried.minimum import Dense, Places, Quadratic, dense
 from torchglb.carried.monomials import Monomials
+from torchglb.carried.taylor import Constants
 from torchglb.ucb.incremental.cutting_planes import BLOCK, Cuts, cuts_memory
 from torchglb.ucb.incremental.kkt import System, system_memory
 from torchglb.ucb.incremental.minorant import Minorant
