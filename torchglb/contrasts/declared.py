@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
     check_choice,
@@ -248,7 +249,9 @@ class DeclaredContrasts:
     # ---- testing -------------------------------------------------------------------------
 
     @torch.no_grad()
-    def test(self, region: LikelihoodRatioSet, value: Any, relation: Relation = "==") -> TestResult:
+    def test(
+        self, region: LikelihoodRatioSet, value: ArrayLike, relation: Relation = "=="
+    ) -> TestResult:
         """E-values and p-values of ``<c_j, theta*> = value``, or ``<=``, or ``>=``; ``(*B, m)``.
 
         ``P(E_t >= 1/alpha for some t) <= alpha`` under the null hypothesis, for each contrast

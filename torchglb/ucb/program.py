@@ -9,10 +9,10 @@ A negative ridge (the centred radius) needs a region in which the loss is convex
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import ValueChecks, as_like, check_same, check_shape, refuse
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
@@ -105,7 +105,7 @@ class SublevelProgram:
         loss = self.likelihood.rebuild(data)
         return SublevelProgram(loss, self.domain.resized(radius), level, region)
 
-    def checked_arms(self, arms: Any, *, values: bool = True) -> Tensor:
+    def checked_arms(self, arms: ArrayLike, *, values: bool = True) -> Tensor:
         """Arms ``(*B, K, d)`` as a tensor; refused if not finite, and so is a loss that is none."""
         arms = as_like("arms", arms, self.likelihood.X)
         check_shape("arms", arms, (*self.likelihood.batch_shape, "K", self.likelihood.dim))

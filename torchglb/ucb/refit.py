@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
     as_like,
@@ -107,7 +108,7 @@ class RefitProgram:
         self.history = history
         return self
 
-    def append(self, x: Any, r: Any, weight: Any = None) -> None:
+    def append(self, x: ArrayLike, r: ArrayLike, weight: ArrayLike | None = None) -> None:
         """Adds observations, as :meth:`History.append` does."""
         self.history.append(x, r, weight)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend import Floats
 from torchglb.carried.source import RowSource
 from torchglb.checks import (
@@ -207,7 +208,7 @@ class AnchoredProgram:
 
     # ---- rows ----------------------------------------------------------------------------
 
-    def append(self, x: Any, r: Any, weight: Any = None) -> None:
+    def append(self, x: ArrayLike, r: ArrayLike, weight: ArrayLike | None = None) -> None:
         """Adds observations, as :meth:`History.append` does, and carries everything forward.
 
         All or nothing: whatever interrupts it, the next call finds sums and rows to agree.
@@ -273,7 +274,7 @@ class AnchoredProgram:
     # ---- the minimum ---------------------------------------------------------------------
 
     @torch.no_grad()
-    def minimum(self, regularization: float | Tensor = 0.0) -> Estimate:
+    def minimum(self, regularization: ArrayLike = 0.0) -> Estimate:
         """``min L`` over the ball, certified to ``level_tol``; changes nothing."""
         ridge = self._numbers("regularization", regularization)
         if not self._rounds.is_current:
@@ -322,8 +323,8 @@ class AnchoredProgram:
         self,
         radius: float | Tensor | None = None,
         *,
-        level: Tensor | None = None,
-        regularization: float | Tensor = 0.0,
+        level: ArrayLike | None = None,
+        regularization: ArrayLike = 0.0,
     ) -> SublevelProgram:
         """The program as it stands now, for ``support``, ``argmax_ball`` and pictures of the set.
 
@@ -347,11 +348,11 @@ class AnchoredProgram:
 
     def argmax(
         self,
-        arms: Tensor,
-        radius: float | Tensor | None = None,
+        arms: ArrayLike,
+        radius: ArrayLike | None = None,
         *,
-        level: Tensor | None = None,
-        regularization: float | Tensor = 0.0,
+        level: ArrayLike | None = None,
+        regularization: ArrayLike = 0.0,
         tol: float | None = None,
         value_tol: float | None = None,
         max_steps: int | None = None,
@@ -441,11 +442,11 @@ class AnchoredProgram:
 
     def bound(
         self,
-        arms: Tensor,
-        radius: float | Tensor | None = None,
+        arms: ArrayLike,
+        radius: ArrayLike | None = None,
         *,
-        level: Tensor | None = None,
-        regularization: float | Tensor = 0.0,
+        level: ArrayLike | None = None,
+        regularization: ArrayLike = 0.0,
         tol: float = 1e-7,
         max_steps: int | None = None,
         throw: bool = True,
@@ -468,20 +469,20 @@ class AnchoredProgram:
 
     def _round(
         self,
-        arms: Tensor,
+        arms: ArrayLike,
         height: tuple[str, Any],
-        regularization: float | Tensor,
+        regularization: ArrayLike,
         tie: float,
         value_tol: float,
         every: bool,
         max_steps: int | None,
     ) -> Choice:
         shape = self.batch_shape
-        arms = as_like("arms", arms, self.history)
-        check_shape("arms", arms, (*shape, "K", self.domain.dim))
-        K = arms.shape[-2]
+        given = as_like("arms", arms, self.history)
+        check_shape("arms", given, (*shape, "K", self.domain.dim))
+        K = given.shape[-2]
         if K == 0:
-            raise refuse("arms", "at least one arm", f"shape {tuple(arms.shape)}")
+            raise refuse("arms", "at least one arm", f"shape {tuple(given.shape)}")
         settings = self._settings(height[0], K, tie, value_tol, every, max_steps)
         out = new_output(len(self._no_ridge), K)
         heights, ridge = self._numbers(*height), self._numbers("regularization", regularization)
@@ -490,7 +491,7 @@ class AnchoredProgram:
         self._rounds.catch_up()
         count, rows = self._rounds.number + 1, len(self.history)
         asked = RoundInput(heights, ridge, self._no_tilt, settings, count, 0.0, rows)
-        self._rounds.play(arms.detach().double().contiguous(), asked, out)
+        self._rounds.play(given.detach().double().contiguous(), asked, out)
         return Choice(
             torch.from_numpy(out.winner.reshape(shape)),
             self._rounded(out.upper.reshape((*shape, K)), up=True),
@@ -508,7 +509,7 @@ class AnchoredProgram:
         return Settings(0.0, name == "radius", self.level_tol, tie, value_tol, every, steps)
 
 
-def _one_of(radius: float | Tensor | None, level: Tensor | None) -> tuple[str, Any]:
+def _one_of(radius: ArrayLike | None, level: ArrayLike | None) -> tuple[str, Any]:
     """What was given of the two, by name."""
     if (radius is None) == (level is None):
         raise refuse("radius, level", "exactly one of them", "none" if level is None else "both")
