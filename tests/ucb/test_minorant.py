@@ -222,3 +222,20 @@ def test_a_set_that_outgrows_its_reach(generator):
         exact = native_support(program.program(radius=height), arms, tol=1e-9)
         assert (choice.upper >= exact.lower - 1e-12).all()
         assert exact.lower[choice.index] >= exact.upper.max() - 1e-6 * 5.0
+
+
+def test_rows_that_leave_a_direction_out_cost_no_passes_for_it(generator):
+    """Their matrix is singular: one pass tells, and then it is left alone for some rounds."""
+    program = AnchoredProgram(glb.Bernoulli(), glb.Ball(6, S))
+    X = torch.randn(400, 6, generator=generator, dtype=torch.float64)
+    X[:, 5] = 0.0
+    X = X / X.norm(dim=-1, keepdim=True)
+    program.append(X, glb.Bernoulli().sample(2.0 * X[:, 0], generator))
+    rounds = []
+    for _ in range(12):
+        arms = _arms(6, generator, 20)
+        choice = program.argmax(arms, radius=10.0)
+        exact = native_support(program.program(radius=10.0), arms, tol=1e-9)
+        assert (choice.upper >= exact.lower - 1e-12).all()
+        rounds.append(int(program._rounds._rounds["minorant_passes"][0]))
+    assert sum(rounds) <= 2

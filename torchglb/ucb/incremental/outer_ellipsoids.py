@@ -82,10 +82,12 @@ def end_minorant(
     least = least_reach(minorant, outer, level.radius, memory.dense.hessian, spare)
     better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.facts[0]
     poor = not outer.width < math.inf or LOOSE * better < reach
-    if poor and state.minorant_passes < MOST_PASSES:
+    if poor and better != reach and state.minorant_passes < MOST_PASSES:
         minorant.facts[0], minorant.facts[1] = better, 0.0
         state.minorant_passes += 1
         return True
+    if not outer.width < math.inf:  # as for rows that leave a direction out
+        minorant.facts[2] = float(state.number + PAUSE)
     bound_by_minorant(state, problem, arms, level, memory)
     return False
 
