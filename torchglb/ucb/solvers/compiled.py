@@ -43,6 +43,9 @@ from torchglb.ucb.solvers.search_kernels import (
     weight_of_cut,
 )
 
+#: a centre is sought to this first, and good enough if it may lie above the minimum by this share
+#: of the room that is left below the level
+ROUGH_TOL, ROUGH_SHARE = 1e-4, 1e-2
 #: the squares of vectors shorter than this may underflow
 SHORT = 1e-77
 
@@ -170,7 +173,7 @@ def support_all(
         ridge, radius = settings[b, 0], settings[b, 1]
         tilt, center = settings[b, 2 : 2 + d], settings[b, 2 + d :]
         loss = RowLoss(family, rows.X[b], rows.w[b], rows.y[b], ridge, tilt)
-        value = center_of(loss, radius, center, known, memory)
+        value = center_of(loss, level[b], radius, center, known, memory)
         copy_point(memory.estimate.here, at_center)
         tridiagonal_form(at_center.hessian, memory.center_form, memory.next)
         size = size_of_rows(loss, squares)
@@ -209,9 +212,12 @@ support_bound = bound_once(support_all)
 
 @kernel
 def center_of(
-    loss: RowLoss, radius: float, center: Floats, known: bool, memory: SearchMemory
+    loss: RowLoss, level: float, radius: float, center: Floats, known: bool, memory: SearchMemory
 ) -> float:
-    """The loss at the centre, its expansion into ``memory.estimate.here``."""
+    """The loss at the centre, its expansion into ``memory.estimate.here``.
+
+    Any point well below the level will do: the minimum is sought until the room above it is known.
+    """
     here, estimate = memory.estimate.here, memory.estimate
     if known and not math.isnan(dot(center, center)):
         norm, edge = length(center), (1.0 - 4.0 * EPS) * radius
@@ -220,8 +226,11 @@ def center_of(
         return expand(loss, memory.table, memory.work, here)
     for i in range(center.shape[0]):
         here.theta[i] = 0.0
-    minimize(loss, radius, ESTIMATE_TOL, ESTIMATE_STEPS, memory.table, estimate, memory.work)
-    return expand(loss, memory.table, memory.work, here)
+    for tol in (ROUGH_TOL, ESTIMATE_TOL):
+        found = minimize(loss, radius, tol, ESTIMATE_STEPS, memory.table, estimate, memory.work)
+        if found.gap <= ROUGH_SHARE * (level - found.loss):
+            break
+    return found.loss
 
 
 @kernel

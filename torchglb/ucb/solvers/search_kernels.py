@@ -61,8 +61,9 @@ ROUGH = 1e-3
 UNSEEN = 1e-3
 #: a point whose squared length is above this share of S^2 may be held by the ball
 NEAR = 0.98
-#: from a gap of this share of S on, times d, gradients tell enough of the Hessian
-CLOSE = 2e-2
+#: up to so many features a Hessian costs little beside its pass, and the first point has one too:
+#: else the second has, from which on gradients tell enough of the change
+CHEAP = 4
 
 
 class LevelSet(NamedTuple):
@@ -446,7 +447,7 @@ def search_arm(
         copy_point(at_center if step == 1 else at, last)
         copy_vector(memory.next, at.theta)
         pull_in(level.region, at.theta)
-        fresh = stalled > 0 or gap > CLOSE * x.shape[0] * level.radius
+        fresh = stalled > 0 or step == 2 or (step == 1 and x.shape[0] <= CHEAP)
         found = evaluate(level, memory, fresh)
         if not fresh:
             follow_curvature(last, at, memory.work_vectors)
