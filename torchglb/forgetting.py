@@ -28,8 +28,9 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.row_buffers import Rows
 from torchglb.row_sums import Expansion
 
-#: rows whose weight has fallen below this are let go
-FAINT = 1e-6
+#: rows whose weight has fallen below this are let go: together they would hold this share of what
+#: is known
+FAINT = 1e-3
 #: the anchor moves, and its sums are computed anew by a pass, after so many rows at least and at
 #: most: soon while much is learnt, and always before rounding accumulates
 SOON, LATE = 16, 1024
@@ -56,7 +57,7 @@ class Discount:
 
     @property
     def memory(self) -> int:
-        """How many rows are kept: the weights of all others are below 1e-6, and set to 0."""
+        """How many rows are kept: the weights of all others are below 1e-3, and set to 0."""
         return max(1, math.ceil(math.log(FAINT) / math.log(self.gamma)))
 
     def weights(self, age: Tensor) -> Tensor:

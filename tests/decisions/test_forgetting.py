@@ -43,7 +43,7 @@ def by_hand(kind, x, r):
     if isinstance(kind, Window):
         w = (age < kind.n).double()
     else:
-        w = kind.gamma**age * (age < math.ceil(math.log(1e-6) / math.log(kind.gamma)))
+        w = kind.gamma**age * (age < math.ceil(math.log(1e-3) / math.log(kind.gamma)))
     return glb.NegativeLogLikelihood(glb.Bernoulli(), x, r, w.expand(r.shape).contiguous())
 
 
