@@ -214,3 +214,18 @@ def test_incremental_questions_move_later_answers_within_the_tolerance_of_the_ra
         asked.current()
     level = silent.current().level
     torch.testing.assert_close(asked.current().level, level, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("radius", ["lipschitz", "covering"])
+@pytest.mark.parametrize("family", [glb.Gaussian(), glb.Poisson()], ids=repr)
+def test_a_radius_that_needs_no_estimate_asks_for_none(radius, family, generator, monkeypatch):
+    """Theorem 3.1 holds around any point: a round needs beta^2 alone, and no pass for the level."""
+    sequence = glb.ConfidenceSequence(
+        family, glb.Ball(3, 2.0), 0.05, radius, estimator=glb.Incremental(), batch_shape=(2,)
+    )
+    sequence.update(*rows_of(family, (2,), 200, 3, generator))
+    expected = sequence.evaluation().radius
+    monkeypatch.setattr(type(sequence.fitted), "estimate", None)
+    found = sequence.height(advance=True)
+    assert found.level is None
+    torch.testing.assert_close(found.radius, expected, rtol=1e-9, atol=1e-9)

@@ -189,6 +189,9 @@ class GrowingLevel:
         known = self.radius.levels(self.problem, self._state, likelihood, late)
         if known is None:
             self._catch_up()
+            radius = self.radius.above_minimum(self.problem, self._state)
+            if radius is not None:
+                return Height(radius)
             level, state = self._evaluated(likelihood(), self.problem, self._state)
             height = Height(level=level)
         else:

@@ -160,6 +160,10 @@ class Radius(ABC):
         """beta^2 where it depends on the number of rows alone, all of weight 1; else None."""
         return None
 
+    def above_minimum(self, problem: Problem, state: State) -> Tensor | None:
+        """beta^2 ``(*B)`` where it needs no estimate, and holds for any; else None."""
+        return None
+
     def level(
         self, problem: Problem, state: State, likelihood: Callable[[], NegativeLogLikelihood]
     ) -> tuple[Tensor, State] | None:

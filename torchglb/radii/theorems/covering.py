@@ -65,8 +65,8 @@ class Covering(ConstantRadius):
         20.71
     """
 
-    def squared(  # noqa: D102
-        self, problem: Problem, statistics: RowStatistics, loss: Tensor
+    def by_constant(  # noqa: D102
+        self, problem: Problem, statistics: RowStatistics
     ) -> LipschitzRadius:
         bound = lipschitz_constant(problem, statistics, self.constant)
         return covering(bound, problem.S, problem.dim, problem.delta)

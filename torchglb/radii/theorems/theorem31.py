@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torchglb.checks import check_choice, check_probability, refuse
 from torchglb.choices import INFIMA, LIPSCHITZ_CONSTANTS, Infimum, LipschitzConstant
 from torchglb.errors import InputError
-from torchglb.radii.base import LipschitzRadius, SimpleRadius, State
+from torchglb.radii.base import LipschitzRadius, SimpleRadius, State, statistics_of
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, empty_statistics
 from torchglb.radii.theorems.lipschitz import LipschitzBound, data_lipschitz, table1
@@ -111,6 +112,18 @@ class ConstantRadius(SimpleRadius):
         lipschitz_constant(problem, empty_statistics(problem), self.constant)
         return super().init(problem)
 
+    @abstractmethod
+    def by_constant(self, problem: Problem, statistics: RowStatistics) -> LipschitzRadius:
+        """beta^2, whatever the loss at theta_hat is, and how delta was divided."""
+
+    def above_minimum(self, problem: Problem, state: State) -> Tensor:  # noqa: D102
+        return self.by_constant(problem, statistics_of(problem, state)).radius
+
+    def squared(  # noqa: D102
+        self, problem: Problem, statistics: RowStatistics, loss: Tensor
+    ) -> LipschitzRadius:
+        return self.by_constant(problem, statistics)
+
 
 @dataclass(frozen=True)
 class Lipschitz(ConstantRadius):
@@ -145,8 +158,8 @@ class Lipschitz(ConstantRadius):
         slopes = 2.0 * problem.S * per_row * rows
         return shrinkage_infimum(slopes, problem.dim, self.inf) + problem.log_failure
 
-    def squared(  # noqa: D102
-        self, problem: Problem, statistics: RowStatistics, loss: Tensor
+    def by_constant(  # noqa: D102
+        self, problem: Problem, statistics: RowStatistics
     ) -> LipschitzRadius:
         bound = lipschitz_constant(problem, statistics, self.constant)
         found = theorem31(bound, problem.S, problem.dim, problem.delta, self.inf)
