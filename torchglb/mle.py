@@ -20,7 +20,6 @@ from torchglb.checks import (
     check_choice,
     check_count,
     check_positive,
-    check_same,
     check_shape,
     refuse,
 )
@@ -432,7 +431,8 @@ def _check_domain(domain: Ball, likelihood: NegativeLogLikelihood) -> None:
     if domain.dim != likelihood.dim:
         raise refuse("domain", f"a ball of dimension {likelihood.dim}", f"dimension {domain.dim}")
     if isinstance(radius := domain.radius, Tensor):
-        check_same("radius", radius, "X", likelihood.X)
+        if radius.device != likelihood.X.device:
+            raise refuse("radius", f"the device of X ({likelihood.X.device})", radius.device)
         batch = tuple(likelihood.batch_shape)
         fits = zip(radius.shape[::-1], batch[::-1], strict=False)
         if radius.ndim > len(batch) or not all(have in (1, want) for have, want in fits):

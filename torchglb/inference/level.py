@@ -26,6 +26,7 @@ from torchglb.radii import (
 )
 from torchglb.radii.base import LateRows, State, as_level
 from torchglb.radii.posterior.base import PosteriorRadius
+from torchglb.rounding import round_up
 
 
 class Height(NamedTuple):
@@ -175,13 +176,13 @@ class GrowingLevel:
             advance: whether the radius may keep what it found on the way, for the next round.
         """
         if self.counts_rows and not self._forgets:
-            return Height(self.radius.of_rows(self.problem, len(self.history)))
+            return self._above(self.radius.of_rows(self.problem, len(self.history)))
         likelihood = self._likelihood
         if self._forgets:
             rows = likelihood()
             problem, state = self._rows_that_count(rows)
             if self.counts_rows:
-                return Height(self.radius.of_rows(problem, rows.num_rows))
+                return self._above(self.radius.of_rows(problem, rows.num_rows))
             return Height(level=self._evaluated(rows, problem, state)[0])
         late = self._late()
         if late is None:
@@ -191,7 +192,7 @@ class GrowingLevel:
             self._catch_up()
             radius = self.radius.above_minimum(self.problem, self._state)
             if radius is not None:
-                return Height(radius)
+                return self._above(radius)
             level, state = self._evaluated(likelihood(), self.problem, self._state)
             height = Height(level=level)
         else:
@@ -203,6 +204,12 @@ class GrowingLevel:
             fresh = self._fresh if self._seen == seen else None
             self._state, self._seen, self._fresh = state, seen, fresh
         return height
+
+    def _above(self, radius: float | Tensor | None) -> Height:
+        """The level so far above the minimum, in the dtype of the rows."""
+        if isinstance(radius, Tensor) and radius.dtype != self.history.dtype:
+            radius = round_up(radius, self.history.dtype)
+        return Height(radius)
 
     def _late(self) -> LateRows | None:
         """The rows that the radius has not seen, if compiled code may read them where they lie."""

@@ -233,7 +233,10 @@ class PolicyContract:
     def test_shapes_and_dtypes(self, batch_shape):
         for family in self.families:
             for dtype in (torch.float64, torch.float32):
-                policy = self.make(batch_shape, family=family, dtype=dtype)
+                # one ball for all, or one for each problem
+                radii = torch.full(batch_shape, self.radius, dtype=torch.float64)
+                ball = Ball(2, radii if len(batch_shape) > 1 else self.radius)
+                policy = self.make(batch_shape, family=family, dtype=dtype, domain=ball)
                 arms = unit_arms(*batch_shape, 4, 2, dtype=dtype)
                 for _ in range(3):
                     index, scores = policy.select(arms), policy.scores(arms)
