@@ -209,8 +209,15 @@ MUTANTS = (
     Mutant(
         "the least curvature of a logistic row taken on the wrong side",
         "families/bernoulli.py",
-        "(reach * (e / (1.0 + e)) - log1p(e))",
-        "(reach * (1.0 / (1.0 + e)) - log1p(e))",
+        "(outwards * (e / (1.0 + e)) - log1p(e))",
+        "(outwards * (1.0 / (1.0 + e)) - log1p(e))",
+        "tests/ucb/test_minorant.py",
+    ),
+    Mutant(
+        "a logistic row that bends as little inwards as its ball allows outwards",
+        "families/row_terms.py",
+        "inwards = max(min(reach, ball * reach + abs(z)), LEAST_REACH)",
+        "inwards = max(min(reach, ball * reach - abs(z)), LEAST_REACH)",
         "tests/ucb/test_minorant.py",
     ),
     Mutant(

@@ -12,6 +12,7 @@ import torch
 import torchglb as glb
 from torchglb.backend import entry
 from torchglb.carried.kernels import LossRows, workspace
+from torchglb.carried.taylor import Constants
 from torchglb.families.row_terms import SCRATCH, SECOND, W, Y, Z, least_curvatures
 from torchglb.ucb import AnchoredProgram
 from torchglb.ucb.incremental.minorant import minorant_in, minorant_size, sum_least_curvatures
@@ -33,40 +34,45 @@ S = 4.0
 
 
 @entry
-def _least(family, z, reach, concordance):
+def _least(family, z, reach, concordance, ball):
     scratch = np.zeros(SCRATCH)
     scratch[Z], scratch[W], scratch[Y] = z, 0.5, reach
-    least_curvatures(family, scratch, 1, concordance)
+    least_curvatures(family, scratch, 1, concordance, ball)
     return scratch[SECOND]
 
 
 @pytest.mark.parametrize("name", LOG_PARTITIONS)
 @pytest.mark.parametrize("z", [-3.5, -0.4, 0.0, 1e-3, 2.0, 4.0])
-@pytest.mark.parametrize("reach", [0.0, 1e-3, 0.01, 0.3, 2.0, 7.0])
-def test_least_curvature_of_a_row(name, z, reach):
+@pytest.mark.parametrize("reach", [1e-3, 0.01, 0.3, 2.0, 7.0])
+@pytest.mark.parametrize("size", [math.inf, 4.0])
+def test_least_curvature_of_a_row(name, z, reach, size):
     """Below the divergence at every step, and for the steps that are allowed almost equal to it."""
     family, m = FAMILIES[name], LOG_PARTITIONS[name]
     with mpmath.workdps(50):
         slope, divergences = mpmath.diff(m, z), []
-        for share in np.linspace(-1.0, 1.0, 41):
-            u = mpmath.mpf(float(share)) * max(reach, 0.01)
-            if u != 0:
+        # a reach below 0.01 counts as that
+        low = -max(min(reach, size + z), 0.01)
+        high = max(min(reach, size - z), 0.01)
+        for share in np.linspace(0.0, 1.0, 61):
+            u = mpmath.mpf(low + float(share) * (high - low))
+            if abs(u) > 1e-9:
                 divergence = m(mpmath.mpf(z) + u) - m(mpmath.mpf(z)) - slope * u
                 divergences.append(2 * divergence / (u * u))
         least = 0.5 * min(divergences)
-        found = _least(family.compiled(), z, reach, 1.0)
+        found = _least(family.compiled(), z, reach, 1.0, size / reach)
         assert found <= least
-        # a reach below 0.01 counts as that; self-concordance is exact for the exponential only
-        if name != "poisson" or z > -10:
+        if name != "poisson":
+            assert found >= least * (1 - mpmath.mpf("1e-8"))
+        elif z >= 0:  # self-concordance is exact for the exponential, downwards
             assert found >= least * (1 - mpmath.mpf("1e-8"))
 
 
 @entry
-def _matrix(family, X, w, memory, concordance):
+def _matrix(family, X, w, memory, constants):
     d = X.shape[0]
     work = workspace(d, 1 + d + d * (d + 1) // 2)
     rows = LossRows(X, w, w)
-    sum_least_curvatures(family, rows, X.shape[1], minorant_in(memory, d), concordance, work)
+    sum_least_curvatures(family, rows, X.shape[1], minorant_in(memory, d), constants, work)
     return work.sums[1 + d :].copy()
 
 
@@ -81,8 +87,9 @@ def test_the_quadratic_is_below_the_loss(name, reach, generator):
     c = torch.tensor([1.0, -1.5, 0.5, 0.0], dtype=torch.float64)
     memory = np.zeros(minorant_size(d))
     memory[:d], memory[-5] = c.numpy(), reach
-    R = family.self_concordance(S)
-    triangle = _matrix(family.compiled(), np.ascontiguousarray(X.numpy().T), w.numpy(), memory, R)
+    constants = Constants(S, 1.0, family.self_concordance(S))
+    features = np.ascontiguousarray(X.numpy().T)
+    triangle = _matrix(family.compiled(), features, w.numpy(), memory, constants)
     M = torch.zeros(d, d, dtype=torch.float64)
     M[tuple(torch.triu_indices(d, d))] = torch.from_numpy(triangle)
     M = M + M.triu(1).mT

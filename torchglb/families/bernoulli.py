@@ -198,16 +198,31 @@ def logistic_variance(z: float) -> float:
 
 
 @kernel
-def logistic_least(z: float, reach: float) -> float:
-    """The least ``2 B(z + u, z)/u^2`` over ``|u| <= b``, B the Bregman divergence of m; b >= 0.01.
+def logistic_least(z: float, outwards: float, inwards: float) -> float:
+    """The least ``2 B(z + u, z)/u^2``, B the Bregman divergence of m, over some u.
 
-    It is twice the integral of ``(1 - t) v(z + t u)``, and v is even and falls to both sides: least
-    for u of the sign of z, and there it falls with |u|. So u is b, with |z| for z; then
-    ``B = b sigma(-|z|) + log(1 + e^(-|z| - b)) - log(1 + e^-|z|)``.
+    It is twice the integral of ``(1 - t) v(z + t u)``: a mean of v between z and z + u, and v is
+    even and falls to both sides. So it falls with |u| where u has the sign of z; to the other side
+    it rises first, and once it falls it falls for good. It is least at one of the ends.
+
+    Args:
+        z: a number.
+        outwards: how far u goes in the direction of z, at least 0.01.
+        inwards: and how far to the other side, at least 0.01.
     """
-    e = exp(-abs(z))
-    divergence = (reach * (e / (1.0 + e)) - log1p(e)) + log1p(exp(-abs(z) - reach))
-    return 2.0 * divergence / (reach * reach)
+    return min(logistic_mean_curvature(z, outwards), logistic_mean_curvature(z, -inwards))
+
+
+@kernel
+def logistic_mean_curvature(z: float, outwards: float) -> float:
+    """``2 B(z + u, z)/u^2`` for a step u by so much in the direction of z.
+
+    ``B = u sigma(-|z|) + log(1 + e^(-|z| - u)) - log(1 + e^-|z|)``, as for a z that is not
+    negative.
+    """
+    e, there = exp(-abs(z)), -abs(z) - outwards
+    partition = max(there, 0.0) + log1p(exp(-abs(there)))
+    return 2.0 * ((outwards * (e / (1.0 + e)) - log1p(e)) + partition) / (outwards * outwards)
 
 
 @kernel

@@ -121,21 +121,33 @@ SAFE = 1.0 - 1e-9
 
 @vectorised
 def least_curvatures(
-    family: CompiledFamily, scratch: Floats, count: int, concordance: float
+    family: CompiledFamily, scratch: Floats, count: int, concordance: float, ball: float
 ) -> None:
-    """The least ``2 B(z + u, z)/u^2`` over ``|u| <= b``, B the Bregman divergence of ``w m/g``.
+    """The least ``2 B(z + u, z)/u^2``, B the Bregman divergence of ``w m/g``, over some u.
 
-    Reads z and w from the scratch, and b from the places of y; writes to those of the second
-    derivative. Any m with ``|m'''| <= R m''`` has ``m''(z + t u) >= e^(-R t |u|) m''(z)``, hence at
-    least ``2 (e^-D - 1 + D)/D^2`` times m'', D = R b; the exponential with R = 1 has just that.
+    Those with ``|u| <= b`` and ``|z + u| <= a b``, for rows that a ball keeps that small. Any m
+    with ``|m'''| <= R m''`` has ``m''(z + t u) >= e^(-R t |u|) m''(z)``, hence at least
+    ``2 (e^-D - 1 + D)/D^2`` times m'', D = R |u|; the exponential with R = 1 has just that.
+
+    Args:
+        family: the family.
+        scratch: z and w are read from it, and b from the places of y; the results are written to
+            those of the second derivative.
+        count: how many rows.
+        concordance: R.
+        ball: a.
     """
     b = scratch
     if family.code == LOGISTIC:
         for s in range(count):
-            least = logistic_least(b[Z + s], max(b[Y + s], LEAST_REACH))
+            z, reach = b[Z + s], b[Y + s]
+            outwards = max(min(reach, ball * reach - abs(z)), LEAST_REACH)
+            inwards = max(min(reach, ball * reach + abs(z)), LEAST_REACH)
+            least = logistic_least(z, outwards, inwards)
             b[SECOND + s] = SAFE * family.scale * family.trials * b[W + s] * least
         return
     row_terms(family, b, count, 2)
     for s in range(count):
-        D = max(concordance * b[Y + s], LEAST_REACH)
+        reach = min(b[Y + s], ball * b[Y + s] + abs(b[Z + s]))
+        D = max(concordance * reach, LEAST_REACH)
         b[SECOND + s] *= SAFE * 2.0 * ((exp(-D) - 1.0) + D) / (D * D)

@@ -259,8 +259,8 @@ def play_one(
             return
         if asked == PASS_FOR_MINORANT:
             work, state.answered = memory.minimum, PASS_FOR_MINORANT
-            concordance = problem.constants.concordance
-            sum_least_curvatures(family, rows, problem.rows, problem.minorant, concordance, work)
+            constants = problem.constants
+            sum_least_curvatures(family, rows, problem.rows, problem.minorant, constants, work)
             continue
         if asked == PASS_FOR_MINIMUM:
             point, table, work = problem.places.trial, problem.minimum_table, memory.minimum

@@ -1,11 +1,11 @@
 """A quadratic below the loss, which bounds most arms without a pass; compiled, for one problem.
 
-Around a point c, for all theta with ``|theta - c| <= D``,
+Around a point c, for all theta of the ball with ``|theta - c| <= D``,
 
     L(theta) >= L(c) + <grad L(c), theta - c> + |theta - c|^2_M / 2,   M = sum_s c_s x_s x_s',
 
-where c_s is the least ``2 B_s(z_s + u, z_s)/u^2`` over ``|u| <= D |x_s|``, with B_s the Bregman
-divergence of ``w_s m/g`` and ``z_s = <x_s, c>``. The point is one of the anchors, so L(c) and
+where c_s is the least ``2 B_s(z_s + u, z_s)/u^2`` over ``|u| <= D |x_s|`` with ``|z_s + u| <= S
+|x_s|``, B_s the Bregman divergence of ``w_s m/g`` and ``z_s = <x_s, c>``. The point is one of the anchors, so L(c) and
 grad L(c) are carried. Rows that come later are convex, and their tangents are in both: the bound
 stays true with the old M.
 
@@ -28,6 +28,7 @@ from torchglb.backend.dense import EPS, cholesky, length
 from torchglb.carried.kernels import Carried, LossRows, Workspace, chunk_hessian, features
 from torchglb.carried.minimum import Dense
 from torchglb.carried.rounding import compensated, plain
+from torchglb.carried.taylor import Constants
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SECOND, W, Y, least_curvatures
 from torchglb.ucb.incremental.cutting_planes import (
@@ -85,11 +86,12 @@ def sum_least_curvatures(
     rows: LossRows,
     count: int,
     minorant: Minorant,
-    concordance: float,
+    constants: Constants,
     work: Workspace,
 ) -> None:
     """A pass: M, into the sums of second order."""
     scratch, reach = work.scratch, minorant.facts[0]
+    ball = constants.radius / reach * (1.0 + 1e-12)
     work.sums[:] = 0.0
     for s in range(0, count, CHUNK):
         chunk = min(CHUNK, count - s)
@@ -97,7 +99,7 @@ def sum_least_curvatures(
         row_reaches(rows.X, s, chunk, reach, scratch)
         for i in range(chunk):
             scratch[W + i] = rows.w[s + i]
-        least_curvatures(family, scratch, chunk, concordance)
+        least_curvatures(family, scratch, chunk, constants.concordance, ball)
         chunk_hessian(rows.X, s, chunk, scratch[SECOND:], work)
 
 
