@@ -198,31 +198,19 @@ def logistic_variance(z: float) -> float:
 
 
 @kernel
-def logistic_least(z: float, outwards: float, inwards: float) -> float:
+def logistic_least(z: float, outwards: float) -> float:
     """The least ``2 B(z + u, z)/u^2``, B the Bregman divergence of m, over some u.
 
-    It is twice the integral of ``(1 - t) v(z + t u)``: a mean of v between z and z + u, and v is
-    even and falls to both sides. So it falls with |u| where u has the sign of z; to the other side
-    it rises first, and once it falls it falls for good. It is least at one of the ends.
-
-    Args:
-        z: a number.
-        outwards: how far u goes in the direction of z, at least 0.01.
-        inwards: and how far to the other side, at least 0.01.
+    Those with ``|u| <= b`` and ``|z + u| <= a``, for ``outwards = min(b, a - |z|) >= 0.01``. It is
+    twice the integral of ``(1 - t) v(z + t u)``, a mean of v between z and z + u with weights that
+    fall linearly to 0, and v is even and falls to both sides. Where u has the sign of z it falls
+    with |u|. An inward step beyond -z has a part on which v is at least v(z), and a rest with the
+    mean of an outward step by |u| - 2|z|, which is allowed. So u is the outward end; then
+    ``B = u sigma(-|z|) + log(1 + e^(-|z| - u)) - log(1 + e^-|z|)``, as for a z that is not negative.
     """
-    return min(logistic_mean_curvature(z, outwards), logistic_mean_curvature(z, -inwards))
-
-
-@kernel
-def logistic_mean_curvature(z: float, outwards: float) -> float:
-    """``2 B(z + u, z)/u^2`` for a step u by so much in the direction of z.
-
-    ``B = u sigma(-|z|) + log(1 + e^(-|z| - u)) - log(1 + e^-|z|)``, as for a z that is not
-    negative.
-    """
-    e, there = exp(-abs(z)), -abs(z) - outwards
-    partition = max(there, 0.0) + log1p(exp(-abs(there)))
-    return 2.0 * ((outwards * (e / (1.0 + e)) - log1p(e)) + partition) / (outwards * outwards)
+    e = exp(-abs(z))
+    divergence = (outwards * (e / (1.0 + e)) - log1p(e)) + log1p(exp(-abs(z) - outwards))
+    return 2.0 * divergence / (outwards * outwards)
 
 
 @kernel

@@ -141,9 +141,7 @@ def least_curvatures(
     if family.code == LOGISTIC:
         for s in range(count):
             z, reach = b[Z + s], b[Y + s]
-            outwards = max(min(reach, ball * reach - abs(z)), LEAST_REACH)
-            inwards = max(min(reach, ball * reach + abs(z)), LEAST_REACH)
-            least = logistic_least(z, outwards, inwards)
+            least = logistic_least(z, max(min(reach, ball * reach - abs(z)), LEAST_REACH))
             b[SECOND + s] = SAFE * family.scale * family.trials * b[W + s] * least
         return
     row_terms(family, b, count, 2)
