@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats, bound_once, entry
-from torchglb.backend.dense import EPS
+from torchglb.backend.dense import EPS, copy_vector
 from torchglb.carried.kernels import (
     Carried,
     Workspace,
@@ -24,18 +24,18 @@ from torchglb.carried.kernels import (
     row_powers,
     workspace,
 )
+from torchglb.carried.model import (
+    Error,
+    Objectives,
+    dense,
+    error_at,
+    expand,
+    model_at,
+    objective_of,
+)
 from torchglb.carried.monomials import Packed, monomials, unpack
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.source import NO_FAMILY, RowSource
-from torchglb.carried.taylor import (
-    Constants,
-    Error,
-    error_at,
-    taylor_gradient,
-    taylor_hessian,
-    taylor_powers,
-    taylor_value,
-)
 from torchglb.checks import check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.errors import SolverError
@@ -69,13 +69,13 @@ class Polynomials(NamedTuple):
     """The polynomials of N problems at one place each.
 
     Attributes:
-        loss: of the data, ``(N,)``.
+        value: of F, ``(N,)``.
         gradient: ``(N, d)``.
         hessian: ``(N, d, d)``.
         errors: the numbers of an :class:`Error`, ``(N, 5)``.
     """
 
-    loss: Floats
+    value: Floats
     gradient: Floats
     hessian: Floats
     errors: Floats
@@ -230,22 +230,30 @@ class CarriedLoss:
 
     # ---- near the points -----------------------------------------------------------------
 
-    def expand(self, theta: Floats, slot: int = 0) -> tuple[Floats, Floats, Floats]:
-        """Loss ``(N,)``, gradient and Hessian at ``theta (N, d)`` by the polynomial of a point."""
-        found = self.expand_with(np.zeros(len(theta)), np.zeros_like(theta), theta, slot)
-        return found.loss, found.gradient, found.hessian
+    def objectives(self, ridge: Floats, tilt: Floats) -> Objectives:
+        """``F = L + (lambda/2)|theta|^2 - <tilt, theta>`` of every problem, for compiled code."""
+        return Objectives(self.memory, self.number, self.constants, self.table, ridge, tilt)
 
-    def error(self, theta: Floats, slot: int = 0) -> list[Error]:
-        """What is certain of :meth:`expand` at ``theta (N, d)``, for every problem."""
-        found = self.expand_with(np.zeros(len(theta)), np.zeros_like(theta), theta, slot)
-        return [Error(*row) for row in found.errors.tolist()]
+    def expand(
+        self,
+        theta: Floats,
+        ridge: Floats | None = None,
+        tilt: Floats | None = None,
+        slot: int = 0,
+    ) -> Polynomials:
+        """F at ``theta (N, d)`` by the polynomial of a point, with what is certain of it.
 
-    def expand_with(self, ridge: Floats, tilt: Floats, theta: Floats, slot: int = 0) -> Polynomials:
-        """:meth:`expand` with ``(lambda/2)|theta|^2 - <tilt, theta>`` added to the derivatives."""
+        Args:
+            theta: one place for each problem.
+            ridge: lambda, ``(N,)``; 0 if not given.
+            tilt: ``(N, d)``; 0 if not given.
+            slot: which point.
+        """
         N, d = theta.shape
         found = Polynomials(np.empty(N), np.empty((N, d)), np.empty((N, d, d)), np.empty((N, 5)))
-        given = (self.memory, self.number, slot, self.constants, self.table, ridge, tilt, theta)
-        expand_all(*given, *found)
+        ridge = np.zeros(N) if ridge is None else ridge
+        tilt = np.zeros((N, d)) if tilt is None else tilt
+        expand_all(self.objectives(ridge, tilt), slot, theta, found)
         return found
 
     # ---- checking ------------------------------------------------------------------------
@@ -294,7 +302,8 @@ class CarriedLoss:
         trace = source.pass_at(b, point, table, work)
         if self.table.order >= 2 and self.rows:
             theta = np.broadcast_to(point, (len(self.memory), self.dim))
-            promised, error = self.expand(theta)[0][b], self.error(theta)[b].value
+            found = self.expand(theta)
+            promised, error = found.value[b], Error(*found.errors[b]).value
             if abs(work.sums[0] - promised) > error:
                 raise SolverError(
                     f"{type(self.family).__name__}: its self_concordance or derivative_ratio is "
@@ -430,37 +439,14 @@ def carry_terms(
 
 
 @entry
-def expand_all(
-    memory: Floats,
-    points: int,
-    slot: int,
-    constants: Floats,
-    packed: Packed,
-    ridge: Floats,
-    tilt: Floats,
-    theta: Floats,
-    loss: Floats,
-    gradient: Floats,
-    hessian: Floats,
-    errors: Floats,
-) -> None:
-    """The :class:`Polynomials` of one point of every problem, at one place each."""
-    table = unpack(packed)
-    powers, sums, p = np.empty(table.count), np.empty(table.count), np.empty(table.dim)
+def expand_all(objectives: Objectives, slot: int, theta: Floats, found: Polynomials) -> None:
+    """The polynomial of one point of every problem, at one place each."""
+    d, memory = theta.shape[1], dense(objectives.table.dim, objectives.table.count)
     for b in range(theta.shape[0]):
-        carried, c = carried_in(memory[b], table.dim, points, table.count), constants[b]
-        for i in range(table.count):
-            sums[i] = carried.sums[i, slot]
-        for k in range(table.dim):
-            p[k] = theta[b, k] - carried.points[k, slot]
-        taylor_powers(p, table, powers)
-        loss[b] = taylor_value(sums, powers, table)
-        taylor_gradient(sums, powers, table, gradient[b])
-        taylor_hessian(sums, powers, table, hessian[b])
-        for k in range(table.dim):
-            gradient[b, k] += ridge[b] * theta[b, k] - tilt[b, k]
-            hessian[b, k, k] += ridge[b]
-        known, trace = Constants(c[0], c[1], c[2]), carried.trace[slot]
-        error = error_at(p, sums[0], sums, trace, carried.facts, known, table.order)
-        errors[b, 0], errors[b, 1], errors[b, 2] = error.value, error.slope, error.hessian
-        errors[b, 3], errors[b, 4] = error.trace, error.rounding
+        model = model_at(objective_of(objectives, b), slot, memory)
+        found.value[b] = expand(model, theta[b], memory, found.gradient[b], True)
+        for i in range(d):
+            copy_vector(memory.hessian[i], found.hessian[b, i])
+        error = error_at(model, theta[b], model.sums[0], memory)
+        for k in range(5):
+            found.errors[b, k] = error[k]

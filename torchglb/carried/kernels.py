@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, inlined, kernel, vectorised
+from torchglb.backend import Floats, Ints, entry, inlined, kernel, vectorised
 from torchglb.carried.monomials import Monomials
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SCRATCH, TERMS, row_terms
@@ -322,6 +322,16 @@ def put_point(
     carried.trace[slot] = trace
 
 
+@kernel
+def least_used(used: Ints | Floats) -> int:
+    """The carried point that has been of no use for the longest time, by the times of its use."""
+    slot = 0
+    for a in range(used.shape[0]):
+        if used[a] < used[slot]:
+            slot = a
+    return slot
+
+
 # ---- the next row ------------------------------------------------------------------------------
 
 
@@ -368,29 +378,15 @@ def add_columns(
     """Adds one row, whose derivatives in z at some points are known, to the sums there."""
     d = carried.points.shape[0]
     for i in range(1 + d):
-        factor, at = monomial[i], table.degree[i] * CHUNK
-        careful_columns(terms[at:], factor, start, count, carried.sums[i], carried.rest[i])
+        column, total, rest = terms[table.degree[i] * CHUNK :], carried.sums[i], carried.rest[i]
+        for a in range(count):
+            careful_add(total, rest, start + a, monomial[i] * column[a])
     add_higher(terms, start, count, monomial, carried.sums, table)
     squared = 0.0
     for k in range(d):
         squared += monomial[1 + k] * monomial[1 + k]
     for a in range(count):
         carried.trace[start + a] += squared * terms[2 * CHUNK + a]
-
-
-@kernel
-def careful_columns(
-    column: Floats, factor: float, start: int, count: int, total: Floats, rest: Floats
-) -> None:
-    """``total += factor column`` by Kahan, for some neighbouring points."""
-    sums, lost = total[start : start + count], rest[start : start + count]
-    for a in range(count):
-        step = factor * column[a] - lost[a]
-        before = sums[a]
-        after = before + step
-        left = (after - before) - step
-        sums[a] = after
-        lost[a] = left if abs(left) < math.inf else 0.0
 
 
 @vectorised

@@ -15,7 +15,7 @@ from torchglb.backend import inlined, kernel
 from torchglb.backend.dense import EPS, dot, length
 from torchglb.carried.kernels import Workspace
 from torchglb.carried.minimum import DONE as FOUND
-from torchglb.carried.minimum import Goal, SearchState, search_minimum
+from torchglb.carried.minimum import BallSearch, Goal, SearchState, search_minimum
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     PLANAR,
@@ -97,19 +97,9 @@ def choose(
     """
     while True:
         if state.phase == MINIMUM:
-            asked = search_minimum(
-                search,
-                problem.places,
-                problem.minimum,
-                problem.quadratic,
-                problem.minimum_constants,
-                Goal(state.tolerance, math.inf, math.inf),
-                problem.minimum_table,
-                answer,
-                trace,
-                memory.dense,
-            )
-            if asked != FOUND:
+            ball = BallSearch(problem.places, problem.minimum, memory.dense)
+            goal = Goal(state.tolerance, math.inf, math.inf)
+            if search_minimum(search, ball, goal, answer, trace) != FOUND:
                 return PASS_FOR_MINIMUM
             if not _set_level(state, search, settings):
                 continue

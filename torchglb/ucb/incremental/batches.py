@@ -14,9 +14,9 @@ from torchglb.backend import Floats, Ints, entry, floats_at, inlined, kernel, re
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.carried.kernels import LossRows, Workspace, carried_in, carry_row, sum_rows, workspace
-from torchglb.carried.minimum import Quadratic, SearchState, places_in
+from torchglb.carried.minimum import SearchState, places_in
+from torchglb.carried.model import Constants, Objective, Quadratic, only_model
 from torchglb.carried.monomials import Packed, unpack
-from torchglb.carried.taylor import Constants
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
 from torchglb.optim import Status
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
         anchors: memory of the carried anchors, ``(N, size)``.
         notes: what else is known of them, ``(N, (d + 2) A + 1)``.
         minimum: memory of the carried minimum, ``(N, size)``.
-        places: of its search, ``(N, 4, d)``.
+        places: of its search, ``(N, 3, d)``.
         search: its state, ``(N,)``.
         rounds: the state of the round, ``(N,)``.
         passes: over the history so far, ``(N,)``.
@@ -88,18 +88,18 @@ class Batch(NamedTuple):
 def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> CarriedProblem:
     """One problem of a batch."""
     d, c, e = batch.table.dim, batch.constants[b], batch.minimum_constants[b]
-    count, least = batch.table.count, batch.minimum_table.count
+    least, quadratic = batch.minimum_table.count, Quadratic(ridge, tilt)
+    minimum = carried_in(batch.minimum[b], d, 1, least)
+    known, table = Constants(e[0], e[1], e[2]), unpack(batch.minimum_table)
     return CarriedProblem(
-        carried_in(batch.anchors[b], d, batch.number, count),
+        carried_in(batch.anchors[b], d, batch.number, batch.table.count),
         notes_in(batch.notes[b], d, batch.number),
         unpack(batch.table),
         Constants(c[0], c[1], c[2]),
-        carried_in(batch.minimum[b], d, 1, least),
-        unpack(batch.minimum_table),
-        Constants(e[0], e[1], e[2]),
+        only_model(Objective(minimum, quadratic, known, table)),
         places_in(batch.places[b]),
         minorant_in(batch.minorants[b], d),
-        Quadratic(ridge, tilt),
+        quadratic,
         rows,
     )
 
@@ -263,7 +263,8 @@ def play_one(
             sum_least_curvatures(family, rows, problem.rows, problem.minorant, concordance, work)
             continue
         if asked == PASS_FOR_MINIMUM:
-            point, table, work = problem.places.trial, problem.minimum_table, memory.minimum
+            point, work = problem.places.trial, memory.minimum
+            table = problem.minimum.objective.table
             search.answered = 1
         else:
             point, table, work = memory.round.trial, problem.table, memory.anchors

@@ -28,7 +28,7 @@ from torchglb.backend.dense import (
     solve_factored,
 )
 from torchglb.carried.kernels import Carried
-from torchglb.carried.minimum import Dense, Quadratic
+from torchglb.carried.model import Dense, Quadratic, gradient_at
 from torchglb.carried.rounding import compensated
 from torchglb.ucb.kernels import cut_rounding, feasible_share
 
@@ -124,22 +124,6 @@ def cuts_memory(dim: int, anchors: int) -> Cuts:
         np.empty((BLOCK, 2 * anchors), np.float32),
         np.empty(anchors, np.float32),
     )
-
-
-@kernel
-def gradient_at(anchors: Carried, quadratic: Quadratic, k: int, a: int) -> float:
-    """One entry of the gradient of F at an anchor."""
-    return anchors.sums[1 + k, a] + quadratic.ridge * anchors.points[k, a] - quadratic.tilt[k]
-
-
-@kernel
-def loss_at(anchors: Carried, quadratic: Quadratic, a: int) -> float:
-    """F at an anchor."""
-    squared, tilted = 0.0, 0.0
-    for k in range(anchors.points.shape[0]):
-        squared += anchors.points[k, a] * anchors.points[k, a]
-        tilted += quadratic.tilt[k] * anchors.points[k, a]
-    return anchors.sums[0, a] + 0.5 * quadratic.ridge * squared - tilted
 
 
 @kernel

@@ -26,17 +26,11 @@ from typing import NamedTuple
 from torchglb.backend import Floats, inlined, kernel, vectorised
 from torchglb.backend.dense import EPS, cholesky, length
 from torchglb.carried.kernels import Carried, LossRows, Workspace, chunk_hessian, features
-from torchglb.carried.minimum import Dense
+from torchglb.carried.model import Dense, gradient_at, loss_at
 from torchglb.carried.rounding import compensated, plain
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SECOND, W, Y, least_curvatures
-from torchglb.ucb.incremental.cutting_planes import (
-    Level,
-    OuterEllipsoid,
-    ellipsoid,
-    gradient_at,
-    loss_at,
-)
+from torchglb.ucb.incremental.cutting_planes import Level, OuterEllipsoid, ellipsoid
 from torchglb.ucb.kernels import cut_rounding
 
 #: what a problem's memory has beside point and matrix

@@ -10,9 +10,9 @@ import math
 
 from torchglb.backend import kernel
 from torchglb.carried.kernels import Workspace
+from torchglb.carried.model import expand
 from torchglb.carried.rounding import compensated
 from torchglb.ucb.incremental.cutting_planes import Arms, Level, bound_by_ellipsoid, ellipsoid
-from torchglb.ucb.incremental.kkt import expand
 from torchglb.ucb.incremental.looks import anchor_at_minimum
 from torchglb.ucb.incremental.minorant import (
     LOOSE,
@@ -38,11 +38,8 @@ LATELY, PAUSE = 8.0, 20
 @kernel
 def bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
     """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
-    dense, carried, table = memory.dense, problem.minimum, problem.minimum_table
-    sums, point = carried.sums.reshape(table.count), memory.point
-    for k in range(point.shape[0]):
-        point[k] = carried.points[k, 0]
-    loss = expand(point, point, sums, problem.quadratic, table, dense, memory.gradient, True)
+    dense, point, carried = memory.dense, problem.minimum.point, problem.minimum.objective.carried
+    loss = expand(problem.minimum, point, dense, memory.gradient, True)
     paid = compensated(point.shape[0]) * cut_rounding(
         level.high, loss, loss, carried.trace[0], level.size, level.radius
     )
@@ -121,7 +118,7 @@ def may_use_minorant(state: RoundState, problem: CarriedProblem, settings: Setti
     """
     if settings.every or problem.minorant.facts.shape[0] == 0 or problem.table.order > 2:
         return False
-    if problem.minimum_constants.ratio == 0.0 or problem.quadratic.ridge < 0.0:
+    if problem.minimum.objective.constants.ratio == 0.0 or problem.quadratic.ridge < 0.0:
         return False
     return float(state.number) >= problem.minorant.facts[2]
 

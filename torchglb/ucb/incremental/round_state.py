@@ -9,9 +9,9 @@ import numpy as np
 from torchglb.backend import Floats, Ints, inlined, record_type
 from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_memory
 from torchglb.carried.kernels import Carried
-from torchglb.carried.minimum import Dense, Places, Quadratic, dense
+from torchglb.carried.minimum import Places
+from torchglb.carried.model import Constants, Dense, Model, Quadratic, dense
 from torchglb.carried.monomials import Monomials
-from torchglb.carried.taylor import Constants
 from torchglb.ucb.incremental.cutting_planes import BLOCK, Cuts, cuts_memory
 from torchglb.ucb.incremental.kkt import System, system_memory
 from torchglb.ucb.incremental.minorant import Minorant
@@ -121,10 +121,8 @@ class CarriedProblem(NamedTuple):
     notes: AnchorNotes
     table: Monomials  # of the anchors
     constants: Constants  # for the anchors' order
-    minimum: Carried
-    minimum_table: Monomials
-    minimum_constants: Constants
-    places: Places
+    minimum: Model
+    places: Places  # of the search for it
     minorant: Minorant
     quadratic: Quadratic
     rows: int  # of a pass
@@ -139,7 +137,6 @@ class Memory(NamedTuple):
     minimum_form: Tridiagonal  # the Hessian at the carried minimum
     form: Tridiagonal  # that of another model
     step: Floats  # (STEP_ROWS, d)
-    local: Floats  # (count,), one anchor's sums
     trial: Floats  # (d,)
     point: Floats  # (d,)
     start: Floats  # (d,)
@@ -159,7 +156,6 @@ def round_memory(dim: int, anchors: int, count: int, minimum_count: int) -> Memo
         tridiagonal_memory(dim),
         tridiagonal_memory(dim),
         np.empty((STEP_ROWS, dim)),
-        np.empty(count),
         np.empty(dim),
         np.empty(dim),
         np.empty(dim),
