@@ -25,7 +25,7 @@ from torchglb.backend.dense import (
     minimize_on_ball,
     solve_factored,
 )
-from torchglb.carried.kernels import Workspace, sum_rows
+from torchglb.carried.kernels import LossRows, Workspace, sum_rows
 from torchglb.carried.monomials import Monomials
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SCRATCH
@@ -111,8 +111,8 @@ def pass_memory(dim: int) -> Workspace:
 @kernel
 def expand(loss: RowLoss, table: Monomials, work: Workspace, at: PointExpansion) -> float:
     """The loss at ``at.theta``, with its derivatives there: one pass."""
-    family, X, w, y, theta = loss.family, loss.X, loss.w, loss.y, at.theta
-    sum_rows(family, X, w, y, 0, y.shape[0], theta, table, work)
+    rows, theta = LossRows(loss.X, loss.w, loss.y), at.theta
+    sum_rows(loss.family, rows, loss.y.shape[0], theta, table, work)
     sums, d = work.sums, theta.shape[0]
     value = sums[0] + 0.5 * loss.ridge * dot(theta, theta) - dot(loss.tilt, theta)
     place = 1 + d

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchglb as glb
-from torchglb.carried.carried_loss import CarriedLoss, choose_order, rows_of
+from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.monomials import monomials
 from torchglb.carried.source import RowSource
 from torchglb.errors import SolverError
@@ -30,6 +30,13 @@ def by_name(family):
     if isinstance(family, glb.QuasiBounded):
         return family.link
     return type(family).__name__
+
+
+def rows_of(x, r, w=None):
+    """Rows as ``CarriedLoss.append`` takes them: x, w r and w."""
+    x, r = np.asarray(x, np.float64), np.asarray(r, np.float64)
+    w = np.ones_like(r) if w is None else np.asarray(w, np.float64)
+    return x, w * r, w
 
 
 def in_ball(generator, *shape):

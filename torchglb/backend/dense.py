@@ -44,7 +44,7 @@ def length(v: Floats) -> float:
 
 @kernel
 def distance(u: Floats, v: Floats) -> float:
-    """``|u - v|``."""
+    """``|u - v|``, or 0 where its square would underflow."""
     total = 0.0
     for i in range(u.shape[0]):
         total += (u[i] - v[i]) * (u[i] - v[i])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchglb.backend import Floats, bound_once, entry
-from torchglb.backend.dense import EPS, copy_vector
+from torchglb.backend.dense import EPS
 from torchglb.carried.kernels import (
     Carried,
     Workspace,
@@ -24,15 +24,7 @@ from torchglb.carried.kernels import (
     row_powers,
     workspace,
 )
-from torchglb.carried.model import (
-    Error,
-    Objectives,
-    dense,
-    error_at,
-    expand,
-    model_at,
-    objective_of,
-)
+from torchglb.carried.model import Error, Objectives, Polynomials, expand_all
 from torchglb.carried.monomials import Packed, monomials, unpack
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.source import NO_FAMILY, RowSource
@@ -65,22 +57,6 @@ def choose_order(family: GLMFamily, dim: int, radius: float, largest: int) -> in
     return order
 
 
-class Polynomials(NamedTuple):
-    """The polynomials of N problems at one place each.
-
-    Attributes:
-        value: of F, ``(N,)``.
-        gradient: ``(N, d)``.
-        hessian: ``(N, d, d)``.
-        errors: the numbers of an :class:`Error`, ``(N, 5)``.
-    """
-
-    value: Floats
-    gradient: Floats
-    hessian: Floats
-    errors: Floats
-
-
 class CarriedLoss:
     """Sums of a family's derivatives at A points of each of N problems.
 
@@ -106,7 +82,7 @@ class CarriedLoss:
         >>> history = glb.History(dim=2)
         >>> carried = CarriedLoss(glb.Bernoulli(), glb.Ball(2, 3.0), 1, points=1, order=2)
         >>> history.append([1.0, 0.0], 1.0)
-        >>> carried.append(RowSource(glb.Bernoulli(), history), *rows_of([[[1.0, 0.0]]], [[1.0]]))
+        >>> carried.catch_up(RowSource(glb.Bernoulli(), history))
         >>> carried.loss
         array([[0.69314718]])
     """
@@ -346,13 +322,6 @@ def ratio_of(family: GLMFamily, order: int, radius: float) -> float:
     return math.inf if known is None else known
 
 
-def rows_of(x: Any, r: Any, w: Any = None) -> tuple[Floats, Floats, Floats]:
-    """Rows as :meth:`CarriedLoss.append` takes them: x, w r and w."""
-    x, r = np.asarray(x, np.float64), np.asarray(r, np.float64)
-    w = np.ones_like(r) if w is None else np.asarray(w, np.float64)
-    return x, w * r, w
-
-
 def row_facts(family: GLMFamily, source: RowSource) -> Floats:
     """The longest row, the size of what is rounded and the number of rows, ``(N, 3)``."""
     rows = source.arrays()
@@ -436,17 +405,3 @@ def carry_terms(
             block[k * CHUNK : k * CHUNK + count] = terms[k, start : start + count]
         add_columns(block, start, count, monomial, carried, table)
     add_facts(x, w, y, largest, 1.0 / dispersion, carried)
-
-
-@entry
-def expand_all(objectives: Objectives, slot: int, theta: Floats, found: Polynomials) -> None:
-    """The polynomial of one point of every problem, at one place each."""
-    d, memory = theta.shape[1], dense(objectives.table.dim, objectives.table.count)
-    for b in range(theta.shape[0]):
-        model = model_at(objective_of(objectives, b), slot, memory)
-        found.value[b] = expand(model, theta[b], memory, found.gradient[b], True)
-        for i in range(d):
-            copy_vector(memory.hessian[i], found.hessian[b, i])
-        error = error_at(model, theta[b], model.sums[0], memory)
-        for k in range(5):
-            found.errors[b, k] = error[k]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchglb.backend import Floats, entry, kernel, record
-from torchglb.carried.carried_loss import Polynomials, add_rows
+from torchglb.carried.carried_loss import add_rows
 from torchglb.carried.kernels import (
     FACTS,
     Carried,
@@ -21,7 +21,7 @@ from torchglb.carried.kernels import (
     workspace,
 )
 from torchglb.carried.minimum import SEARCH, BallSearch, Goal, places_in, search_minimum
-from torchglb.carried.model import Dense, Objectives, dense, objective_of, only_model
+from torchglb.carried.model import Dense, Objectives, Polynomials, dense, objective_of, only_model
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.carried.search import CarriedSearch
 from torchglb.carried.source import RowArrays, RowSource, pass_over
@@ -172,9 +172,8 @@ class CarriedMinimum(CarriedSearch):
             find_minima(source.compiled, source.arrays(), searches, more)
         else:
             seen = ImaginedSource(source, more) if len(more.x) else source
-            algebra = dense(carried.table.dim, carried.table.count)
             make_pass = partial(carried.checked_pass, seen)
-            self._search_from_here(search_on, searches, algebra, self.places[:, 2], make_pass)
+            self._search_from_here(search_on, searches, self.places[:, 2], make_pass)
         known = {name: self.search[name].copy() for name in Enclosed._fields[1:]}
         return Enclosed(self.places[:, 1].copy(), **known)
 
@@ -201,18 +200,18 @@ class BallSearches(NamedTuple):
 
 @kernel
 def _search_one(
-    b: int, searches: BallSearches, work: Workspace, trace: float, algebra: Dense
+    b: int, searches: BallSearches, work: Workspace, trace: float, memory: Dense
 ) -> int:
     """:func:`search_minimum` for one problem of a batch."""
     model = only_model(objective_of(searches.objectives, b))
-    search = BallSearch(places_in(searches.places[b]), model, algebra)
+    search = BallSearch(places_in(searches.places[b]), model, memory)
     return search_minimum(record(searches.state, b), search, searches.goal, work, trace)
 
 
 @entry
-def search_on(b: int, searches: BallSearches, work: Workspace, trace: float, algebra: Dense) -> int:
+def search_on(b: int, searches: BallSearches, work: Workspace, trace: float, memory: Dense) -> int:
     """The same, from Python."""
-    return _search_one(b, searches, work, trace, algebra)
+    return _search_one(b, searches, work, trace, memory)
 
 
 @entry
@@ -222,7 +221,7 @@ def find_minima(
     """The minimum of every problem, with all passes that it needs; imagined rows are in those."""
     packed = searches.objectives.table
     table, count, d = unpack(packed), packed.count, packed.dim
-    work, algebra, monomial = workspace(d, count), dense(d, count), np.empty(count)
+    work, memory, monomial = workspace(d, count), dense(d, count), np.empty(count)
     extra = np.zeros(1 + FACTS)
     for b in range(searches.places.shape[0]):
         state, at = record(searches.state, b), places_in(searches.places[b]).trial
@@ -230,7 +229,7 @@ def find_minima(
         sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
         passed = Carried(at.reshape(d, 1), sums, rest, extra[:1], extra[1:])
         state.passes, state.answered = 0, 0
-        while _search_one(b, searches, work, extra[0], algebra):
+        while _search_one(b, searches, work, extra[0], memory):
             extra[0] = pass_over(family, rows, b, at, table, work)
             if more.x.shape[0] > 0:
                 x, scratch = more.x[b], work.scratch

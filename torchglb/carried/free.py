@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 
 from torchglb.backend import Floats, Ints, entry, kernel, record
 from torchglb.backend.dense import cholesky, copy_vector, distance, length, solve_factored
-from torchglb.carried.free_certificate import (
-    Algebra,
-    FreeSearch,
-    FreeState,
-    Wish,
-    algebra_for,
-    is_enough,
-    look,
-)
+from torchglb.carried.free_certificate import FreeSearch, FreeState, Wish, is_enough, look
 from torchglb.carried.kernels import Workspace, least_used, put_point, workspace
 from torchglb.carried.minimum import DONE, PASS
-from torchglb.carried.model import Objectives, expand, loss_at, model_at, objective_of
+from torchglb.carried.model import (
+    Dense,
+    Objectives,
+    dense,
+    expand,
+    loss_at,
+    model_at,
+    objective_of,
+)
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.carried.source import RowArrays, pass_over
 from torchglb.families.compiled import CompiledFamily
@@ -71,11 +71,12 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
         state.leapt = int(_start(search) != slot)
     elif state.answered == GRADIENT:
         slot = _nearest(carried.points, theta)
-        expand(model_at(objective, slot, memory.dense), theta, memory.dense, memory.gradient, False)
+        gradient, quadratic = memory.vectors[0], objective.quadratic
+        expand(model_at(objective, slot, memory), theta, memory, gradient, False)
         for k in range(theta.shape[0]):
-            added = objective.quadratic.ridge * theta[k] - objective.quadratic.tilt[k]
-            memory.correction[k] = answer.sums[1 + k] + added - memory.gradient[k]
-            memory.place[k] = theta[k]
+            added = quadratic.ridge * theta[k] - quadratic.tilt[k]
+            search.correction[k] = answer.sums[1 + k] + added - gradient[k]
+            search.place[k] = theta[k]
         state.corrected = 1 + slot
     else:
         state.clock += 1
@@ -87,7 +88,7 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
     for _ in range(MAX_STEPS):
         slot = _nearest(carried.points, theta)
         search.used[slot] = state.clock
-        view = look(state, search, model_at(objective, slot, memory.dense), bold)
+        view = look(state, search, model_at(objective, slot, memory), bold)
         if is_enough(state, search, view):
             return DONE
         hessian_error, reach = view.hessian_error, view.reach
@@ -133,15 +134,15 @@ def _start(search: FreeSearch) -> int:
 
 
 @kernel
-def _step(theta: Floats, steepness: float, leap: bool, memory: Algebra) -> float:
+def _step(theta: Floats, steepness: float, leap: bool, memory: Dense) -> float:
     """Newton's step v; returns ``D = R X |v|``.
 
     Where D is not small the step is shortened by ``log(1 + D)/D``, unless it is to be a leap.
     """
-    dense, step = memory.dense, memory.dense.vectors[1]
-    if not cholesky(dense.hessian, 0.0, dense.factor):
+    step = memory.vectors[1]
+    if not cholesky(memory.hessian, 0.0, memory.factor):
         return 0.0
-    solve_factored(dense.factor, memory.gradient, step)
+    solve_factored(memory.factor, memory.vectors[0], step)
     reach = steepness * length(step)
     short = reach > 1.0 and not (leap and reach > FAR)
     share = math.log1p(reach) / reach if short else 1.0
@@ -157,8 +158,8 @@ class FreeSearches(NamedTuple):
         objectives: F of each.
         used: when each carried point was of use, ``(N, A)``.
         state: of dtype ``FREE``, ``(N,)``.
-        theta: ``(N, d)``; the minimisers in the end,
-        hessian: ``(N, d, d)``, and the Hessians of F there.
+        places: theta, correction and place of each, ``(N, 3, d)``.
+        hessian: of F at theta in the end, ``(N, d, d)``.
         tol: from here on as in :class:`Wish`.
         hessian_tol: a number.
         arms: ``(N, K, d)``.
@@ -170,7 +171,7 @@ class FreeSearches(NamedTuple):
     objectives: Objectives
     used: Ints
     state: Any
-    theta: Floats
+    places: Floats
     hessian: Floats
     tol: float
     hessian_tol: float
@@ -182,25 +183,27 @@ class FreeSearches(NamedTuple):
 
 @kernel
 def _search_one(
-    b: int, searches: FreeSearches, work: Workspace, trace: float, algebra: Algebra
+    b: int, searches: FreeSearches, work: Workspace, trace: float, memory: Dense
 ) -> int:
     """:func:`search_free` for one problem of a batch."""
     s = searches
     wish = Wish(s.tol, s.hessian_tol, s.arms[b], s.doubt[b], s.other[b], s.fleeting)
-    search = FreeSearch(s.theta[b], s.used[b], objective_of(s.objectives, b), wish, algebra)
+    theta, correction, place = s.places[b, 0], s.places[b, 1], s.places[b, 2]
+    objective = objective_of(s.objectives, b)
+    search = FreeSearch(theta, correction, place, s.used[b], objective, wish, memory)
     asked = search_free(record(s.state, b), search, work, trace)
     if asked == DONE:
-        for i in range(search.theta.shape[0]):
-            copy_vector(algebra.dense.hessian[i], s.hessian[b, i])
+        for i in range(theta.shape[0]):
+            copy_vector(memory.hessian[i], s.hessian[b, i])
     return asked
 
 
 @entry
 def search_free_on(
-    b: int, searches: FreeSearches, work: Workspace, trace: float, algebra: Algebra
+    b: int, searches: FreeSearches, work: Workspace, trace: float, memory: Dense
 ) -> int:
     """The same, from Python."""
-    return _search_one(b, searches, work, trace, algebra)
+    return _search_one(b, searches, work, trace, memory)
 
 
 @entry
@@ -210,12 +213,12 @@ def find_free(
     """The minimiser of every problem, with all passes that it needs."""
     packed, first = searches.objectives.table, unpack(linear)
     table, work = unpack(packed), workspace(packed.dim, packed.count)
-    algebra = algebra_for(packed.dim, packed.count)
-    for b in range(searches.theta.shape[0]):
-        found, theta, trace = record(searches.state, b), searches.theta[b], 0.0
+    memory = dense(packed.dim, packed.count)
+    for b in range(searches.places.shape[0]):
+        found, theta, trace = record(searches.state, b), searches.places[b, 0], 0.0
         found.passes, found.answered = 0, 0
         while True:
-            asked = _search_one(b, searches, work, trace, algebra)
+            asked = _search_one(b, searches, work, trace, memory)
             if asked == DONE:
                 break
             trace = pass_over(family, rows, b, theta, table if asked == PASS else first, work)

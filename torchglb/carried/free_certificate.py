@@ -32,9 +32,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
-from torchglb.backend import Floats, Ints, inlined, kernel, record_type
+from torchglb.backend import Floats, Ints, kernel, record_type
 from torchglb.backend.dense import EPS, cholesky, distance, dot, forward, length
 from torchglb.carried.model import (
     Decrement,
@@ -42,7 +40,6 @@ from torchglb.carried.model import (
     Model,
     Objective,
     decrement_of,
-    dense,
     error_at,
     expand,
 )
@@ -106,44 +103,26 @@ class Wish(NamedTuple):
     fleeting: bool
 
 
-class Algebra(NamedTuple):
-    """Memory of one search.
-
-    Attributes:
-        dense: for the polynomial; its Hessian is that of F at theta.
-        gradient: of F at theta, ``(d,)``.
-        correction: of a polynomial's gradient, ``(d,)``,
-        place: where it was made, ``(d,)``.
-    """
-
-    dense: Dense
-    gradient: Floats
-    correction: Floats
-    place: Floats
-
-
-@inlined
-def algebra_for(dim: int, count: int) -> Algebra:
-    """For so many features and monomials."""
-    return Algebra(dense(dim, count), np.zeros(dim), np.zeros(dim), np.zeros(dim))
-
-
 class FreeSearch(NamedTuple):
     """What a search works on, beside its state: a record in a tuple would be a copy.
 
     Attributes:
         theta: ``(d,)``, where it is.
+        correction: of a polynomial's gradient, ``(d,)``,
+        place: where it was made, ``(d,)``.
         used: the time when each carried point was last of use, ``(A,)``.
         objective: F.
         wish: when to end.
-        memory: for algebra.
+        memory: for algebra; its Hessian, and the first of its vectors, the gradient, are F's.
     """
 
     theta: Floats
+    correction: Floats
+    place: Floats
     used: Ints
     objective: Objective
     wish: Wish
-    memory: Algebra
+    memory: Dense
 
 
 class View(NamedTuple):
@@ -172,7 +151,7 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
     point; unless a search is bold and the polynomial convex there. The factor of M is left in the
     memory.
     """
-    theta, memory, gradient = search.theta, search.memory.dense, search.memory.gradient
+    theta, memory, gradient = search.theta, search.memory, search.memory.vectors[0]
     carried, constants = model.objective.carried, model.objective.constants
     d, ridge = theta.shape[0], model.objective.quadratic.ridge
     hessian, metric = memory.hessian, memory.metric
@@ -211,13 +190,13 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
 @kernel
 def _correct(search: FreeSearch, model: Model) -> float:
     """Adds the correction to the gradient; what may be wrong with it then."""
-    theta, memory, v = search.theta, search.memory, search.memory.dense.vectors[1]
+    theta, gradient, v = search.theta, search.memory.vectors[0], search.memory.vectors[1]
     carried, constants = model.objective.carried, model.objective.constants
     for k in range(theta.shape[0]):
-        memory.gradient[k] += memory.correction[k]
-        v[k] = theta[k] - memory.place[k]
-    near = length(memory.dense.shift)
-    far = max(near, distance(memory.place, model.point))  # of all points between the two
+        gradient[k] += search.correction[k]
+        v[k] = theta[k] - search.place[k]
+    near = length(search.memory.shift)
+    far = max(near, distance(search.place, model.point))  # of all points between the two
     longest, lost = carried.facts[0], plain(theta.shape[0], carried.facts[2]) * EPS
     local = max(squared_in_hessian(model.sums, v), 0.0)
     local += lost * carried.trace[model.slot] * dot(v, v)
@@ -284,7 +263,7 @@ def _is_clear(state: FreeState, search: FreeSearch, distance: float) -> bool:
 
     ``<x - x', u>`` is at most the distance times the length of x - x' in M^-1.
     """
-    theta, arms, memory = search.theta, search.wish.arms, search.memory.dense
+    theta, arms, memory = search.theta, search.wish.arms, search.memory
     best, state.leader, difference = -math.inf, 0, memory.vectors[2]
     for k in range(arms.shape[0]):
         score = dot(arms[k], theta)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from torchglb.backend import Floats, Ints
 from torchglb.carried.free import FreeSearches, find_free, search_free_on
-from torchglb.carried.free_certificate import FREE, algebra_for
+from torchglb.carried.free_certificate import FREE
 from torchglb.carried.monomials import monomials
 from torchglb.carried.search import CarriedSearch
 from torchglb.carried.source import RowSource
@@ -94,12 +94,12 @@ class FreeMinimum(CarriedSearch):
         arms = np.empty((N, 0, d)) if arms is None else np.ascontiguousarray(arms, np.float64)
         doubt = np.zeros(N) if doubt is None else doubt
         other = np.zeros((N, d)) if other is None else other
-        theta, hessian = np.zeros((N, d)), np.empty((N, d, d))
+        places, hessian = np.zeros((N, 3, d)), np.empty((N, d, d))
         searches = FreeSearches(
             objectives=carried.objectives(ridge, tilt),
             used=self._used,
             state=self.search,
-            theta=theta,
+            places=places,
             hessian=hessian,
             tol=float(tol),
             hessian_tol=float(hessian_tol),
@@ -111,8 +111,7 @@ class FreeMinimum(CarriedSearch):
         if source.is_direct:
             find_free(source.compiled, source.arrays(), searches, monomials(d, 1))
         else:
-            algebra = algebra_for(d, carried.table.count)
-            self._search_from_here(search_free_on, searches, algebra, theta, source.pass_at)
+            self._search_from_here(search_free_on, searches, places[:, 0], source.pass_at)
         state = self.search.copy()
         known = {name: state[name] for name in Free._fields if name not in ("theta", "hessian")}
-        return Free(theta=theta, hessian=hessian, **known)
+        return Free(theta=places[:, 0].copy(), hessian=hessian, **known)

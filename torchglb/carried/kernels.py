@@ -231,24 +231,18 @@ def chunk_moments(
 @kernel
 def sum_rows(
     family: CompiledFamily,
-    X: Floats,
-    w: Floats,
-    y: Floats,
-    start: int,
-    stop: int,
+    rows: LossRows,
+    used: int,
     theta: Floats,
     table: Monomials,
     work: Workspace,
 ) -> float:
-    """One pass: the derivatives of the loss of rows start..stop at theta, into ``work.sums``.
+    """One pass: the derivatives of the loss at theta, into ``work.sums``.
 
     Args:
         family: the family.
-        X: features, ``(d, capacity)``.
-        w: weights, ``(capacity,)``; ``(0,)`` if all are 1.
-        y: weights times rewards, ``(capacity,)``.
-        start: the first row.
-        stop: behind the last row.
+        rows: of one problem.
+        used: how many of them there are.
         theta: ``(d,)``.
         table: the monomials that are wanted.
         work: memory.
@@ -256,13 +250,13 @@ def sum_rows(
     Returns:
         The trace of the Hessian.
     """
-    d, scratch = X.shape[0], work.scratch
+    X, w, y, scratch = rows.X, rows.w, rows.y, work.scratch
     work.sums[:] = 0.0
     work.rest[:] = 0.0
     trace = 0.0
     terms = scratch[TERMS:]
-    for s in range(start, stop, CHUNK):
-        count = min(CHUNK, stop - s)
+    for s in range(0, used, CHUNK):
+        count = min(CHUNK, used - s)
         features(X, s, count, theta, scratch)
         for i in range(count):
             scratch[CHUNK + i] = w[s + i] if w.shape[0] else 1.0
@@ -278,7 +272,7 @@ def sum_rows(
         else:
             chunk_moments(X, s, count, terms, table, work)
     if table.order > 1:
-        trace = trace_of(work.sums, d)
+        trace = trace_of(work.sums, X.shape[0])
     return trace
 
 

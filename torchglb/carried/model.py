@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, inlined, kernel
-from torchglb.backend.dense import EPS, cholesky, dot, forward, inverse_trace, length
+from torchglb.backend import Floats, entry, inlined, kernel
+from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, forward, inverse_trace, length
 from torchglb.carried.kernels import Carried, carried_in
 from torchglb.carried.monomials import Monomials, Packed, unpack
 from torchglb.carried.rounding import compensated, plain
@@ -61,38 +61,6 @@ class Objective(NamedTuple):
     quadratic: Quadratic
     constants: Constants
     table: Monomials
-
-
-class Objectives(NamedTuple):
-    """F of N problems, in few arrays.
-
-    Attributes:
-        memory: what is carried, ``(N, size)``.
-        number: A.
-        constants: S, C and R, ``(N, 3)``.
-        table: the monomials of the sums.
-        ridge: lambda, ``(N,)``.
-        tilt: ``(N, d)``.
-    """
-
-    memory: Floats
-    number: int
-    constants: Floats
-    table: Packed
-    ridge: Floats
-    tilt: Floats
-
-
-@inlined
-def objective_of(given: Objectives, b: int) -> Objective:
-    """F of one problem."""
-    table, c = given.table, given.constants[b]
-    return Objective(
-        carried_in(given.memory[b], table.dim, given.number, table.count),
-        Quadratic(given.ridge[b], given.tilt[b]),
-        Constants(c[0], c[1], c[2]),
-        unpack(table),
-    )
 
 
 @kernel
@@ -304,3 +272,68 @@ def decrement_of(
     rounding = compensated(d) * EPS * terms + lost * length(memory.shift)
     flatness = math.sqrt(inverse_trace(memory.factor, y))
     return Decrement(value, rounding * flatness, flatness)
+
+
+# ---- of many problems ---------------------------------------------------------------------------
+
+
+class Objectives(NamedTuple):
+    """F of N problems, in few arrays.
+
+    Attributes:
+        memory: what is carried, ``(N, size)``.
+        number: A.
+        constants: S, C and R, ``(N, 3)``.
+        table: the monomials of the sums.
+        ridge: lambda, ``(N,)``.
+        tilt: ``(N, d)``.
+    """
+
+    memory: Floats
+    number: int
+    constants: Floats
+    table: Packed
+    ridge: Floats
+    tilt: Floats
+
+
+@inlined
+def objective_of(given: Objectives, b: int) -> Objective:
+    """F of one problem."""
+    table, c = given.table, given.constants[b]
+    return Objective(
+        carried_in(given.memory[b], table.dim, given.number, table.count),
+        Quadratic(given.ridge[b], given.tilt[b]),
+        Constants(c[0], c[1], c[2]),
+        unpack(table),
+    )
+
+
+class Polynomials(NamedTuple):
+    """The polynomials of N problems at one place each.
+
+    Attributes:
+        value: of F, ``(N,)``.
+        gradient: ``(N, d)``.
+        hessian: ``(N, d, d)``.
+        errors: the numbers of an :class:`Error`, ``(N, 5)``.
+    """
+
+    value: Floats
+    gradient: Floats
+    hessian: Floats
+    errors: Floats
+
+
+@entry
+def expand_all(objectives: Objectives, slot: int, theta: Floats, found: Polynomials) -> None:
+    """The polynomial of one point of every problem, at one place each."""
+    d, memory = theta.shape[1], dense(objectives.table.dim, objectives.table.count)
+    for b in range(theta.shape[0]):
+        model = model_at(objective_of(objectives, b), slot, memory)
+        found.value[b] = expand(model, theta[b], memory, found.gradient[b], True)
+        for i in range(d):
+            copy_vector(memory.hessian[i], found.hessian[b, i])
+        error = error_at(model, theta[b], model.sums[0], memory)
+        for k in range(5):
+            found.errors[b, k] = error[k]

@@ -15,6 +15,7 @@ from torchglb.backend import Floats
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.kernels import Workspace, workspace
 from torchglb.carried.minimum import PASS
+from torchglb.carried.model import dense
 from torchglb.carried.monomials import Packed, monomials
 from torchglb.carried.source import RowSource
 from torchglb.checks import check_tensors
@@ -52,7 +53,6 @@ class CarriedSearch:
         self,
         search_on: Callable[..., int],
         searches: Any,
-        algebra: Any,
         places: Floats,
         make_pass: Callable[[int, Floats, Packed, Workspace], float],
     ) -> None:
@@ -61,16 +61,15 @@ class CarriedSearch:
         Args:
             search_on: goes on with one problem until it is done or needs a pass.
             searches: of all problems.
-            algebra: memory of a search.
             places: where each wants its pass, ``(N, d)``.
             make_pass: at the place of one problem.
         """
         table, linear = self.carried.table, monomials(self.carried.dim, 1)
-        work = workspace(table.dim, table.count)
+        work, memory = workspace(table.dim, table.count), dense(table.dim, table.count)
         for b in range(self.source.problems):
             self.search["passes"][b] = self.search["answered"][b] = 0
             trace = 0.0
-            while asked := search_on(b, searches, work, trace, algebra):
+            while asked := search_on(b, searches, work, trace, memory):
                 trace = make_pass(b, places[b], table if asked == PASS else linear, work)
                 self.search["answered"][b] = asked
 

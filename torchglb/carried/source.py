@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from torchglb.backend import Floats, entry, kernel
-from torchglb.carried.kernels import Workspace, sum_rows, trace_of
+from torchglb.carried.kernels import LossRows, Workspace, sum_rows, trace_of
 from torchglb.carried.monomials import Monomials, Packed, unpack
 from torchglb.errors import SolverError
 from torchglb.families import GLMFamily
@@ -127,7 +127,8 @@ def pass_over(
     work: Workspace,
 ) -> float:
     """:func:`sum_rows` over all rows of one problem."""
-    return sum_rows(family, rows.X[b], rows.w[b], rows.y[b], 0, rows.used, point, table, work)
+    mine = LossRows(rows.X[b], rows.w[b], rows.y[b])
+    return sum_rows(family, mine, rows.used, point, table, work)
 
 
 @entry

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats
-from torchglb.carried.carried_loss import Polynomials, choose_order
+from torchglb.carried.carried_loss import choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum, Enclosed
 from torchglb.carried.free_certificate import TRUST
 from torchglb.carried.free_minimum import Free, FreeMinimum
+from torchglb.carried.model import Polynomials
 from torchglb.carried.source import RowSource
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball

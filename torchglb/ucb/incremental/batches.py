@@ -269,7 +269,7 @@ def play_one(
         else:
             point, table, work = memory.round.trial, problem.table, memory.anchors
             state.answered = PASS_FOR_ANCHOR
-        trace = sum_rows(family, rows.X, rows.w, rows.y, 0, problem.rows, point, table, work)
+        trace = sum_rows(family, rows, problem.rows, point, table, work)
 
 
 @kernel
