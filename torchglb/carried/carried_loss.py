@@ -306,14 +306,10 @@ class CarriedLoss:
 
 def _shape(domain: Ball, problems: int) -> tuple[int, ...]:
     """The batch shape that a ball's radii have to take."""
-    radius = domain.radius
-    if isinstance(radius, Tensor) and radius.numel() not in (1, problems):
-        raise refuse("domain", f"one radius, or {problems}", f"{radius.numel()}")
-    return (
-        tuple(radius.shape)
-        if isinstance(radius, Tensor) and radius.numel() == problems
-        else (problems,)
-    )
+    shape = tuple(domain.radius.shape) if isinstance(domain.radius, Tensor) else ()
+    if math.prod(shape) not in (1, problems):
+        raise refuse("domain", f"one radius, or {problems}", f"{math.prod(shape)}")
+    return shape if math.prod(shape) == problems else (problems,)
 
 
 def ratio_of(family: GLMFamily, order: int, radius: float) -> float:

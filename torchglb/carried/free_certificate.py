@@ -44,7 +44,7 @@ from torchglb.carried.model import (
     expand,
 )
 from torchglb.carried.rounding import plain
-from torchglb.carried.taylor import remainder, squared_in_hessian
+from torchglb.carried.taylor import hessian_at, remainder, squared_in_hessian
 
 #: a polynomial's Hessian that may be wrong by this share bounds nothing
 TRUST = 0.5
@@ -163,24 +163,21 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
     if state.corrected == 1 + model.slot:
         slope = _correct(search, model)
     lost = plain(d, carried.facts[2]) * EPS * error.trace
-    grown, scale, place = math.exp(min(reach, 300.0)), 1.0 + error.hessian, 1 + d
-    shift = ridge - ridge / scale  # nothing is uncertain about the ridge
+    grown, scale = math.exp(min(reach, 300.0)), 1.0 + error.hessian
     good = error.hessian <= TRUST
     convex = good or (bold and cholesky(hessian, -ridge - lost, memory.factor))
-    if not convex or (not good and scale > grown):
-        shift = ridge
-        for i in range(d):
-            for j in range(i, d):
-                metric[i, j] = metric[j, i] = model.sums[place] / grown
-                if not convex:
-                    hessian[i, j] = hessian[j, i] = grown * model.sums[place]
-                place += 1
-            if not convex:
-                hessian[i, i] += ridge
-    else:
+    if good or (convex and scale <= grown):
+        shift = ridge - ridge / scale  # nothing is uncertain about the ridge
         for i in range(d):
             for j in range(d):
                 metric[i, j] = hessian[i, j] / scale
+    else:
+        shift = ridge
+        hessian_at(model.sums, 1.0 / grown, metric)
+    if not convex:
+        hessian_at(model.sums, grown, hessian)
+        for i in range(d):
+            hessian[i, i] += ridge
     decrement = decrement_of(model, gradient, shift, error.trace, memory)
     if decrement.value == math.inf:
         return View(decrement, math.inf, math.inf, reach)

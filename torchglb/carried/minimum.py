@@ -161,16 +161,10 @@ def _step_safely(state: SearchState, search: BallSearch) -> None:
 
     Far from its point the polynomial may lead upwards; its quadratic part there does not.
     """
-    if not state.high <= _carried_value(search):
+    objective = search.model.objective
+    if not state.high <= loss_at(objective.carried, objective.quadratic, 0):
         search.places.shift[:] = 0.0
         _newton_step(state, search)
-
-
-@kernel
-def _carried_value(search: BallSearch) -> float:
-    """F at the carried point."""
-    objective = search.model.objective
-    return loss_at(objective.carried, objective.quadratic, 0)
 
 
 @kernel
@@ -217,7 +211,7 @@ def _take(search: BallSearch, answer: Workspace, trace: float) -> bool:
     carried, quadratic = search.model.objective.carried, search.model.objective.quadratic
     for k in range(point.shape[0]):
         slope += gradient_at(carried, quadratic, k, 0) * (places.trial[k] - point[k])
-    before = _carried_value(search)
+    before = loss_at(carried, quadratic, 0)
     after = answer.sums[0] + quadratic_value(quadratic, places.trial)
     allowed = before + ARMIJO * min(slope, 0.0) + 64.0 * EPS * abs(before)
     if not after <= allowed and before < math.inf:

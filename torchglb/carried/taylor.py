@@ -55,6 +55,16 @@ def taylor_hessian(sums: Floats, powers: Floats, table: Monomials, out: Floats) 
 
 
 @kernel
+def hessian_at(sums: Floats, scale: float, out: Floats) -> None:
+    """The Hessian at the point itself, times a number."""
+    d, place = out.shape[0], 1 + out.shape[0]
+    for i in range(d):
+        for j in range(i, d):
+            out[i, j] = out[j, i] = scale * sums[place]
+            place += 1
+
+
+@kernel
 def squared_in_hessian(sums: Floats, p: Floats) -> float:
     """``|p|^2`` in the Hessian at the point itself, or a little below 0 by rounding."""
     d = p.shape[0]

@@ -21,6 +21,7 @@ from torchglb.carried.model import (
     model_at,
 )
 from torchglb.carried.rounding import compensated
+from torchglb.carried.taylor import hessian_at
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     Arms,
@@ -217,14 +218,8 @@ def _propose_from_minimum(problem: CarriedProblem, level: Level, x: Floats, memo
 @kernel
 def _reduce_minimum(problem: CarriedProblem, memory: Memory) -> None:
     """The Hessian of the data at the carried minimum in tridiagonal form, for all looks."""
-    form, d = memory.minimum_form, memory.trial.shape[0]
-    place = 1 + d
-    for i in range(d):
-        for j in range(i, d):
-            entry = problem.minimum.sums[place]
-            form.reflections[i, j] = form.reflections[j, i] = entry
-            place += 1
-    reduce(form, memory.step[0])
+    hessian_at(problem.minimum.sums, 1.0, memory.minimum_form.reflections)
+    reduce(memory.minimum_form, memory.step[0])
 
 
 @kernel
