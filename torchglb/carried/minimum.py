@@ -282,7 +282,7 @@ def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved
                 memory.metric[i, j] = known * memory.hessian[i, j]
         decrement = decrement_of(model, gradient, nu, error.trace, memory)
         delta = decrement.value + error.slope
-        left = 1.0 - steepness * decrement.flatness * delta
+        left = 1.0 - steepness * decrement.flatness * delta if delta < math.inf else -1.0
         if left >= 0.0:
             ratio = delta / (1.0 + math.sqrt(left))
             low = max(low, base - 2.0 * ratio * ratio)
