@@ -108,7 +108,7 @@ def test_sums_are_those_of_the_loss(family, d, dtype, generator):
     np.testing.assert_allclose(given.loss.loss, fresh.loss, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(given.loss.gradient, fresh.gradient, rtol=1e-11, atol=1e-11)
     for slot in range(3):
-        value, gradient, hessian, _ = given.loss.expand(given.points[:, slot].numpy(), slot=slot)
+        value, gradient, hessian, _ = given.loss.expand(given.points[:, slot].numpy(), slot)
         np.testing.assert_allclose(value, fresh.loss[:, slot], rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(gradient, fresh.gradient[:, slot], rtol=1e-11, atol=1e-11)
         np.testing.assert_allclose(hessian, fresh.hessian[:, slot], rtol=1e-11, atol=1e-11)

@@ -213,17 +213,17 @@ class CarriedLoss:
     def expand(
         self,
         theta: Floats,
+        slot: int = 0,
         ridge: Floats | None = None,
         tilt: Floats | None = None,
-        slot: int = 0,
     ) -> Polynomials:
         """F at ``theta (N, d)`` by the polynomial of a point, with what is certain of it.
 
         Args:
             theta: one place for each problem.
+            slot: which point.
             ridge: lambda, ``(N,)``; 0 if not given.
             tilt: ``(N, d)``; 0 if not given.
-            slot: which point.
         """
         N, d = theta.shape
         found = Polynomials(np.empty(N), np.empty((N, d)), np.empty((N, d, d)), np.empty((N, 5)))

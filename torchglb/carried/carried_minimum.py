@@ -137,7 +137,7 @@ class CarriedMinimum(CarriedSearch):
         """
         self.carried.catch_up(self.source)
         found = self._search(ridge, tilt, Goal(math.inf, tol, hessian_tol))
-        return found, self.carried.expand(found.theta, ridge, tilt)
+        return found, self.carried.expand(found.theta, 0, ridge, tilt)
 
     def predict(
         self, x: Floats, y: Floats, w: Floats, ridge: Floats, tilt: Floats, tol: float
