@@ -16,6 +16,7 @@ from torchglb.backend.dense import EPS, dot, length
 from torchglb.carried.kernels import Workspace
 from torchglb.carried.minimum import DONE as FOUND
 from torchglb.carried.minimum import Goal, SearchState, search_minimum
+from torchglb.ucb.growing import Settings
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     PLANAR,
@@ -52,7 +53,6 @@ from torchglb.ucb.incremental.round_state import (
     CarriedProblem,
     Memory,
     RoundState,
-    Settings,
 )
 
 #: at first the minimum is found to this, and to a hundredth of the level's height above it

@@ -20,6 +20,7 @@ from torchglb.carried.taylor import Constants
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
 from torchglb.optim import Status
+from torchglb.ucb.growing import Settings
 from torchglb.ucb.incremental.arm_selection import choose, first_tolerance
 from torchglb.ucb.incremental.cutting_planes import Arms
 from torchglb.ucb.incremental.minorant import minorant_in, sum_least_curvatures
@@ -34,7 +35,6 @@ from torchglb.ucb.incremental.round_state import (
     CarriedProblem,
     Memory,
     RoundState,
-    Settings,
     notes_in,
     round_memory,
 )

@@ -13,6 +13,7 @@ from torchglb.backend.tridiagonal import reduce, tridiagonal_form
 from torchglb.carried.kernels import Workspace, put_point
 from torchglb.carried.rounding import compensated
 from torchglb.carried.taylor import error_at
+from torchglb.ucb.growing import Settings
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     Arms,
@@ -28,7 +29,6 @@ from torchglb.ucb.incremental.round_state import (
     CarriedProblem,
     Memory,
     RoundState,
-    Settings,
 )
 from torchglb.ucb.kernels import (
     Curvature,

@@ -11,6 +11,7 @@ import math
 from torchglb.backend import kernel
 from torchglb.carried.kernels import Workspace
 from torchglb.carried.rounding import compensated
+from torchglb.ucb.growing import Settings
 from torchglb.ucb.incremental.cutting_planes import Arms, Level, bound_by_ellipsoid, ellipsoid
 from torchglb.ucb.incremental.kkt import expand
 from torchglb.ucb.incremental.looks import anchor_at_minimum
@@ -25,7 +26,7 @@ from torchglb.ucb.incremental.minorant import (
     outer_ellipsoid,
     store,
 )
-from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, RoundState, Settings
+from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, RoundState
 from torchglb.ucb.kernels import cut_rounding
 
 #: a minorant is asked where so many rivals are left, and made where so many are, by so many passes

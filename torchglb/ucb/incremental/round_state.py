@@ -68,28 +68,6 @@ class RoundState(Protocol):
 ROUND = record_type(RoundState)
 
 
-class Settings(NamedTuple):
-    """What is asked of a round.
-
-    Attributes:
-        height: B itself, or how far it is above the minimum.
-        relative: whether it is the latter.
-        level_tol: the minimum is certified to this if need be.
-        tie: arms whose values agree to ``tie (1 + |h|)`` count as equal.
-        value_tol: the winner's own gap is closed to this too; infinite if that is not asked for.
-        every: close the gaps of all arms to ``value_tol``, whoever wins.
-        max_steps: looks with a pass before a round is given up as undecided.
-    """
-
-    height: float
-    relative: bool
-    level_tol: float
-    tie: float
-    value_tol: float
-    every: bool
-    max_steps: int
-
-
 class AnchorNotes(NamedTuple):
     """What is known of the anchors beside their sums.
 

@@ -19,6 +19,7 @@ from torchglb.checks import check_count, check_tensors
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
+from torchglb.ucb.growing import Settings
 from torchglb.ucb.incremental.batches import (
     DONE,
     OPEN,
@@ -38,7 +39,6 @@ from torchglb.ucb.incremental.round_state import (
     PASS_FOR_MINIMUM,
     ROUND,
     UNDECIDED,
-    Settings,
 )
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.native import native_support
