@@ -13,7 +13,6 @@ import math
 
 from torchglb.backend import inlined, kernel
 from torchglb.backend.dense import EPS, dot, length
-from torchglb.carried.kernels import Workspace
 from torchglb.carried.minimum import DONE as FOUND
 from torchglb.carried.minimum import Goal, SearchState, search_minimum
 from torchglb.ucb.growing import Settings
@@ -79,7 +78,6 @@ def choose(
     problem: CarriedProblem,
     arms: Arms,
     settings: Settings,
-    answer: Workspace,
     trace: float,
     memory: Memory,
 ) -> int:
@@ -91,10 +89,11 @@ def choose(
         problem: what is carried.
         arms: the arms; bounds come out in them.
         settings: what is asked.
-        answer: the sums at ``problem.places.trial`` or ``memory.trial``, if that was answered.
-        trace: of the Hessian there.
-        memory: for one problem at a time.
+        trace: of the Hessian where the pass was made that was asked for.
+        memory: for one problem at a time; with the sums of that pass.
     """
+    if state.awaited == PASS_FOR_MINIMUM:
+        search.answered, state.awaited = 1, 0
     while True:
         if state.phase == MINIMUM:
             asked = search_minimum(
@@ -105,11 +104,12 @@ def choose(
                 problem.minimum_constants,
                 Goal(state.tolerance, math.inf, math.inf),
                 problem.minimum_table,
-                answer,
+                memory.minimum_pass,
                 trace,
                 memory.dense,
             )
             if asked != FOUND:
+                state.awaited = PASS_FOR_MINIMUM
                 return PASS_FOR_MINIMUM
             if not _set_level(state, search, settings):
                 continue
@@ -118,8 +118,9 @@ def choose(
         if state.phase == SCAN:
             _scan_all(state, problem, arms, level, settings, memory)
             state.phase = LOOKS
-        asked = _looks(state, problem, arms, level, settings, answer, trace, memory)
+        asked = _looks(state, problem, arms, level, settings, trace, memory)
         if asked != SHARPEN:
+            state.awaited = asked
             return asked
         state.phase = MINIMUM
 
@@ -267,18 +268,17 @@ def _looks(
     arms: Arms,
     level: Level,
     settings: Settings,
-    answer: Workspace,
     trace: float,
     memory: Memory,
 ) -> int:
     """Looks at one maximiser after the other until the winner is certain."""
-    answered, state.answered = state.answered, 0
+    answered, state.awaited = state.awaited, 0
     if answered == PASS_FOR_MINORANT:
-        if end_minorant(state, problem, arms, level, answer, memory):
+        if end_minorant(state, problem, arms, level, memory):
             return PASS_FOR_MINORANT
     elif answered == PASS_FOR_ANCHOR:
         floor = -math.inf if settings.every else arms.lower[state.leader]
-        new_anchor(state, problem, arms, level, answer, trace, floor, memory)
+        new_anchor(state, problem, arms, level, trace, floor, memory)
     while True:
         leader, rival = _standing(arms)
         state.leader = leader

@@ -13,7 +13,7 @@ import numpy as np
 from torchglb.backend import Floats, Ints, entry, floats_at, inlined, kernel, record
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
-from torchglb.carried.kernels import LossRows, Workspace, carried_in, carry_row, sum_rows, workspace
+from torchglb.carried.kernels import LossRows, carried_in, carry_row, sum_rows
 from torchglb.carried.minimum import Quadratic, SearchState, places_in
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.carried.taylor import Constants
@@ -28,7 +28,6 @@ from torchglb.ucb.incremental.round_state import (
     DECIDED,
     MINIMUM,
     NO_CENTER,
-    PASS_FOR_ANCHOR,
     PASS_FOR_MINIMUM,
     PASS_FOR_MINORANT,
     UNDECIDED,
@@ -50,28 +49,41 @@ _INFEASIBLE, _INACCURATE = int(Status.INFEASIBLE), int(Status.INACCURATE)
 HUGE = 1e305
 
 
-class Batch(NamedTuple):
-    """Everything that is carried of N problems.
+class Sums(NamedTuple):
+    """What a row adds to.
 
     Attributes:
         anchors: memory of the carried anchors, ``(N, size)``.
-        notes: what else is known of them, ``(N, (d + 2) A + 1)``.
         minimum: memory of the carried minimum, ``(N, size)``.
-        places: of its search, ``(N, 4, d)``.
-        search: its state, ``(N,)``.
-        rounds: the state of the round, ``(N,)``.
-        passes: over the history so far, ``(N,)``.
-        constants: S, C and R for the anchors, ``(N, 3)``.
-        minimum_constants: the same for the minimum.
-        minorants: memory of the minorants, ``(N, size)`` or ``(N, 0)`` for none.
         table: monomials of the anchors.
         minimum_table: monomials of the minimum.
         number: A.
     """
 
     anchors: Floats
-    notes: Floats
     minimum: Floats
+    table: Packed
+    minimum_table: Packed
+    number: int
+
+
+class Batch(NamedTuple):
+    """Everything that is carried of N problems.
+
+    Attributes:
+        sums: of the anchors and the minimum.
+        notes: what else is known of the anchors, ``(N, (d + 2) A + 1)``.
+        places: of the search for the minimum, ``(N, 4, d)``.
+        search: its state, ``(N,)``.
+        rounds: the state of the round, ``(N,)``.
+        passes: over the history so far, ``(N,)``.
+        constants: S, C and R for the anchors, ``(N, 3)``.
+        minimum_constants: the same for the minimum.
+        minorants: memory of the minorants, ``(N, size)`` or ``(N, 0)`` for none.
+    """
+
+    sums: Sums
+    notes: Floats
     places: Floats
     search: np.ndarray
     rounds: np.ndarray
@@ -79,23 +91,20 @@ class Batch(NamedTuple):
     constants: Floats
     minimum_constants: Floats
     minorants: Floats
-    table: Packed
-    minimum_table: Packed
-    number: int
 
 
 @inlined
 def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> CarriedProblem:
     """One problem of a batch."""
-    d, c, e = batch.table.dim, batch.constants[b], batch.minimum_constants[b]
-    count, least = batch.table.count, batch.minimum_table.count
+    sums, c, e = batch.sums, batch.constants[b], batch.minimum_constants[b]
+    d = sums.table.dim
     return CarriedProblem(
-        carried_in(batch.anchors[b], d, batch.number, count),
-        notes_in(batch.notes[b], d, batch.number),
-        unpack(batch.table),
+        carried_in(sums.anchors[b], d, sums.number, sums.table.count),
+        notes_in(batch.notes[b], d, sums.number),
+        unpack(sums.table),
         Constants(c[0], c[1], c[2]),
-        carried_in(batch.minimum[b], d, 1, least),
-        unpack(batch.minimum_table),
+        carried_in(sums.minimum[b], d, 1, sums.minimum_table.count),
+        unpack(sums.minimum_table),
         Constants(e[0], e[1], e[2]),
         places_in(batch.places[b]),
         minorant_in(batch.minorants[b], d),
@@ -156,9 +165,9 @@ def new_output(problems: int, arms: int) -> RoundOutput:
 
 
 @inlined
-def arms_of(given: Floats, out: RoundOutput, b: int, ints: Ints, numbers: Floats) -> Arms:
+def arms_of(given: Floats, out: RoundOutput, b: int, memory: Memory) -> Arms:
     """The arms of one problem, of ``(N, K, d)``, as unit vectors and lengths."""
-    K, d = given.shape[1], given.shape[2]
+    K, d, numbers, places = given.shape[1], given.shape[2], memory.arm_numbers, memory.arm_places
     units = numbers[: K * d].reshape(K, d)
     lengths, weight = numbers[K * d : K * (d + 1)], numbers[K * (d + 1) : K * (d + 2)]
     for k in range(K):
@@ -166,7 +175,7 @@ def arms_of(given: Floats, out: RoundOutput, b: int, ints: Ints, numbers: Floats
         lengths[k] = size
         for i in range(d):
             units[k, i] = given[b, k, i] / size if size > 0.0 else 0.0
-    return Arms(units, lengths, out.upper[b], out.lower[b], ints[:K], ints[K : 2 * K], weight)
+    return Arms(units, lengths, out.upper[b], out.lower[b], places[:K], places[K:], weight)
 
 
 @inlined
@@ -186,7 +195,7 @@ def start_round(batch: Batch, given: RoundInput, b: int) -> None:
     state.tolerance = first_tolerance(settings_of(given, b))
     state.number, state.leader = given.number, 0
     search = record(batch.search, b)
-    state.answered, search.answered, search.passes = 0, 0, 0
+    state.awaited, search.answered, search.passes = 0, 0, 0
 
 
 @kernel
@@ -210,34 +219,12 @@ def end_round(batch: Batch, out: RoundOutput, b: int) -> None:
     out.status[b] = status
 
 
-class BatchMemory(NamedTuple):
-    """For one problem at a time: of its round, its arms, and its passes.
-
-    Attributes:
-        round: of the round.
-        ints: two of each arm, ``(2 K,)``.
-        numbers: d + 2 of each arm.
-        anchors: for passes of the anchors' sums,
-        minimum: and of the minimum's.
-    """
-
-    round: Memory
-    ints: Ints
-    numbers: Floats
-    anchors: Workspace
-    minimum: Workspace
-
-
-def batch_memory(batch: Batch, arms: int) -> BatchMemory:
+@inlined
+def memory_for(batch: Batch, arms: int) -> Memory:
     """For the problems of a batch with so many arms."""
-    d, count, least = batch.table.dim, batch.table.count, batch.minimum_table.count
-    return BatchMemory(
-        round_memory(d, batch.number, count, least),
-        np.empty(2 * arms, np.int64),
-        np.empty(arms * (d + 2)),
-        workspace(d, count),
-        workspace(d, least),
-    )
+    sums = batch.sums
+    count, least = sums.table.count, sums.minimum_table.count
+    return round_memory(sums.table.dim, sums.number, count, least, arms)
 
 
 @kernel
@@ -249,25 +236,22 @@ def play_one(
     problem: CarriedProblem,
     arms: Arms,
     settings: Settings,
-    memory: BatchMemory,
+    memory: Memory,
 ) -> None:
     """The round of one problem, with all passes that it needs."""
-    work, trace = memory.anchors, 0.0
+    trace = 0.0
     while True:
-        asked = choose(state, search, problem, arms, settings, work, trace, memory.round)
+        asked = choose(state, search, problem, arms, settings, trace, memory)
         if asked == DECIDED:
             return
         if asked == PASS_FOR_MINORANT:
-            work, state.answered = memory.minimum, PASS_FOR_MINORANT
-            concordance = problem.constants.concordance
+            work, concordance = memory.minimum_pass, problem.constants.concordance
             sum_least_curvatures(family, rows, problem.rows, problem.minorant, concordance, work)
             continue
         if asked == PASS_FOR_MINIMUM:
-            point, table, work = problem.places.trial, problem.minimum_table, memory.minimum
-            search.answered = 1
+            point, table, work = problem.places.trial, problem.minimum_table, memory.minimum_pass
         else:
-            point, table, work = memory.round.trial, problem.table, memory.anchors
-            state.answered = PASS_FOR_ANCHOR
+            point, table, work = memory.trial, problem.table, memory.anchor_pass
         trace = sum_rows(family, rows.X, rows.w, rows.y, 0, problem.rows, point, table, work)
 
 
@@ -282,14 +266,14 @@ def play_all(
     every: Floats,
     given: RoundInput,
     out: RoundOutput,
-    memory: BatchMemory,
+    memory: Memory,
 ) -> bool:
     """The rounds of all problems; whether all of them have converged."""
     converged = True
     for b in range(out.upper.shape[0]):
         start_round(batch, given, b)
         problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
-        arms = arms_of(every, out, b, memory.ints, memory.numbers)
+        arms = arms_of(every, out, b, memory)
         state, search, settings = (
             record(batch.rounds, b),
             record(batch.search, b),
@@ -326,25 +310,14 @@ def play_round(
         given: what else the round is about.
         out: what comes out.
     """
-    (N, K), d, count, least = (
-        out.upper.shape,
-        batch.table.dim,
-        batch.table.count,
-        batch.minimum_table.count,
-    )
+    (N, K), d, sums = out.upper.shape, batch.sums.table.dim, batch.sums
     every = floats_at(address, (N, K, d))
     for b in range(N):
-        if not rows_held(batch.anchors[b], batch.minimum[b], given.rows):
+        if not rows_held(sums.anchors[b], sums.minimum[b], given.rows):
             return BEHIND
         if given.longest > 0.0 and not rows_within(every[b], given.longest):
             return REFUSED
-    memory = BatchMemory(
-        round_memory(d, batch.number, count, least),
-        np.empty(2 * K, np.int64),
-        np.empty(K * (d + 2)),
-        workspace(d, count),
-        workspace(d, least),
-    )
+    memory = memory_for(batch, K)
     return DONE if play_all(family, X, w, y, rows, batch, every, given, out, memory) else OPEN
 
 
@@ -354,10 +327,10 @@ def go_on(
     every: Floats,
     given: RoundInput,
     b: int,
-    asked: int,
+    begins: bool,
     trace: float,
     out: RoundOutput,
-    memory: BatchMemory,
+    memory: Memory,
 ) -> int:
     """The round of one problem up to the next pass, which is made elsewhere.
 
@@ -366,25 +339,20 @@ def go_on(
         every: all arms, ``(N, K, d)``.
         given: what else the round is about.
         b: which problem.
-        asked: what the last call answered; -1 at the start.
+        begins: whether this is the start.
         trace: of the Hessian at the point of the pass that was asked for.
         out: what comes out.
         memory: with the sums of that pass.
     """
-    state, search = record(batch.rounds, b), record(batch.search, b)
-    if asked < 0:
+    if begins:
         start_round(batch, given, b)
-    work = memory.anchors
-    if asked == PASS_FOR_MINIMUM:
-        work, search.answered = memory.minimum, 1
-    elif asked == PASS_FOR_ANCHOR:
-        state.answered = PASS_FOR_ANCHOR
+    state, search = record(batch.rounds, b), record(batch.search, b)
     problem = problem_of(batch, b, given.ridge[b], given.tilt[b], given.rows)
-    arms = arms_of(every, out, b, memory.ints, memory.numbers)
-    next_ = choose(state, search, problem, arms, settings_of(given, b), work, trace, memory.round)
-    if next_ == DECIDED:
+    arms = arms_of(every, out, b, memory)
+    asked = choose(state, search, problem, arms, settings_of(given, b), trace, memory)
+    if asked == DECIDED:
         end_round(batch, out, b)
-    return next_
+    return asked
 
 
 # ---- rows --------------------------------------------------------------------------------------
@@ -405,16 +373,6 @@ def rows_fit(family: CompiledFamily, x: Floats, r: Floats, longest: float) -> bo
         if not rewards_within(r[b], family.low, family.high, family.whole):
             return False
     return True
-
-
-class Sums(NamedTuple):
-    """What a row adds to: the part of a :class:`Batch` of this name."""
-
-    anchors: Floats
-    minimum: Floats
-    table: Packed
-    minimum_table: Packed
-    number: int
 
 
 @entry

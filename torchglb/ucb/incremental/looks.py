@@ -10,7 +10,7 @@ from __future__ import annotations
 from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
-from torchglb.carried.kernels import Workspace, put_point
+from torchglb.carried.kernels import put_point
 from torchglb.carried.rounding import compensated
 from torchglb.carried.taylor import error_at
 from torchglb.ucb.growing import Settings
@@ -384,13 +384,12 @@ def new_anchor(
     problem: CarriedProblem,
     arms: Arms,
     level: Level,
-    answer: Workspace,
     trace: float,
     floor: float,
     memory: Memory,
 ) -> None:
     """A pass has been made at the trial point: it becomes an anchor, and bounds the arms."""
-    slot = least_used(problem.notes)
+    slot, answer = least_used(problem.notes), memory.anchor_pass
     put_point(problem.anchors, slot, memory.trial, answer.sums, answer.rest, trace)
     problem.notes.free[0] = 0.0
     arms.cut[state.arm], arms.touch[state.arm] = slot, slot

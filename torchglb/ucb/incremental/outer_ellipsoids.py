@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from torchglb.backend import kernel
-from torchglb.carried.kernels import Workspace
 from torchglb.carried.rounding import compensated
 from torchglb.ucb.growing import Settings
 from torchglb.ucb.incremental.cutting_planes import Arms, Level, bound_by_ellipsoid, ellipsoid
@@ -65,12 +64,7 @@ def begin_minorant(
 
 @kernel
 def end_minorant(
-    state: RoundState,
-    problem: CarriedProblem,
-    arms: Arms,
-    level: Level,
-    answer: Workspace,
-    memory: Memory,
+    state: RoundState, problem: CarriedProblem, arms: Arms, level: Level, memory: Memory
 ) -> bool:
     """A pass for a minorant has been made: whether another one is needed, with a better D.
 
@@ -78,7 +72,7 @@ def end_minorant(
     larger. Else it bounds the arms.
     """
     minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
-    store(minorant, problem.rows, answer)
+    store(minorant, problem.rows, memory.minimum_pass)
     outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
     least = least_reach(minorant, outer, level.radius, memory.dense.hessian, spare)
     better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.facts[0]

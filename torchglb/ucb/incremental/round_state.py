@@ -8,7 +8,7 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, inlined, record_type
 from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_memory
-from torchglb.carried.kernels import Carried
+from torchglb.carried.kernels import Carried, Workspace, workspace
 from torchglb.carried.minimum import Dense, Places, Quadratic, dense
 from torchglb.carried.monomials import Monomials
 from torchglb.carried.taylor import Constants
@@ -37,7 +37,7 @@ class RoundState(Protocol):
         arm: whose pass is awaited.
         exhausted: whether arithmetic allows no better knowledge of the level.
         number: of this round.
-        answered: which pass that was asked for has been made: PASS_FOR_ANCHOR or _MINORANT, or 0.
+        awaited: the pass that was asked for last, or 0; when the round goes on it has been made.
         reduced: whether ``memory.minimum_form`` is that of this round.
         with_minorant: whether the minorant has bounded the arms, or is not to.
         minorant_passes: for its matrix, so far.
@@ -55,7 +55,7 @@ class RoundState(Protocol):
     arm: int
     exhausted: int
     number: int
-    answered: int
+    awaited: int
     reduced: int
     with_minorant: int
     minorant_passes: int
@@ -109,7 +109,7 @@ class CarriedProblem(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """For one problem at a time."""
+    """For one problem at a time: its round, its passes, its arms."""
 
     dense: Dense
     system: System
@@ -125,10 +125,14 @@ class Memory(NamedTuple):
     normal: Floats  # (d,)
     left: Floats  # (d,)
     chosen: Ints  # (BLOCK + 1,), arms, and last how many
+    anchor_pass: Workspace
+    minimum_pass: Workspace  # and that of a minorant
+    arm_places: Ints  # (2 K,)
+    arm_numbers: Floats  # (K (d + 2),)
 
 
 @inlined
-def round_memory(dim: int, anchors: int, count: int, minimum_count: int) -> Memory:
+def round_memory(dim: int, anchors: int, count: int, minimum_count: int, arms: int) -> Memory:
     """For problems of this size."""
     return Memory(
         dense(dim, max(count, minimum_count)),
@@ -145,4 +149,8 @@ def round_memory(dim: int, anchors: int, count: int, minimum_count: int) -> Memo
         np.empty(dim),
         np.empty(dim),
         np.empty(BLOCK + 1, np.int64),
+        workspace(dim, count),
+        workspace(dim, minimum_count),
+        np.empty(2 * arms, np.int64),
+        np.empty(arms * (dim + 2)),
     )

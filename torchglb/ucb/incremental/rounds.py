@@ -27,9 +27,9 @@ from torchglb.ucb.incremental.batches import (
     RoundInput,
     RoundOutput,
     Sums,
-    batch_memory,
     go_on,
     learn_rows,
+    memory_for,
     new_output,
     play_round,
 )
@@ -58,7 +58,6 @@ class _Calls(NamedTuple):
     play: Any
     learn: Any
     batch: Batch
-    sums: Sums
 
 
 class CarriedRounds:
@@ -145,7 +144,7 @@ class CarriedRounds:
         mark, room = history.mark(), history.reserve(rows)
         calls = self._calls_for(room)
         given = (x.data_ptr(), r.data_ptr(), rows, longest, *room)
-        if calls.learn(source.compiled, *given, calls.sums) != DONE:
+        if calls.learn(source.compiled, *given, calls.batch.sums) != DONE:
             history.reset(mark)  # without the room
             return False
         history.commit(rows)
@@ -198,20 +197,17 @@ class CarriedRounds:
 
     def _batch(self) -> Batch:
         minimum, anchors = self.minimum, self.anchors
+        least = minimum.carried
         return Batch(
-            anchors.memory,
+            Sums(anchors.memory, least.memory, anchors.table, least.table, anchors.number),
             self._notes,
-            minimum.carried.memory,
             minimum.places,
             minimum.search,
             self._rounds,
             self.passes,
             anchors.constants,
-            minimum.carried.constants,
+            least.constants,
             self._minorants,
-            anchors.table,
-            minimum.carried.table,
-            anchors.number,
         )
 
     def _calls_for(self, rows: tuple[Reals, Reals, Reals, int]) -> _Calls:
@@ -221,9 +217,6 @@ class CarriedRounds:
         if calls is None or calls.X is not X.dtype or calls.y is not y.dtype:
             N, d, family = self.source.problems, self.anchors.dim, self.source.compiled
             batch = self._batch()
-            sums = Sums(
-                batch.anchors, batch.minimum, batch.table, batch.minimum_table, batch.number
-            )
             numbers = np.zeros(N)
             settings = Settings(0.0, True, 0.0, 0.0, 0.0, False, 0)
             asked = RoundInput(numbers, numbers, np.zeros((N, d)), settings, 0, 0.0, 0)
@@ -231,9 +224,8 @@ class CarriedRounds:
                 X.dtype,
                 y.dtype,
                 bound(play_round, family, *rows, batch, 0, asked, new_output(N, 1)),
-                bound(learn_rows, family, 0, 0, 1, 0.0, *rows, sums),
+                bound(learn_rows, family, 0, 0, 1, 0.0, *rows, batch.sums),
                 batch,
-                sums,
             )
         return calls
 
@@ -267,17 +259,18 @@ class CarriedRounds:
     def _play_with_passes(self, given: Floats, asked: RoundInput, out: RoundOutput) -> int:
         """The same where compiled code cannot read the rows: passes are made from here."""
         batch, (N, K), d = self._batch(), out.upper.shape, self.anchors.dim
-        memory, every = batch_memory(batch, K), given.reshape(N, K, d)
+        memory, every, sums = memory_for(batch, K), given.reshape(N, K, d), batch.sums
         # the rows of all ranks: they must decide alike
         asked = asked._replace(rows=len(self.source.history))
         for b in range(N):
-            wanted, trace = -1, 0.0
-            while (wanted := go_on(batch, every, asked, b, wanted, trace, out, memory)) != DECIDED:
+            wanted = go_on(batch, every, asked, b, True, 0.0, out, memory)
+            while wanted != DECIDED:
                 if wanted == PASS_FOR_MINIMUM:
-                    point, table, work = batch.places[b, 2], batch.minimum_table, memory.minimum
+                    point, table, work = batch.places[b, 2], sums.minimum_table, memory.minimum_pass
                 else:
-                    point, table, work = memory.round.trial, batch.table, memory.anchors
+                    point, table, work = memory.trial, sums.table, memory.anchor_pass
                 trace = self.minimum.carried.checked_pass(self.source, b, point, table, work)
+                wanted = go_on(batch, every, asked, b, False, trace, out, memory)
         return OPEN if out.status.any() else DONE
 
     def _solve(self, given: Tensor, asked: RoundInput, out: RoundOutput, b: int) -> None:
