@@ -12,7 +12,7 @@ from torchglb.array_like import ArrayLike
 from torchglb.choices import ProgramSolver
 from torchglb.ucb.ball_arms import BallChoice, argmax_ball
 from torchglb.ucb.growing import Choice
-from torchglb.ucb.incremental import AnchoredProgram
+from torchglb.ucb.incremental.program import AnchoredProgram
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.refit import RefitProgram
 from torchglb.ucb.region import ConvexRegion

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import raise_unless_converged
+from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.program import SublevelProgram
 
 
@@ -70,28 +71,6 @@ class Choice:
         if throw:
             raise_unless_converged(self.status, "the choice of an arm")
         return self
-
-
-class Settings(NamedTuple):
-    """What is asked of a round.
-
-    Attributes:
-        height: B itself, or how far it is above the minimum.
-        relative: whether it is the latter.
-        level_tol: the minimum is certified to this if need be.
-        tie: arms whose values agree to ``tie (1 + |h|)`` count as equal.
-        value_tol: the winner's own gap is closed to this too; infinite if that is not asked for.
-        every: close the gaps of all arms to ``value_tol``, whoever wins.
-        max_steps: looks with a pass before a round is given up as undecided.
-    """
-
-    height: float
-    relative: bool
-    level_tol: float
-    tie: float
-    value_tol: float
-    every: bool
-    max_steps: int
 
 
 class GrowingProgram(ABC):
@@ -313,8 +292,7 @@ class GrowingProgram(ABC):
         ridge = self._numbers("regularization", regularization)
         steps = self._steps(given.shape[-2]) if max_steps is None else max_steps
         check_count("max_steps", steps)
-        limits = (tie, value_tol, every, steps)
-        settings = Settings(0.0, name == "radius", self.level_tol, *limits)
+        settings = Settings(name == "radius", self.level_tol, tie, value_tol, every, steps)
         return self._round(given, height, ridge, settings)
 
     def _steps(self, arms: int) -> int:

@@ -24,7 +24,8 @@ from torchglb.forgetting import Forgetting, ForgettingHistory
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, minimize_likelihood
-from torchglb.ucb.growing import Choice, GrowingProgram, Settings
+from torchglb.ucb.growing import Choice, GrowingProgram
+from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.native import native_support
 

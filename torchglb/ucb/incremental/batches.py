@@ -20,7 +20,6 @@ from torchglb.carried.taylor import Constants
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
 from torchglb.optim import Status
-from torchglb.ucb.growing import Settings
 from torchglb.ucb.incremental.arm_selection import choose, first_tolerance
 from torchglb.ucb.incremental.cutting_planes import Arms
 from torchglb.ucb.incremental.minorant import minorant_in, sum_least_curvatures
@@ -34,6 +33,7 @@ from torchglb.ucb.incremental.round_state import (
     CarriedProblem,
     Memory,
     RoundState,
+    Settings,
     notes_in,
     round_memory,
 )
@@ -120,7 +120,7 @@ class RoundInput(NamedTuple):
         heights: of the levels, ``(N,)``.
         ridge: ``(N,)``.
         tilt: ``(N, d)``.
-        settings: those of all problems; each has its own height.
+        settings: what is asked of all problems.
         number: of this round.
         longest: an arm may be so long; 0 if that has been checked.
         rows: how many must be in the sums.
@@ -178,21 +178,13 @@ def arms_of(given: Floats, out: RoundOutput, b: int, memory: Memory) -> Arms:
     return Arms(units, lengths, out.upper[b], out.lower[b], places[:K], places[K:], weight)
 
 
-@inlined
-def settings_of(given: RoundInput, b: int) -> Settings:
-    """What is asked of one problem."""
-    s, height = given.settings, given.heights[b]
-    if height > HUGE:  # not NaN
-        height = HUGE
-    return Settings(height, s.relative, s.level_tol, s.tie, s.value_tol, s.every, s.max_steps)
-
-
 @kernel
 def start_round(batch: Batch, given: RoundInput, b: int) -> None:
     """The state of a round before its first step."""
     state = record(batch.rounds, b)
     state.phase, state.looks, state.passes, state.minorant_passes = MINIMUM, 0, 0, 0
-    state.tolerance = first_tolerance(settings_of(given, b))
+    state.height = HUGE if given.heights[b] > HUGE else given.heights[b]  # NaN stays NaN
+    state.tolerance = first_tolerance(state, given.settings)
     state.number, state.leader = given.number, 0
     search = record(batch.search, b)
     state.awaited, search.answered, search.passes = 0, 0, 0
@@ -274,12 +266,12 @@ def play_all(
         start_round(batch, given, b)
         problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
         arms = arms_of(every, out, b, memory)
-        state, search, settings = (
+        state, search, loss_rows = (
             record(batch.rounds, b),
             record(batch.search, b),
-            settings_of(given, b),
+            LossRows(X[b], w[b], y[b]),
         )
-        play_one(family, LossRows(X[b], w[b], y[b]), state, search, problem, arms, settings, memory)
+        play_one(family, loss_rows, state, search, problem, arms, given.settings, memory)
         end_round(batch, out, b)
         converged = converged and out.status[b] == _CONVERGED
     return converged
@@ -349,7 +341,7 @@ def go_on(
     state, search = record(batch.rounds, b), record(batch.search, b)
     problem = problem_of(batch, b, given.ridge[b], given.tilt[b], given.rows)
     arms = arms_of(every, out, b, memory)
-    asked = choose(state, search, problem, arms, settings_of(given, b), trace, memory)
+    asked = choose(state, search, problem, arms, given.settings, trace, memory)
     if asked == DECIDED:
         end_round(batch, out, b)
     return asked

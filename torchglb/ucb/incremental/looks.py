@@ -7,13 +7,14 @@ the history is asked for, and the point becomes an anchor.
 
 from __future__ import annotations
 
-from torchglb.backend import Floats, kernel
+from typing import NamedTuple
+
+from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
 from torchglb.carried.kernels import put_point
-from torchglb.carried.rounding import compensated
-from torchglb.carried.taylor import error_at
-from torchglb.ucb.growing import Settings
+from torchglb.carried.monomials import Monomials
+from torchglb.carried.taylor import Constants, Error, error_at
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     Arms,
@@ -22,6 +23,8 @@ from torchglb.ucb.incremental.cutting_planes import (
     loss_at,
     lower_bound,
     scan,
+    set_cut,
+    sum_rounding,
 )
 from torchglb.ucb.incremental.kkt import expand, maximise_on_model
 from torchglb.ucb.incremental.round_state import (
@@ -29,11 +32,11 @@ from torchglb.ucb.incremental.round_state import (
     CarriedProblem,
     Memory,
     RoundState,
+    Settings,
 )
 from torchglb.ucb.kernels import (
     Curvature,
     come_back,
-    cut_rounding,
     cut_value,
     feasible_share,
     sqp_point,
@@ -55,6 +58,65 @@ NEARBY = 1e-2
 ENOUGH = 0.5
 
 
+class Model(NamedTuple):
+    """The polynomial of the loss of the data at a point.
+
+    Attributes:
+        point: ``(d,)``.
+        sums: its derivatives, ``(count,)``.
+        trace: of the Hessian.
+        facts: of :class:`torchglb.carried.kernels.Carried`.
+        table: its monomials.
+        constants: what bounds its remainder.
+    """
+
+    point: Floats
+    sums: Floats
+    trace: float
+    facts: Floats
+    table: Monomials
+    constants: Constants
+
+
+@inlined
+def model_at_minimum(problem: CarriedProblem) -> Model:
+    """That of the carried minimum."""
+    carried, table = problem.minimum, problem.minimum_table
+    point, sums = carried.points.reshape(table.dim), carried.sums.reshape(table.count)
+    constants = problem.minimum_constants
+    return Model(point, sums, carried.trace[0], carried.facts, table, constants)
+
+
+@inlined
+def _model_at_anchor(problem: CarriedProblem, slot: int, memory: Memory) -> Model:
+    """That of an anchor, copied into the memory."""
+    anchors, table = problem.anchors, problem.table
+    for i in range(table.count):
+        memory.local[i] = anchors.sums[i, slot]
+    for k in range(table.dim):
+        memory.point[k] = anchors.points[k, slot]
+    trace, facts = anchors.trace[slot], anchors.facts
+    return Model(memory.point, memory.local, trace, facts, table, problem.constants)
+
+
+@kernel
+def model_value(
+    model: Model, theta: Floats, level: Level, memory: Memory, gradient: Floats, bent: bool
+) -> float:
+    """F at theta; its gradient, and, if ``bent``, its Hessian into the memory."""
+    point, sums, table = model.point, model.sums, model.table
+    return expand(theta, point, sums, level.quadratic, table, memory.dense, gradient, bent)
+
+
+@kernel
+def _model_error(model: Model, theta: Floats, loss: float, p: Floats) -> Error:
+    """How far the model may be from F at theta, which is about ``loss``; p has their distance."""
+    for k in range(p.shape[0]):
+        p[k] = theta[k] - model.point[k]
+    order = model.table.order
+    return error_at(p, loss, model.sums, model.trace, model.facts, model.constants, order)
+
+
 @kernel
 def look(
     state: RoundState,
@@ -70,37 +132,32 @@ def look(
 
     Arms whose upper bounds are below the floor do not matter any more.
     """
-    arm, d = state.arm, memory.trial.shape[0]
+    arm = state.arm
     if arms.touch[arm] < 0:
         memory.chosen[0], memory.chosen[BLOCK] = arm, 1
         scan(arms, memory.chosen, problem.anchors, level, memory.cuts, memory.left)
     x, slot = arms.units[arm], arms.touch[arm]
     wanted = wanted / max(arms.lengths[arm], TINY)
-    trial, point = memory.trial, memory.point
     before = arms.upper[arm] - arms.lower[arm]
-    for k in range(d):
-        point[k] = problem.anchors.points[k, slot]
-    known = -1
-    if problem.table.order > 2:
-        if _look_by_anchor(problem, level, x, slot, wanted, memory):
-            known = slot
+    model, enough = _model_at_anchor(problem, slot, memory), False
+    if state.reduced == 0:
+        _reduce_minimum(problem, memory)
+        state.reduced = 1
+    if model.table.order > 2:
+        enough = _look_by_anchor(problem, model, level, x, slot, wanted, memory)
     elif problem.minimum_constants.ratio == 0.0:
         _propose_from_minimum(problem, level, x, memory)
     else:
-        if state.reduced == 0:
-            _reduce_minimum(problem, memory)
-            state.reduced = 1
         _propose_from_anchor(problem, arms, level, arm, slot, memory)
-    if known < 0:
-        if not _enough(problem, level, x, wanted, trial, memory):
+    if not enough:
+        model = model_at_minimum(problem)
+        if not _is_enough(problem, model, level, wanted, memory):
             return True
-        for k in range(d):
-            point[k] = problem.minimum.points[k, 0]
     free = problem.notes.free
     if settings.value_tol >= COARSE and free[0] * ROWS_PER_LOOK >= problem.rows:
         return True
     free[0] += 1.0
-    _learn_from_model(problem, arms, level, memory, floor, point, known)
+    _learn_from_model(problem, model, arms, level, memory, floor)
     # the next look would start from the same anchor: what did not help now never will
     return not arms.upper[arm] - arms.lower[arm] <= ENOUGH * before
 
@@ -108,6 +165,7 @@ def look(
 @kernel
 def _look_by_anchor(
     problem: CarriedProblem,
+    model: Model,
     level: Level,
     x: Floats,
     slot: int,
@@ -118,55 +176,43 @@ def _look_by_anchor(
 
     Where the polynomial might be far from the truth, the point is that of a safer quadratic one.
     """
-    d, table, anchors, notes = x.shape[0], problem.table, problem.anchors, problem.notes
-    local, start, point, trial = memory.local, memory.start, memory.point, memory.trial
-    for i in range(table.count):
-        local[i] = anchors.sums[i, slot]
+    d, notes, start, trial = x.shape[0], problem.notes, memory.start, memory.trial
     for k in range(d):
-        start[k] = point[k] + notes.shift[k, slot]
+        start[k] = model.point[k] + notes.shift[k, slot]
     goal = level.low - 2.0 * notes.excess[slot]  # a point can be proven feasible there
     solution = maximise_on_model(
         x,
         start,
-        point,
-        local,
+        model.point,
+        model.sums,
         level.quadratic,
         goal,
         level.radius,
-        table,
+        model.table,
         memory.dense,
         memory.system,
         trial,
     )
-    loss = expand(trial, point, local, level.quadratic, table, memory.dense, memory.gradient, False)
-    p = memory.left
-    for k in range(d):
-        p[k] = trial[k] - point[k]
-    error = error_at(
-        p, loss, local, anchors.trace[slot], anchors.facts, problem.constants, table.order
-    )
+    p, gradient = memory.left, memory.gradient
+    loss = model_value(model, trial, level, memory, gradient, False)
+    error = _model_error(model, trial, loss, p)
     sound = solution.found and error.value <= TRUST * (level.low - level.center_loss)
     doubt = 4.0 * error.value + _dip(error.slope, problem)
     enough = sound and solution.multiplier * doubt <= MODEL_SHARE * wanted
     if solution.multiplier == 0.0:  # a pole must be feasible
         enough = enough and loss + error.value <= level.low
-    if enough:
-        if solution.multiplier > 0.0:  # the next look starts from here
-            for k in range(d):
-                notes.shift[k, slot] = p[k]
-            notes.excess[slot] = error.value
-        return True
+    if enough and solution.multiplier > 0.0:  # the next look starts from here
+        for k in range(d):
+            notes.shift[k, slot] = p[k]
+        notes.excess[slot] = error.value
     if not sound:
-        loss = expand(
-            start, point, local, level.quadratic, table, memory.dense, memory.gradient, True
-        )
-        if not (_is_far(loss, level) and _propose_anew(problem, level, x, start, memory)):
-            loss = expand(
-                start, point, local, level.quadratic, table, memory.dense, memory.gradient, True
-            )
+        far = _is_far(model_value(model, start, level, memory, gradient, False), level)
+        if not (far and _propose_anew(problem, level, x, start, memory)):
+            loss = model_value(model, start, level, memory, gradient, True)
             tridiagonal_form(memory.dense.hessian, memory.form, memory.step[0])
-            _step_from(x, start, loss, Curvature(memory.form, 1.0, 0.0), goal, level, memory)
-    return False
+            hessian = Curvature(memory.form, 1.0, 0.0)
+            _step_from(x, start, loss, gradient, hessian, goal, level, memory)
+    return enough
 
 
 @kernel
@@ -206,31 +252,27 @@ def _step_from(
     x: Floats,
     start: Floats,
     loss: float,
+    gradient: Floats,
     hessian: Curvature,
     goal: float,
     level: Level,
     memory: Memory,
 ) -> None:
-    """An SQP step from a point whose gradient is in the memory; back from far outside."""
-    trial = memory.trial
+    """An SQP step from a point, into ``memory.trial``; back from far outside."""
+    trial, center, radius = memory.trial, level.center, level.radius
     if _is_far(loss, level):
-        come_back(start, memory.gradient, loss, level.center, level.center_loss, level.low, trial)
-        return
-    room = goal - loss
-    sqp_point(x, start, memory.gradient, hessian, room, level.radius, memory.step, trial)
+        come_back(start, gradient, loss, center, level.center_loss, level.low, trial)
+    else:
+        sqp_point(x, start, gradient, hessian, goal - loss, radius, memory.step, trial)
 
 
 @kernel
 def _propose_from_minimum(problem: CarriedProblem, level: Level, x: Floats, memory: Memory) -> None:
     """The maximiser where the loss is its own polynomial, as for Gaussian rewards."""
-    carried, table, point = problem.minimum, problem.minimum_table, memory.normal
-    sums, start = carried.sums.reshape(table.count), memory.left
-    for k in range(x.shape[0]):
-        point[k] = carried.points[k, 0]
-        start[k] = level.center[k]
-    loss = expand(start, point, sums, level.quadratic, table, memory.dense, memory.gradient, True)
-    tridiagonal_form(memory.dense.hessian, memory.form, memory.step[0])
-    _step_from(x, start, loss, Curvature(memory.form, 1.0, 0.0), level.low, level, memory)
+    start, slope = level.center, memory.normal
+    loss = model_value(model_at_minimum(problem), start, level, memory, slope, False)
+    hessian = Curvature(memory.minimum_form, 1.0, level.quadratic.ridge)
+    _step_from(x, start, loss, slope, hessian, level.low, level, memory)
 
 
 @kernel
@@ -260,14 +302,11 @@ def _propose_from_anchor(
     shift = level.quadratic.ridge + (1.0 if flat else 0.0)
     for i in range(d):
         memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
-    loss = loss_at(anchors, level.quadratic, slot)
-    if _is_far(loss, level):
-        if _propose_anew(problem, level, arms.units[arm], memory.point, memory):
-            return
-        for i in range(d):
-            memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
+    x, loss = arms.units[arm], loss_at(anchors, level.quadratic, slot)
+    if _is_far(loss, level) and _propose_anew(problem, level, x, memory.point, memory):
+        return
     hessian = Curvature(memory.minimum_form, scale, shift)
-    _step_from(arms.units[arm], memory.point, loss, hessian, level.low, level, memory)
+    _step_from(x, memory.point, loss, memory.gradient, hessian, level.low, level, memory)
     cut = arms.cut[arm]
     for k in range(d):
         memory.normal[k] = gradient_at(anchors, level.quadratic, k, cut)
@@ -275,74 +314,29 @@ def _propose_from_anchor(
 
 
 @kernel
-def _enough(
-    problem: CarriedProblem, level: Level, x: Floats, wanted: float, trial: Floats, memory: Memory
+def _is_enough(
+    problem: CarriedProblem, model: Model, level: Level, wanted: float, memory: Memory
 ) -> bool:
     """Whether the minimum's own polynomial is certain enough of the loss at the trial point."""
-    carried, table, p = problem.minimum, problem.minimum_table, memory.left
-    for k in range(p.shape[0]):
-        p[k] = trial[k] - carried.points[k, 0]
-    sums = carried.sums.reshape(table.count)
-    error = error_at(
-        p,
-        level.high,
-        sums,
-        carried.trace[0],
-        carried.facts,
-        problem.minimum_constants,
-        table.order,
-    )
+    error = _model_error(model, memory.trial, level.high, memory.left)
     doubt = 4.0 * error.value + _dip(error.slope, problem)
     if not doubt <= TRUST * (level.low - level.center_loss):
         return False
-    for k in range(p.shape[0]):
-        memory.start[k] = carried.points[k, 0]
-    expand(trial, memory.start, sums, level.quadratic, table, memory.dense, memory.normal, False)
-    steep = length(memory.normal)
+    model_value(model, memory.trial, level, memory, memory.normal, False)
     # dh/dB at the maximiser is 1/|grad F| times a cosine
-    return doubt <= MODEL_SHARE * wanted * steep
+    return doubt <= MODEL_SHARE * wanted * length(memory.normal)
 
 
 @kernel
 def _learn_from_model(
-    problem: CarriedProblem,
-    arms: Arms,
-    level: Level,
-    memory: Memory,
-    floor: float,
-    point: Floats,
-    slot: int,
+    problem: CarriedProblem, model: Model, arms: Arms, level: Level, memory: Memory, floor: float
 ) -> None:
-    """Bounds on the arms that matter from the polynomial at a point, with its errors paid for.
-
-    The polynomial is that of an anchor, or of the minimum if ``slot`` is negative.
-    """
-    trial, p, gradient = memory.trial, memory.left, memory.gradient
-    for k in range(p.shape[0]):
-        p[k] = trial[k] - point[k]
-    if slot >= 0:
-        carried, table, constants = problem.anchors, problem.table, problem.constants
-        sums, trace = memory.local, carried.trace[slot]
-        loss = expand(trial, point, sums, level.quadratic, table, memory.dense, gradient, False)
-        error = error_at(p, loss, sums, trace, carried.facts, constants, table.order)
-    else:
-        least, order = problem.minimum, problem.minimum_table
-        totals = least.sums.reshape(order.count)
-        loss = expand(trial, point, totals, level.quadratic, order, memory.dense, gradient, False)
-        error = error_at(
-            p,
-            loss,
-            totals,
-            least.trace[0],
-            least.facts,
-            problem.minimum_constants,
-            order.order,
-        )
+    """Bounds on the arms that matter from a model at the trial point, with its errors paid for."""
+    trial, gradient = memory.trial, memory.gradient
+    loss = model_value(model, trial, level, memory, gradient, False)
+    error = _model_error(model, trial, loss, memory.left)
     offset = level.high - loss + dot(gradient, trial)
-    trace = error.trace + p.shape[0] * abs(level.quadratic.ridge)
-    rounding = compensated(p.shape[0]) * cut_rounding(
-        level.high, loss, offset, trace, level.size, level.radius
-    )
+    rounding = sum_rounding(level, loss, offset, error.trace)
     excess = error.value + rounding
     offset += excess + _dip(error.slope, problem)
     _learn(arms, level, memory, floor, loss + excess, offset, rounding)
@@ -439,13 +433,6 @@ def _cut_of(
         memory.gradient[k] = gradient_at(anchors, level.quadratic, k, slot)
         along += memory.gradient[k] * anchors.points[k, slot]
     notes.excess[slot], notes.used[slot] = 0.0, float(state.number)
-    loss = loss_at(anchors, level.quadratic, slot)
-    offset = level.high - loss + along
-    bend = anchors.trace[slot] + d * abs(level.quadratic.ridge)
-    rounding = compensated(d) * cut_rounding(
-        level.high, loss, offset, bend, level.size, level.radius
-    )
-    cuts.offset[slot] = offset + rounding
-    cuts.steep[slot] = 1.0 / max(length(memory.gradient), TINY)
-    cuts.share[slot] = feasible_share(loss + rounding, level.center_loss, level.low - rounding)
-    return loss, offset + rounding, rounding
+    loss, square = loss_at(anchors, level.quadratic, slot), dot(memory.gradient, memory.gradient)
+    paid = set_cut(anchors, level, cuts, slot, loss, along, square)
+    return loss, cuts.offset[slot], paid

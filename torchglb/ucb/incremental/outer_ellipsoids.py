@@ -10,14 +10,14 @@ import math
 
 from torchglb.backend import kernel
 from torchglb.carried.rounding import compensated
-from torchglb.ucb.growing import Settings
-from torchglb.ucb.incremental.cutting_planes import Arms, Level, bound_by_ellipsoid, ellipsoid
-from torchglb.ucb.incremental.kkt import expand
-from torchglb.ucb.incremental.looks import anchor_at_minimum
+from torchglb.ucb.incremental.cutting_planes import Arms, Level
+from torchglb.ucb.incremental.looks import anchor_at_minimum, model_at_minimum, model_value
 from torchglb.ucb.incremental.minorant import (
     LOOSE,
     MARGIN,
     ball_reach,
+    bound_by_ellipsoid,
+    ellipsoid,
     is_carried,
     is_old,
     least_reach,
@@ -25,7 +25,7 @@ from torchglb.ucb.incremental.minorant import (
     outer_ellipsoid,
     store,
 )
-from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, RoundState
+from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, RoundState, Settings
 from torchglb.ucb.kernels import cut_rounding
 
 #: a minorant is asked where so many rivals are left, and made where so many are, by so many passes
@@ -38,18 +38,16 @@ LATELY, PAUSE = 8.0, 20
 @kernel
 def bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
     """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
-    dense, carried, table = memory.dense, problem.minimum, problem.minimum_table
-    sums, point = carried.sums.reshape(table.count), memory.point
-    for k in range(point.shape[0]):
-        point[k] = carried.points[k, 0]
-    loss = expand(point, point, sums, problem.quadratic, table, dense, memory.gradient, True)
-    paid = compensated(point.shape[0]) * cut_rounding(
-        level.high, loss, loss, carried.trace[0], level.size, level.radius
+    model, gradient = model_at_minimum(problem), memory.gradient
+    loss = model_value(model, model.point, level, memory, gradient, True)
+    # no payment for the ridge: near the minimum its slope is no larger than that of the rows
+    paid = compensated(model.table.dim) * cut_rounding(
+        level.high, loss, loss, model.trace, level.size, level.radius
     )
-    steepness = problem.constants.concordance * carried.facts[0]
+    steepness = model.constants.concordance * model.facts[0]
     room = level.high - loss + paid
-    outer = ellipsoid(point, memory.gradient, room, steepness, level.radius, dense)
-    bound_by_ellipsoid(arms, outer, level.radius, dense)
+    outer = ellipsoid(model.point, gradient, room, steepness, level.radius, memory.dense)
+    bound_by_ellipsoid(arms, outer, level.radius, memory.dense)
 
 
 @kernel

@@ -24,8 +24,9 @@ from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.recording import is_plain
 from torchglb.rounding import round_up
-from torchglb.ucb.growing import Choice, GrowingProgram, Settings
-from torchglb.ucb.incremental.batches import RoundInput, RoundOutput, new_output
+from torchglb.ucb.growing import Choice, GrowingProgram
+from torchglb.ucb.incremental.batches import RoundOutput, new_output
+from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.incremental.rounds import CarriedRounds
 
 #: anchors for each corner of a cube, but no more than MOST, nor than ENTRIES/d or MANY: more would
@@ -111,7 +112,7 @@ class AnchoredProgram(GrowingProgram):
         radii = domain.radius_like(torch.zeros(1, dtype=torch.float64))
         ball = Ball(d, radii.expand(self.batch_shape).reshape(-1))
         self._rounds = CarriedRounds(RowSource(family, history), ball, anchors)
-        self._no_tilt, self._no_ridge = np.zeros((N, d)), np.zeros(N)
+        self._no_ridge = np.zeros(N)
         self._plain: _PlainRound | None = None
 
     @property
@@ -215,7 +216,7 @@ class AnchoredProgram(GrowingProgram):
         ridge = self._each(self._numbers("regularization", regularization))
         if not self._rounds.is_current:
             self._rounds.catch_up()
-        found = self._rounds.minimum.look(ridge, self._no_tilt, self.level_tol)
+        found = self._rounds.minimum.look(ridge, self._rounds.no_tilt, self.level_tol)
         d, shape = self.domain.dim, tuple(self.batch_shape)
         theta = torch.from_numpy(found.theta).reshape((*shape, d)).to(self.history.dtype)
         high, low = self._upwards(found.high), -self._upwards(-found.low)
@@ -272,12 +273,8 @@ class AnchoredProgram(GrowingProgram):
         else:
             simple = type(radius) is float
             heights[:] = radius if simple else self._each(self._numbers("radius", radius))
-        count, rows = rounds.number + 1, len(self.history)
-        ridge, tilt = self._no_ridge, self._no_tilt
-        asked = RoundInput(heights, ridge, tilt, settings, count, longest, rows)
-        if not rounds.play(arms, asked, out) or (
-            levels is not None and np.count_nonzero(out.status)
-        ):
+        played = rounds.play(arms, heights, self._no_ridge, settings, longest, out)
+        if not played or (levels is not None and np.count_nonzero(out.status)):
             return None
         return winner.clone()
 
@@ -286,8 +283,7 @@ class AnchoredProgram(GrowingProgram):
         K = shape[-2] if len(shape) > 1 else 0
         if K == 0 or shape != (*self.batch_shape, K, self.domain.dim) or self.check_every:
             return None
-        limits = (self.tie_tol, np.inf, False, self._steps(K))
-        settings = Settings(0.0, True, self.level_tol, *limits)
+        settings = Settings(True, self.level_tol, self.tie_tol, np.inf, False, self._steps(K))
         N = len(self._no_ridge)
         out = new_output(N, K)
         winner = torch.from_numpy(out.winner).reshape(self.batch_shape)
@@ -302,10 +298,8 @@ class AnchoredProgram(GrowingProgram):
         if self.check_every is not None and (self._rounds.number + 1) % self.check_every == 0:
             self.self_check()
         self._rounds.catch_up()
-        out, count, rows = new_output(shape.numel(), K), self._rounds.number + 1, len(self.history)
-        levels, ridges = self._each(height), self._each(ridge)
-        asked = RoundInput(levels, ridges, self._no_tilt, settings, count, 0.0, rows)
-        self._rounds.play(arms.double().contiguous(), asked, out)
+        out, given = new_output(shape.numel(), K), arms.double().contiguous()
+        self._rounds.play(given, self._each(height), self._each(ridge), settings, 0.0, out)
         return Choice(
             torch.from_numpy(out.winner.reshape(shape)),
             self._upwards(out.upper.reshape((*shape, K))),

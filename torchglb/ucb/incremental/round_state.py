@@ -41,6 +41,7 @@ class RoundState(Protocol):
         reduced: whether ``memory.minimum_form`` is that of this round.
         with_minorant: whether the minorant has bounded the arms, or is not to.
         minorant_passes: for its matrix, so far.
+        height: B itself, or how far it is above the minimum.
         tolerance: to which the minimum is to be found.
         level: B at most.
         low: B at least.
@@ -59,6 +60,7 @@ class RoundState(Protocol):
     reduced: int
     with_minorant: int
     minorant_passes: int
+    height: float
     tolerance: float
     level: float
     low: float
@@ -66,6 +68,26 @@ class RoundState(Protocol):
 
 
 ROUND = record_type(RoundState)
+
+
+class Settings(NamedTuple):
+    """What is asked of a round.
+
+    Attributes:
+        relative: whether levels are given by how far they are above the minimum.
+        level_tol: the minimum is certified to this if need be.
+        tie: arms whose values agree to ``tie (1 + |h|)`` count as equal.
+        value_tol: the winner's own gap is closed to this too; infinite if that is not asked for.
+        every: close the gaps of all arms to ``value_tol``, whoever wins.
+        max_steps: looks with a pass before a round is given up as undecided.
+    """
+
+    relative: bool
+    level_tol: float
+    tie: float
+    value_tol: float
+    every: bool
+    max_steps: int
 
 
 class AnchorNotes(NamedTuple):

@@ -19,7 +19,6 @@ from torchglb.checks import check_count, check_tensors
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
-from torchglb.ucb.growing import Settings
 from torchglb.ucb.incremental.batches import (
     DONE,
     OPEN,
@@ -39,6 +38,7 @@ from torchglb.ucb.incremental.round_state import (
     PASS_FOR_MINIMUM,
     ROUND,
     UNDECIDED,
+    Settings,
 )
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.native import native_support
@@ -73,6 +73,7 @@ class CarriedRounds:
         anchors: the loss at the anchors.
         number: rounds so far.
         passes: over the history so far, ``(N,)``.
+        no_tilt: zeros ``(N, d)``.
     """
 
     def __init__(self, source: RowSource, ball: Ball, anchors: int) -> None:
@@ -82,7 +83,7 @@ class CarriedRounds:
         order = choose_order(source.family, d, ball.max_radius, LARGEST_ANCHOR_ORDER)
         self.anchors = CarriedLoss(source.family, ball, N, anchors, order if order > 2 else 1)
         self.number = 0
-        self.passes = np.zeros(N)
+        self.passes, self.no_tilt = np.zeros(N), np.zeros((N, d))
         self._notes = np.zeros((N, (d + 2) * anchors + 1))
         self._notes[:, :anchors] = -1.0  # never used
         # a minorant needs passes of its own kind, which only compiled code makes
@@ -162,34 +163,28 @@ class CarriedRounds:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit, but for the rows."""
-        return {**self._tensors(), "round": self.number}
+        parts = {"minimum": self.minimum.state_dict(), "anchors": self.anchors.state_dict()}
+        arrays = {name: tensor.clone() for name, tensor in self._arrays().items()}
+        return {**parts, **arrays, "round": self.number}
 
-    def _tensors(self) -> dict[str, Any]:
-        return {
-            "minimum": self.minimum.state_dict(),
-            "anchors": self.anchors.state_dict(),
-            "notes": torch.from_numpy(self._notes.copy()),
-            "minorants": torch.from_numpy(self._minorants.copy()),
-            "passes": torch.from_numpy(self.passes.copy()),
-        }
+    def _arrays(self) -> dict[str, Tensor]:
+        """What a state has beside the sums, where it lies."""
+        arrays = {"notes": self._notes, "minorants": self._minorants, "passes": self.passes}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuses a state of another kind."""
         self.anchors.check_state("state['anchors']", state["anchors"])
         self.minimum.check_state("state['minimum']", state["minimum"])
-        mine = self._tensors()
-        check_tensors(
-            "state", state, {name: mine[name] for name in ("notes", "minorants", "passes")}
-        )
+        check_tensors("state", state, self._arrays())
         check_count("state['round']", state["round"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that was checked, over the rows that it belongs to."""
         self.minimum.load_state_dict(state["minimum"])
         self.anchors.load_state_dict(state["anchors"])
-        self._notes[:] = state["notes"].numpy()
-        self._minorants[:] = state["minorants"].numpy()
-        self.passes[:] = state["passes"].numpy()
+        for name, mine in self._arrays().items():
+            mine.copy_(state[name])
         self.number = state["round"]
         self._epoch = self.source.history.epoch
 
@@ -215,11 +210,11 @@ class CarriedRounds:
         X, _, y, _ = rows
         calls = self._calls
         if calls is None or calls.X is not X.dtype or calls.y is not y.dtype:
-            N, d, family = self.source.problems, self.anchors.dim, self.source.compiled
+            N, family = self.source.problems, self.source.compiled
             batch = self._batch()
             numbers = np.zeros(N)
-            settings = Settings(0.0, True, 0.0, 0.0, 0.0, False, 0)
-            asked = RoundInput(numbers, numbers, np.zeros((N, d)), settings, 0, 0.0, 0)
+            settings = Settings(True, 0.0, 0.0, 0.0, False, 0)
+            asked = RoundInput(numbers, numbers, self.no_tilt, settings, 0, 0.0, 0)
             calls = self._calls = _Calls(
                 X.dtype,
                 y.dtype,
@@ -229,17 +224,30 @@ class CarriedRounds:
             )
         return calls
 
-    def play(self, arms: Tensor, asked: RoundInput, out: RoundOutput) -> bool:
+    def play(
+        self,
+        arms: Tensor,
+        heights: Floats,
+        ridge: Floats,
+        settings: Settings,
+        longest: float,
+        out: RoundOutput,
+    ) -> bool:
         """The round of every problem, with all passes that it needs.
 
         Args:
             arms: float64, plain and contiguous, ``(N, K, d)`` in any shape.
-            asked: what else it is about.
+            heights: of the levels, ``(N,)``.
+            ridge: ``(N,)``.
+            settings: what is asked.
+            longest: an arm may be so long; 0 if that has been checked.
             out: what comes out.
 
         Returns:
             False if an arm is too long, or the sums are not up to date: nothing has changed then.
         """
+        count, held = self.number + 1, len(self.source.history)
+        asked = RoundInput(heights, ridge, self.no_tilt, settings, count, longest, held)
         if self.source.is_direct:
             rows = self.source.history.arrays()
             calls = self._calls_for(rows)
@@ -260,8 +268,6 @@ class CarriedRounds:
         """The same where compiled code cannot read the rows: passes are made from here."""
         batch, (N, K), d = self._batch(), out.upper.shape, self.anchors.dim
         memory, every, sums = memory_for(batch, K), given.reshape(N, K, d), batch.sums
-        # the rows of all ranks: they must decide alike
-        asked = asked._replace(rows=len(self.source.history))
         for b in range(N):
             wanted = go_on(batch, every, asked, b, True, 0.0, out, memory)
             while wanted != DECIDED:
