@@ -10,7 +10,7 @@ from __future__ import annotations
 from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
-from torchglb.carried.kernels import Workspace, least_used, put_point
+from torchglb.carried.kernels import least_used, put_point
 from torchglb.carried.model import (
     Model,
     Objective,
@@ -20,7 +20,6 @@ from torchglb.carried.model import (
     loss_at,
     model_at,
 )
-from torchglb.carried.rounding import compensated
 from torchglb.carried.taylor import hessian_at
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
@@ -28,6 +27,8 @@ from torchglb.ucb.incremental.cutting_planes import (
     Level,
     lower_bound,
     scan,
+    set_cut,
+    sum_rounding,
 )
 from torchglb.ucb.incremental.kkt import maximise_on_model
 from torchglb.ucb.incremental.round_state import (
@@ -39,7 +40,6 @@ from torchglb.ucb.incremental.round_state import (
 from torchglb.ucb.kernels import (
     Curvature,
     come_back,
-    cut_rounding,
     cut_value,
     feasible_share,
     sqp_point,
@@ -61,6 +61,13 @@ NEARBY = 1e-2
 ENOUGH = 0.5
 
 
+@inlined
+def _model_at_anchor(problem: CarriedProblem, slot: int, memory: Memory) -> Model:
+    """F near an anchor, which is copied into the memory."""
+    objective = Objective(problem.anchors, problem.quadratic, problem.constants, problem.table)
+    return model_at(objective, slot, memory.dense)
+
+
 @kernel
 def look(
     state: RoundState,
@@ -76,48 +83,41 @@ def look(
 
     Arms whose upper bounds are below the floor do not matter any more.
     """
-    arm, d = state.arm, memory.trial.shape[0]
+    arm = state.arm
     if arms.touch[arm] < 0:
         memory.chosen[0], memory.chosen[BLOCK] = arm, 1
         scan(arms, memory.chosen, problem.anchors, level, memory.cuts, memory.left)
     x, slot = arms.units[arm], arms.touch[arm]
     wanted = wanted / max(arms.lengths[arm], TINY)
-    before, known = arms.upper[arm] - arms.lower[arm], False
-    for k in range(d):
-        memory.point[k] = problem.anchors.points[k, slot]
+    before = arms.upper[arm] - arms.lower[arm]
+    anchor, minimum, enough = _model_at_anchor(problem, slot, memory), problem.minimum, False
+    if state.reduced == 0:
+        _reduce_minimum(problem, memory)
+        state.reduced = 1
     if problem.table.order > 2:
-        known = _look_by_anchor(problem, level, x, slot, wanted, memory)
-    elif problem.minimum.objective.constants.ratio == 0.0:
+        enough = _look_by_anchor(problem, anchor, level, x, slot, wanted, memory)
+    elif minimum.objective.constants.ratio == 0.0:
         _propose_from_minimum(problem, level, x, memory)
     else:
-        if state.reduced == 0:
-            _reduce_minimum(problem, memory)
-            state.reduced = 1
         _propose_from_anchor(problem, arms, level, arm, slot, memory)
-    if not known and not _enough(problem, level, wanted, memory):
+    if not enough and not _is_enough(problem, level, wanted, memory):
         return True
     free = problem.notes.free
     if settings.value_tol >= COARSE and free[0] * ROWS_PER_LOOK >= problem.rows:
         return True
     free[0] += 1.0
-    if known:
-        _learn_from_model(problem, arms, level, memory, floor, _anchor(problem, slot, memory))
+    if enough:
+        _learn_from_model(problem, anchor, arms, level, memory, floor)
     else:
-        _learn_from_model(problem, arms, level, memory, floor, problem.minimum)
+        _learn_from_model(problem, minimum, arms, level, memory, floor)
     # the next look would start from the same anchor: what did not help now never will
     return not arms.upper[arm] - arms.lower[arm] <= ENOUGH * before
-
-
-@inlined
-def _anchor(problem: CarriedProblem, slot: int, memory: Memory) -> Model:
-    """F near an anchor, which is copied into the memory."""
-    objective = Objective(problem.anchors, problem.quadratic, problem.constants, problem.table)
-    return model_at(objective, slot, memory.dense)
 
 
 @kernel
 def _look_by_anchor(
     problem: CarriedProblem,
+    model: Model,
     level: Level,
     x: Floats,
     slot: int,
@@ -128,11 +128,11 @@ def _look_by_anchor(
 
     Where the polynomial might be far from the truth, the point is that of a safer quadratic one.
     """
-    d, dense, notes, model = x.shape[0], memory.dense, problem.notes, _anchor(problem, slot, memory)
-    start, trial, gradient = memory.start, memory.trial, memory.gradient
+    d, notes, start, trial = x.shape[0], problem.notes, memory.start, memory.trial
     for k in range(d):
         start[k] = model.point[k] + notes.shift[k, slot]
     goal = level.low - 2.0 * notes.excess[slot]  # a point can be proven feasible there
+    dense, gradient = memory.dense, memory.gradient
     solution = maximise_on_model(x, start, model, goal, dense, memory.system, trial)
     loss = expand(model, trial, dense, gradient, False)
     error = error_at(model, trial, loss, dense)
@@ -141,19 +141,18 @@ def _look_by_anchor(
     enough = sound and solution.multiplier * doubt <= MODEL_SHARE * wanted
     if solution.multiplier == 0.0:  # a pole must be feasible
         enough = enough and loss + error.value <= level.low
-    if enough:
-        if solution.multiplier > 0.0:  # the next look starts from here
-            for k in range(d):
-                notes.shift[k, slot] = dense.shift[k]
-            notes.excess[slot] = error.value
-        return True
+    if enough and solution.multiplier > 0.0:  # the next look starts from here
+        for k in range(d):
+            notes.shift[k, slot] = dense.shift[k]
+        notes.excess[slot] = error.value
     if not sound:
-        loss = expand(model, start, dense, gradient, True)
-        if not (_is_far(loss, level) and _propose_anew(problem, level, x, start, memory)):
+        far = _is_far(expand(model, start, dense, gradient, False), level)
+        if not (far and _propose_anew(problem, level, x, start, memory)):
             loss = expand(model, start, dense, gradient, True)
             tridiagonal_form(dense.hessian, memory.form, memory.step[0])
-            _step_from(x, start, loss, Curvature(memory.form, 1.0, 0.0), goal, level, memory)
-    return False
+            hessian = Curvature(memory.form, 1.0, 0.0)
+            _step_from(x, start, loss, gradient, hessian, goal, level, memory)
+    return enough
 
 
 @kernel
@@ -193,26 +192,27 @@ def _step_from(
     x: Floats,
     start: Floats,
     loss: float,
+    gradient: Floats,
     hessian: Curvature,
     goal: float,
     level: Level,
     memory: Memory,
 ) -> None:
-    """An SQP step from a point whose gradient is in the memory; back from far outside."""
-    trial = memory.trial
+    """An SQP step from a point, into ``memory.trial``; back from far outside."""
+    trial, center, radius = memory.trial, level.center, level.radius
     if _is_far(loss, level):
-        come_back(start, memory.gradient, loss, level.center, level.center_loss, level.low, trial)
-        return
-    room = goal - loss
-    sqp_point(x, start, memory.gradient, hessian, room, level.radius, memory.step, trial)
+        come_back(start, gradient, loss, center, level.center_loss, level.low, trial)
+    else:
+        sqp_point(x, start, gradient, hessian, goal - loss, radius, memory.step, trial)
 
 
 @kernel
 def _propose_from_minimum(problem: CarriedProblem, level: Level, x: Floats, memory: Memory) -> None:
     """The maximiser where the loss is its own polynomial, as for Gaussian rewards."""
-    loss = expand(problem.minimum, level.center, memory.dense, memory.gradient, True)
-    tridiagonal_form(memory.dense.hessian, memory.form, memory.step[0])
-    _step_from(x, level.center, loss, Curvature(memory.form, 1.0, 0.0), level.low, level, memory)
+    start, slope = level.center, memory.normal
+    loss = expand(problem.minimum, start, memory.dense, slope, False)
+    hessian = Curvature(memory.minimum_form, 1.0, level.quadratic.ridge)
+    _step_from(x, start, loss, slope, hessian, level.low, level, memory)
 
 
 @kernel
@@ -230,57 +230,46 @@ def _propose_from_anchor(
 
     A Hessian of its own for every anchor would need as many looks.
     """
-    d, anchors, carried = memory.trial.shape[0], problem.anchors, problem.minimum.objective.carried
+    d, point, anchors = memory.trial.shape[0], memory.dense.point, problem.anchors
+    carried = problem.minimum.objective.carried
     flat = not (anchors.trace[slot] > 0.0 and carried.trace[0] > 0.0)
     scale = 1.0 if flat else anchors.trace[slot] / carried.trace[0]
     shift = level.quadratic.ridge + (1.0 if flat else 0.0)
     for i in range(d):
         memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
-    loss = loss_at(anchors, level.quadratic, slot)
-    if _is_far(loss, level):
-        if _propose_anew(problem, level, arms.units[arm], memory.point, memory):
-            return
-        for i in range(d):
-            memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
+    x, loss = arms.units[arm], loss_at(anchors, level.quadratic, slot)
+    if _is_far(loss, level) and _propose_anew(problem, level, x, point, memory):
+        return
     hessian = Curvature(memory.minimum_form, scale, shift)
-    _step_from(arms.units[arm], memory.point, loss, hessian, level.low, level, memory)
+    _step_from(x, point, loss, memory.gradient, hessian, level.low, level, memory)
     cut = arms.cut[arm]
     for k in range(d):
         memory.normal[k] = gradient_at(anchors, level.quadratic, k, cut)
-    stop_at_cut(memory.point, memory.trial, memory.normal, memory.cuts.offset[cut])
+    stop_at_cut(point, memory.trial, memory.normal, memory.cuts.offset[cut])
 
 
 @kernel
-def _enough(problem: CarriedProblem, level: Level, wanted: float, memory: Memory) -> bool:
+def _is_enough(problem: CarriedProblem, level: Level, wanted: float, memory: Memory) -> bool:
     """Whether the minimum's own polynomial is certain enough of the loss at the trial point."""
     error = error_at(problem.minimum, memory.trial, level.high, memory.dense)
     doubt = 4.0 * error.value + _dip(error.slope, problem)
     if not doubt <= TRUST * (level.low - level.center_loss):
         return False
     expand(problem.minimum, memory.trial, memory.dense, memory.normal, False)
-    steep = length(memory.normal)
     # dh/dB at the maximiser is 1/|grad F| times a cosine
-    return doubt <= MODEL_SHARE * wanted * steep
+    return doubt <= MODEL_SHARE * wanted * length(memory.normal)
 
 
 @kernel
 def _learn_from_model(
-    problem: CarriedProblem,
-    arms: Arms,
-    level: Level,
-    memory: Memory,
-    floor: float,
-    model: Model,
+    problem: CarriedProblem, model: Model, arms: Arms, level: Level, memory: Memory, floor: float
 ) -> None:
-    """Bounds on the arms that matter from a polynomial, with its errors paid for."""
-    trial, d, gradient = memory.trial, memory.trial.shape[0], memory.gradient
+    """Bounds on the arms that matter from a model at the trial point, with its errors paid for."""
+    trial, gradient = memory.trial, memory.gradient
     loss = expand(model, trial, memory.dense, gradient, False)
     error = error_at(model, trial, loss, memory.dense)
     offset = level.high - loss + dot(gradient, trial)
-    trace = error.trace + d * abs(level.quadratic.ridge)
-    rounding = compensated(d) * cut_rounding(
-        level.high, loss, offset, trace, level.size, level.radius
-    )
+    rounding = sum_rounding(level, loss, offset, error.trace)
     excess = error.value + rounding
     offset += excess + _dip(error.slope, problem)
     _learn(arms, level, memory, floor, loss + excess, offset, rounding)
@@ -322,13 +311,12 @@ def new_anchor(
     problem: CarriedProblem,
     arms: Arms,
     level: Level,
-    answer: Workspace,
     trace: float,
     floor: float,
     memory: Memory,
 ) -> None:
     """A pass has been made at the trial point: it becomes an anchor, and bounds the arms."""
-    slot = least_used(problem.notes.used)
+    slot, answer = least_used(problem.notes.used), memory.anchor_pass
     put_point(problem.anchors, slot, memory.trial, answer.sums, answer.rest, trace)
     problem.notes.free[0] = 0.0
     arms.cut[state.arm], arms.touch[state.arm] = slot, slot
@@ -369,13 +357,6 @@ def _cut_of(
         memory.gradient[k] = gradient_at(anchors, level.quadratic, k, slot)
         along += memory.gradient[k] * anchors.points[k, slot]
     notes.excess[slot], notes.used[slot] = 0.0, float(state.number)
-    loss = loss_at(anchors, level.quadratic, slot)
-    offset = level.high - loss + along
-    bend = anchors.trace[slot] + d * abs(level.quadratic.ridge)
-    rounding = compensated(d) * cut_rounding(
-        level.high, loss, offset, bend, level.size, level.radius
-    )
-    cuts.offset[slot] = offset + rounding
-    cuts.steep[slot] = 1.0 / max(length(memory.gradient), TINY)
-    cuts.share[slot] = feasible_share(loss + rounding, level.center_loss, level.low - rounding)
-    return loss, offset + rounding, rounding
+    loss, square = loss_at(anchors, level.quadratic, slot), dot(memory.gradient, memory.gradient)
+    paid = set_cut(anchors, level, cuts, slot, loss, along, square)
+    return loss, cuts.offset[slot], paid
