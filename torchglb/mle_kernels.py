@@ -25,8 +25,9 @@ from torchglb.backend.dense import (
     minimize_on_ball,
     solve_factored,
 )
-from torchglb.carried.kernels import Workspace, sum_rows
+from torchglb.carried.kernels import LossRows, Workspace, sum_rows
 from torchglb.carried.monomials import Monomials
+from torchglb.carried.taylor import hessian_at
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SCRATCH
 
@@ -111,19 +112,14 @@ def pass_memory(dim: int) -> Workspace:
 @kernel
 def expand(loss: RowLoss, table: Monomials, work: Workspace, at: PointExpansion) -> float:
     """The loss at ``at.theta``, with its derivatives there: one pass."""
-    family, X, w, y, theta = loss.family, loss.X, loss.w, loss.y, at.theta
-    sum_rows(family, X, w, y, 0, y.shape[0], theta, table, work)
-    sums, d = work.sums, theta.shape[0]
-    value = sums[0] + 0.5 * loss.ridge * dot(theta, theta) - dot(loss.tilt, theta)
-    place = 1 + d
-    for i in range(d):
+    rows, theta = LossRows(loss.X, loss.w, loss.y), at.theta
+    sum_rows(loss.family, rows, loss.y.shape[0], theta, table, work)
+    sums = work.sums
+    hessian_at(sums, 1.0, at.hessian)
+    for i in range(theta.shape[0]):
         at.gradient[i] = sums[1 + i] + loss.ridge * theta[i] - loss.tilt[i]
-        for j in range(i, d):
-            at.hessian[i, j] = sums[place]
-            at.hessian[j, i] = sums[place]
-            place += 1
         at.hessian[i, i] += loss.ridge
-    return value
+    return sums[0] + 0.5 * loss.ridge * dot(theta, theta) - dot(loss.tilt, theta)
 
 
 # ---- Newton's method on the ball ---------------------------------------------------------------

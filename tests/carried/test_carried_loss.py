@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchglb as glb
-from torchglb.carried.carried_loss import CarriedLoss, choose_order, rows_of
+from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.monomials import monomials
 from torchglb.carried.source import RowSource
 from torchglb.errors import SolverError
@@ -30,6 +30,13 @@ def by_name(family):
     if isinstance(family, glb.QuasiBounded):
         return family.link
     return type(family).__name__
+
+
+def rows_of(x, r, w=None):
+    """Rows as ``CarriedLoss.append`` takes them: x, w r and w."""
+    x, r = np.asarray(x, np.float64), np.asarray(r, np.float64)
+    w = np.ones_like(r) if w is None else np.asarray(w, np.float64)
+    return x, w * r, w
 
 
 def in_ball(generator, *shape):
@@ -101,7 +108,7 @@ def test_sums_are_those_of_the_loss(family, d, dtype, generator):
     np.testing.assert_allclose(given.loss.loss, fresh.loss, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(given.loss.gradient, fresh.gradient, rtol=1e-11, atol=1e-11)
     for slot in range(3):
-        value, gradient, hessian = given.loss.expand(given.points[:, slot].numpy(), slot)
+        value, gradient, hessian, _ = given.loss.expand(given.points[:, slot].numpy(), slot)
         np.testing.assert_allclose(value, fresh.loss[:, slot], rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(gradient, fresh.gradient[:, slot], rtol=1e-11, atol=1e-11)
         np.testing.assert_allclose(hessian, fresh.hessian[:, slot], rtol=1e-11, atol=1e-11)
@@ -211,11 +218,8 @@ def test_the_polynomial_never_says_more_than_is_true(family, d, distance, genera
     ball = glb.Ball(d, S)
     trial = ball.project(given.points[:, 0] + step)
     loss = given.likelihood
-    value, gradient, hessian = (torch.from_numpy(t) for t in given.loss.expand(trial.numpy()))
-    error = given.loss.error(trial.numpy())
-    off, slope, bend, trace, _ = (
-        torch.tensor(t, dtype=torch.float64) for t in zip(*error, strict=True)
-    )
+    value, gradient, hessian, errors = map(torch.from_numpy, given.loss.expand(trial.numpy()))
+    off, slope, bend, trace, _ = errors.T
     true = loss.expand(trial[:, None])
     assert ((true.loss[:, 0] - value).abs() <= off).all()
     # the gradient's error in the dual norm of the Hessian there
@@ -246,8 +250,7 @@ def test_the_remainder_is_of_seventh_order(family, generator):
         given = Carried(family, 2, generator, N=40, points=1)
         assert given.loss.table.order == 6
         step = distance * torch.nn.functional.normalize(in_ball(generator, 40, 2), dim=-1)
-        error = given.loss.error((given.points[:, 0] + step).numpy())
-        sizes.append(np.array([e.value for e in error]))
+        sizes.append(given.loss.expand((given.points[:, 0] + step).numpy()).errors[:, 0])
     assert (sizes[0] < 1e-9).all()
     growth = np.median((sizes[2] - sizes[0]) / (sizes[1] - sizes[0]))
     assert 128 < growth < 128 * math.exp(0.2)  # for the curvature that may have grown on the way

@@ -167,15 +167,16 @@ def test_estimate_in_the_ball_with_its_hessian(family):
     for rows, radius in ((5, 1.0), (200, 0.4), (200, 20.0)):
         source = source_of(family, rows, 3)
         minimum, zero = CarriedMinimum(source, Ball(3, radius)), np.zeros((PROBLEMS, 3))
-        found = minimum.estimate(np.ones(PROBLEMS), zero, 1e-11, 1e-9)
+        found, model = minimum.estimate(np.ones(PROBLEMS), zero, 1e-11, 1e-9)
+        given = {"theta": found.theta, "gradient": model.gradient, "hessian": model.hessian}
         X, r, w = source.history.rows()
         loss = NegativeLogLikelihood(family, X, r, w, regularization=1.0)
         truth = minimum_in_ball(loss, Ball(3, radius), torch.zeros((PROBLEMS, 3), dtype=DTYPE))
-        for name in ("theta", "gradient", "hessian"):
+        for name, value in given.items():
             wanted = getattr(truth, name).numpy()
-            np.testing.assert_allclose(getattr(found, name), wanted, rtol=1e-5, atol=2e-5)
+            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=2e-5)
         at = loss.expand(torch.from_numpy(found.theta))
-        np.testing.assert_allclose(found.hessian, at.hessian.numpy(), rtol=1e-7, atol=1e-8)
+        np.testing.assert_allclose(model.hessian, at.hessian.numpy(), rtol=1e-7, atol=1e-8)
         assert (found.high >= at.loss.numpy() - 1e-9).all()
 
 
@@ -194,7 +195,7 @@ def test_an_imagined_row_counts_and_leaves_no_trace(family):
         other = copy.deepcopy(source.history)
         other.append(x[:, s], r[:, s], torch.full((PROBLEMS,), 2.0, dtype=DTYPE))
         fresh = CarriedMinimum(RowSource(family, other), Ball(2, 3.0))
-        wanted = fresh.estimate(ridge, zero, 1e-12, np.inf)
+        wanted, _ = fresh.estimate(ridge, zero, 1e-12, np.inf)
         np.testing.assert_allclose(found.theta, wanted.theta, rtol=0, atol=1e-6)
         fresh = CarriedMinimum(source, Ball(2, 3.0))
         fresh.carried.rebuild(source, minimum.carried.points)

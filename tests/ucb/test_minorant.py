@@ -12,7 +12,7 @@ import torch
 import torchglb as glb
 from torchglb.backend import entry
 from torchglb.carried.kernels import LossRows, workspace
-from torchglb.carried.taylor import Constants
+from torchglb.carried.model import Constants
 from torchglb.families.row_terms import SCRATCH, SECOND, W, Y, Z, least_curvatures
 from torchglb.ucb import AnchoredProgram
 from torchglb.ucb.incremental.minorant import minorant_in, minorant_size, sum_least_curvatures

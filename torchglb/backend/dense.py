@@ -43,6 +43,15 @@ def length(v: Floats) -> float:
 
 
 @kernel
+def distance(u: Floats, v: Floats) -> float:
+    """``|u - v|``, or 0 where its square would underflow."""
+    total = 0.0
+    for i in range(u.shape[0]):
+        total += (u[i] - v[i]) * (u[i] - v[i])
+    return math.sqrt(total)
+
+
+@kernel
 def _largest(v: Floats) -> float:
     largest = 0.0
     for i in range(v.shape[0]):

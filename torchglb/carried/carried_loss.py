@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,18 +24,10 @@ from torchglb.carried.kernels import (
     row_powers,
     workspace,
 )
+from torchglb.carried.model import Error, Objectives, Polynomials, expand_all
 from torchglb.carried.monomials import Packed, monomials, unpack
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.source import NO_FAMILY, RowSource
-from torchglb.carried.taylor import (
-    Constants,
-    Error,
-    error_at,
-    taylor_gradient,
-    taylor_hessian,
-    taylor_powers,
-    taylor_value,
-)
 from torchglb.checks import check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.errors import SolverError
@@ -65,22 +57,6 @@ def choose_order(family: GLMFamily, dim: int, radius: float, largest: int) -> in
     return order
 
 
-class Polynomials(NamedTuple):
-    """The polynomials of N problems at one place each.
-
-    Attributes:
-        loss: of the data, ``(N,)``.
-        gradient: ``(N, d)``.
-        hessian: ``(N, d, d)``.
-        errors: the numbers of an :class:`Error`, ``(N, 5)``.
-    """
-
-    loss: Floats
-    gradient: Floats
-    hessian: Floats
-    errors: Floats
-
-
 class CarriedLoss:
     """Sums of a family's derivatives at A points of each of N problems.
 
@@ -106,7 +82,7 @@ class CarriedLoss:
         >>> history = glb.History(dim=2)
         >>> carried = CarriedLoss(glb.Bernoulli(), glb.Ball(2, 3.0), 1, points=1, order=2)
         >>> history.append([1.0, 0.0], 1.0)
-        >>> carried.append(RowSource(glb.Bernoulli(), history), *rows_of([[[1.0, 0.0]]], [[1.0]]))
+        >>> carried.catch_up(RowSource(glb.Bernoulli(), history))
         >>> carried.loss
         array([[0.69314718]])
     """
@@ -230,22 +206,30 @@ class CarriedLoss:
 
     # ---- near the points -----------------------------------------------------------------
 
-    def expand(self, theta: Floats, slot: int = 0) -> tuple[Floats, Floats, Floats]:
-        """Loss ``(N,)``, gradient and Hessian at ``theta (N, d)`` by the polynomial of a point."""
-        found = self.expand_with(np.zeros(len(theta)), np.zeros_like(theta), theta, slot)
-        return found.loss, found.gradient, found.hessian
+    def objectives(self, ridge: Floats, tilt: Floats) -> Objectives:
+        """``F = L + (lambda/2)|theta|^2 - <tilt, theta>`` of every problem, for compiled code."""
+        return Objectives(self.memory, self.number, self.constants, self.table, ridge, tilt)
 
-    def error(self, theta: Floats, slot: int = 0) -> list[Error]:
-        """What is certain of :meth:`expand` at ``theta (N, d)``, for every problem."""
-        found = self.expand_with(np.zeros(len(theta)), np.zeros_like(theta), theta, slot)
-        return [Error(*row) for row in found.errors.tolist()]
+    def expand(
+        self,
+        theta: Floats,
+        slot: int = 0,
+        ridge: Floats | None = None,
+        tilt: Floats | None = None,
+    ) -> Polynomials:
+        """F at ``theta (N, d)`` by the polynomial of a point, with what is certain of it.
 
-    def expand_with(self, ridge: Floats, tilt: Floats, theta: Floats, slot: int = 0) -> Polynomials:
-        """:meth:`expand` with ``(lambda/2)|theta|^2 - <tilt, theta>`` added to the derivatives."""
+        Args:
+            theta: one place for each problem.
+            slot: which point.
+            ridge: lambda, ``(N,)``; 0 if not given.
+            tilt: ``(N, d)``; 0 if not given.
+        """
         N, d = theta.shape
         found = Polynomials(np.empty(N), np.empty((N, d)), np.empty((N, d, d)), np.empty((N, 5)))
-        given = (self.memory, self.number, slot, self.constants, self.table, ridge, tilt, theta)
-        expand_all(*given, *found)
+        ridge = np.zeros(N) if ridge is None else ridge
+        tilt = np.zeros((N, d)) if tilt is None else tilt
+        expand_all(self.objectives(ridge, tilt), slot, theta, found)
         return found
 
     # ---- checking ------------------------------------------------------------------------
@@ -294,7 +278,8 @@ class CarriedLoss:
         trace = source.pass_at(b, point, table, work)
         if self.table.order >= 2 and self.rows:
             theta = np.broadcast_to(point, (len(self.memory), self.dim))
-            promised, error = self.expand(theta)[0][b], self.error(theta)[b].value
+            found = self.expand(theta)
+            promised, error = found.value[b], Error(*found.errors[b]).value
             if abs(work.sums[0] - promised) > error:
                 raise SolverError(
                     f"{type(self.family).__name__}: its self_concordance or derivative_ratio is "
@@ -321,27 +306,16 @@ class CarriedLoss:
 
 def _shape(domain: Ball, problems: int) -> tuple[int, ...]:
     """The batch shape that a ball's radii have to take."""
-    radius = domain.radius
-    if isinstance(radius, Tensor) and radius.numel() not in (1, problems):
-        raise refuse("domain", f"one radius, or {problems}", f"{radius.numel()}")
-    return (
-        tuple(radius.shape)
-        if isinstance(radius, Tensor) and radius.numel() == problems
-        else (problems,)
-    )
+    shape = tuple(domain.radius.shape) if isinstance(domain.radius, Tensor) else ()
+    if math.prod(shape) not in (1, problems):
+        raise refuse("domain", f"one radius, or {problems}", f"{math.prod(shape)}")
+    return shape if math.prod(shape) == problems else (problems,)
 
 
 def ratio_of(family: GLMFamily, order: int, radius: float) -> float:
     """C with ``|m^(order)| <= C m''``; infinite where it is not known."""
     known = family.derivative_ratio(order, radius)
     return math.inf if known is None else known
-
-
-def rows_of(x: Any, r: Any, w: Any = None) -> tuple[Floats, Floats, Floats]:
-    """Rows as :meth:`CarriedLoss.append` takes them: x, w r and w."""
-    x, r = np.asarray(x, np.float64), np.asarray(r, np.float64)
-    w = np.ones_like(r) if w is None else np.asarray(w, np.float64)
-    return x, w * r, w
 
 
 def row_facts(family: GLMFamily, source: RowSource) -> Floats:
@@ -427,40 +401,3 @@ def carry_terms(
             block[k * CHUNK : k * CHUNK + count] = terms[k, start : start + count]
         add_columns(block, start, count, monomial, carried, table)
     add_facts(x, w, y, largest, 1.0 / dispersion, carried)
-
-
-@entry
-def expand_all(
-    memory: Floats,
-    points: int,
-    slot: int,
-    constants: Floats,
-    packed: Packed,
-    ridge: Floats,
-    tilt: Floats,
-    theta: Floats,
-    loss: Floats,
-    gradient: Floats,
-    hessian: Floats,
-    errors: Floats,
-) -> None:
-    """The :class:`Polynomials` of one point of every problem, at one place each."""
-    table = unpack(packed)
-    powers, sums, p = np.empty(table.count), np.empty(table.count), np.empty(table.dim)
-    for b in range(theta.shape[0]):
-        carried, c = carried_in(memory[b], table.dim, points, table.count), constants[b]
-        for i in range(table.count):
-            sums[i] = carried.sums[i, slot]
-        for k in range(table.dim):
-            p[k] = theta[b, k] - carried.points[k, slot]
-        taylor_powers(p, table, powers)
-        loss[b] = taylor_value(sums, powers, table)
-        taylor_gradient(sums, powers, table, gradient[b])
-        taylor_hessian(sums, powers, table, hessian[b])
-        for k in range(table.dim):
-            gradient[b, k] += ridge[b] * theta[b, k] - tilt[b, k]
-            hessian[b, k, k] += ridge[b]
-        known, trace = Constants(c[0], c[1], c[2]), carried.trace[slot]
-        error = error_at(p, sums[0], sums, trace, carried.facts, known, table.order)
-        errors[b, 0], errors[b, 1], errors[b, 2] = error.value, error.slope, error.hessian
-        errors[b, 3], errors[b, 4] = error.trace, error.rounding

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from torchglb.backend import Floats, entry, kernel, record
-from torchglb.carried.carried_loss import CarriedLoss, add_rows, choose_order
+from torchglb.carried.carried_loss import add_rows
 from torchglb.carried.kernels import (
     FACTS,
     Carried,
@@ -20,22 +18,13 @@ from torchglb.carried.kernels import (
     carried_in,
     carry_row,
     memory_size,
-    sum_rows,
     workspace,
 )
-from torchglb.carried.minimum import (
-    SEARCH,
-    Dense,
-    Goal,
-    Quadratic,
-    dense,
-    places_in,
-    search_minimum,
-)
+from torchglb.carried.minimum import SEARCH, BallSearch, Goal, places_in, search_minimum
+from torchglb.carried.model import Dense, Objectives, Polynomials, dense, objective_of, only_model
 from torchglb.carried.monomials import Packed, unpack
-from torchglb.carried.source import RowArrays, RowSource
-from torchglb.carried.taylor import Constants
-from torchglb.checks import check_tensors
+from torchglb.carried.search import CarriedSearch
+from torchglb.carried.source import RowArrays, RowSource, pass_over
 from torchglb.domain import Ball
 from torchglb.families.compiled import CompiledFamily
 
@@ -50,36 +39,14 @@ class Enclosed(NamedTuple):
         theta: ``(N, d)``, in the ball.
         low: ``(N,)``; the minimum is at least this,
         high: ``(N,)``; and F(theta) at most this.
+        excess: ``(N,)``; F(theta) is at most so much larger than the minimum, whatever both are.
         passes: ``(N,)``, over the history, that it took.
     """
 
     theta: Floats
     low: Floats
     high: Floats
-    passes: Floats
-
-
-class CarriedEstimates(NamedTuple):
-    """The constrained minimiser of every problem, with the derivatives there.
-
-    Attributes:
-        theta: ``(N, d)``, in the ball.
-        high: F(theta) is at most this, ``(N,)``.
-        gradient: of F, ``(N, d)``.
-        hessian: of F, ``(N, d, d)``.
-        excess: F(theta) is at most so much larger than the minimum, ``(N,)``.
-        gradient_error: Euclidean, at most: ``sqrt(tr H)`` times that in the dual norm, ``(N,)``.
-        hessian_error: relative, at most, ``(N,)``.
-        passes: ``(N,)``, over the history, that it took.
-    """
-
-    theta: Floats
-    high: Floats
-    gradient: Floats
-    hessian: Floats
     excess: Floats
-    gradient_error: Floats
-    hessian_error: Floats
     passes: Floats
 
 
@@ -127,7 +94,7 @@ class ImaginedSource(RowSource):
         return float(passed.trace[0])
 
 
-class CarriedMinimum:
+class CarriedMinimum(CarriedSearch):
     """``min L(theta) + (lambda/2)|theta|^2 - <tilt, theta>`` over the ball, through time.
 
     Args:
@@ -136,17 +103,15 @@ class CarriedMinimum:
         largest: derivatives of the highest order of the polynomial.
 
     Attributes:
-        carried: the loss near its minimum.
-        places: vectors of the search, ``(N, 4, d)``; see :class:`torchglb.carried.minimum.Places`.
-        search: its state, ``(N,)``.
+        places: vectors of the search, ``(N, 3, d)``; see :class:`torchglb.carried.minimum.Places`.
     """
 
     def __init__(self, source: RowSource, domain: Ball, largest: int = LARGEST_ORDER) -> None:
-        self.source = source
-        order = choose_order(source.family, domain.dim, domain.max_radius, largest)
-        self.carried = CarriedLoss(source.family, domain, source.problems, 1, order)
-        self.places = np.zeros((source.problems, 4, domain.dim))
-        self.search = np.zeros(source.problems, SEARCH)
+        super().__init__(source, domain, 1, largest, SEARCH)
+        self.places = np.zeros((source.problems, 3, domain.dim))
+
+    def _kept(self) -> dict[str, NDArray[Any]]:
+        return {"shift": self.places[:, 0]}
 
     def find(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """The minimum to a tolerance; a pass only where the polynomial is not good enough.
@@ -161,8 +126,8 @@ class CarriedMinimum:
 
     def estimate(
         self, ridge: Floats, tilt: Floats, tol: float, hessian_tol: float
-    ) -> CarriedEstimates:
-        """The minimiser with gradient and Hessian; arguments as in :meth:`find`.
+    ) -> tuple[Enclosed, Polynomials]:
+        """The minimiser, and F there with its derivatives; arguments as in :meth:`find`.
 
         Args:
             ridge: lambda, ``(N,)``.
@@ -172,18 +137,7 @@ class CarriedMinimum:
         """
         self.carried.catch_up(self.source)
         found = self._search(ridge, tilt, Goal(math.inf, tol, hessian_tol))
-        at = self.carried.expand_with(ridge, tilt, found.theta)
-        _, slope, hessian_error, trace, _ = at.errors.T
-        return CarriedEstimates(
-            found.theta,
-            found.high,
-            at.gradient,
-            at.hessian,
-            self.search["excess"].copy(),
-            gradient_error=slope * np.sqrt(trace),
-            hessian_error=hessian_error,
-            passes=found.passes,
-        )
+        return found, self.carried.expand(found.theta, 0, ridge, tilt)
 
     def predict(
         self, x: Floats, y: Floats, w: Floats, ridge: Floats, tilt: Floats, tol: float
@@ -213,121 +167,70 @@ class CarriedMinimum:
     ) -> Enclosed:
         """The minima from sums that are up to date, with all passes that are needed."""
         source, carried = self.source, self.carried
-        fixed = (carried.constants, carried.table)
-        searches = BallSearches(carried.memory, self.places, self.search, *fixed, ridge, tilt)
+        searches = BallSearches(carried.objectives(ridge, tilt), self.places, self.search, goal)
         if source.is_direct:
-            find_minima(source.compiled, source.arrays(), searches, goal, more)
-        else:  # compiled code cannot read the rows: passes are made from here
+            find_minima(source.compiled, source.arrays(), searches, more)
+        else:
             seen = ImaginedSource(source, more) if len(more.x) else source
-            size = (carried.table.dim, carried.table.count)
-            work, algebra = workspace(*size), dense(*size)
-            for b in range(source.problems):
-                self.search["passes"][b] = self.search["answered"][b] = 0
-                trace = 0.0
-                while search_on(b, searches, goal, work, trace, algebra):
-                    at = self.places[b, 2]
-                    trace = carried.checked_pass(seen, b, at, carried.table, work)
-                    self.search["answered"][b] = 1
-        state = self.search.copy()
-        return Enclosed(self.places[:, 1].copy(), state["low"], state["high"], state["passes"])
+            make_pass = partial(carried.checked_pass, seen)
+            self._search_from_here(search_on, searches, self.places[:, 2], make_pass)
+        known = {name: self.search[name].copy() for name in Enclosed._fields[1:]}
+        return Enclosed(self.places[:, 1].copy(), **known)
 
     def look(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """:meth:`find` on a copy: a question that changes nothing."""
         return self.copy().find(ridge, tilt, tol)
-
-    def copy(self) -> CarriedMinimum:
-        """With sums of its own, over the same rows."""
-        new = copy.copy(self)
-        new.carried = self.carried.copy()
-        new.places, new.search = self.places.copy(), self.search.copy()
-        return new
-
-    # ---- saving --------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue bit by bit."""
-        shift = torch.from_numpy(self.places[:, 0].copy())
-        return {**self.carried.state_dict(), "shift": shift}
-
-    def check_state(self, name: str, state: Mapping[str, Any]) -> None:
-        """Refuses a state of another kind."""
-        check_tensors(name, state, self.state_dict())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a saved state."""
-        self.check_state("state", state)
-        self.carried.load_state_dict(state)
-        self.places[:] = 0.0
-        self.places[:, 0] = state["shift"].numpy()
 
 
 class BallSearches(NamedTuple):
     """The searches of N problems.
 
     Attributes:
-        memory: what is carried, ``(N, size)``.
-        places: vectors, ``(N, 4, d)``.
+        objectives: F of each.
+        places: vectors, ``(N, 3, d)``.
         state: of dtype ``SEARCH``, ``(N,)``.
-        constants: S, C and R, ``(N, 3)``.
-        table: the monomials of the sums.
-        ridge: lambda, ``(N,)``.
-        tilt: ``(N, d)``.
+        goal: when to end.
     """
 
-    memory: Floats
+    objectives: Objectives
     places: Floats
     state: Any
-    constants: Floats
-    table: Packed
-    ridge: Floats
-    tilt: Floats
+    goal: Goal
 
 
 @kernel
 def _search_one(
-    b: int, searches: BallSearches, goal: Goal, work: Workspace, trace: float, algebra: Dense
+    b: int, searches: BallSearches, work: Workspace, trace: float, memory: Dense
 ) -> int:
     """:func:`search_minimum` for one problem of a batch."""
-    packed, c = searches.table, searches.constants[b]
-    return search_minimum(
-        record(searches.state, b),
-        places_in(searches.places[b]),
-        carried_in(searches.memory[b], packed.dim, 1, packed.count),
-        Quadratic(searches.ridge[b], searches.tilt[b]),
-        Constants(c[0], c[1], c[2]),
-        goal,
-        unpack(packed),
-        work,
-        trace,
-        algebra,
-    )
+    model = only_model(objective_of(searches.objectives, b))
+    search = BallSearch(places_in(searches.places[b]), model, memory)
+    return search_minimum(record(searches.state, b), search, searches.goal, work, trace)
 
 
 @entry
-def search_on(
-    b: int, searches: BallSearches, goal: Goal, work: Workspace, trace: float, algebra: Dense
-) -> int:
+def search_on(b: int, searches: BallSearches, work: Workspace, trace: float, memory: Dense) -> int:
     """The same, from Python."""
-    return _search_one(b, searches, goal, work, trace, algebra)
+    return _search_one(b, searches, work, trace, memory)
 
 
 @entry
 def find_minima(
-    family: CompiledFamily, rows: RowArrays, searches: BallSearches, goal: Goal, more: ImaginedRows
+    family: CompiledFamily, rows: RowArrays, searches: BallSearches, more: ImaginedRows
 ) -> None:
     """The minimum of every problem, with all passes that it needs; imagined rows are in those."""
-    table, count, d = unpack(searches.table), searches.table.count, searches.table.dim
-    work, algebra, monomial = workspace(d, count), dense(d, count), np.empty(count)
+    packed = searches.objectives.table
+    table, count, d = unpack(packed), packed.count, packed.dim
+    work, memory, monomial = workspace(d, count), dense(d, count), np.empty(count)
     extra = np.zeros(1 + FACTS)
-    for b in range(searches.memory.shape[0]):
+    for b in range(searches.places.shape[0]):
         state, at = record(searches.state, b), places_in(searches.places[b]).trial
         # the sums of a pass as those of a carried point, to which a row can be added
         sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
         passed = Carried(at.reshape(d, 1), sums, rest, extra[:1], extra[1:])
         state.passes, state.answered = 0, 0
-        while _search_one(b, searches, goal, work, extra[0], algebra):
-            X, w, y = rows.X[b], rows.w[b], rows.y[b]
-            extra[0] = sum_rows(family, X, w, y, 0, rows.used, at, table, work)
+        while _search_one(b, searches, work, extra[0], memory):
+            extra[0] = pass_over(family, rows, b, at, table, work)
             if more.x.shape[0] > 0:
                 x, scratch = more.x[b], work.scratch
                 carry_row(family, x, more.w[b], more.y[b], passed, table, scratch, monomial)

@@ -15,22 +15,21 @@ import math
 from typing import Any, NamedTuple
 
 from torchglb.backend import Floats, Ints, entry, kernel, record
-from torchglb.backend.dense import cholesky, copy_vector, length, solve_factored
-from torchglb.carried.free_certificate import (
-    Algebra,
-    FreeSearch,
-    FreeState,
-    Wish,
-    algebra_for,
+from torchglb.backend.dense import cholesky, copy_vector, distance, length, solve_factored
+from torchglb.carried.free_certificate import FreeSearch, FreeState, Wish, is_enough, look
+from torchglb.carried.kernels import Workspace, least_used, put_point, workspace
+from torchglb.carried.minimum import DONE, PASS
+from torchglb.carried.model import (
+    Dense,
+    Objectives,
+    dense,
     expand,
-    is_enough,
-    look,
+    loss_at,
+    model_at,
+    objective_of,
 )
-from torchglb.carried.kernels import Workspace, carried_in, put_point, sum_rows, workspace
-from torchglb.carried.minimum import DONE, PASS, Quadratic
 from torchglb.carried.monomials import Packed, unpack
-from torchglb.carried.source import RowArrays
-from torchglb.carried.taylor import Constants
+from torchglb.carried.source import RowArrays, pass_over
 from torchglb.families.compiled import CompiledFamily
 
 #: Newton steps between two passes, and passes of one search
@@ -60,10 +59,11 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
     Returns:
         DONE, PASS or GRADIENT.
     """
-    theta, carried, table, memory = search.theta, search.carried, search.table, search.memory
-    wish, steepness = search.wish, carried.facts[0] * search.constants.concordance
+    theta, objective, wish, memory = search.theta, search.objective, search.wish, search.memory
+    carried, table = objective.carried, objective.table
+    steepness = carried.facts[0] * objective.constants.concordance
     if state.answered == PASS:
-        slot = _oldest(search.used)
+        slot = least_used(search.used)
         sums = answer.sums[: table.count]
         put_point(carried, slot, theta, sums, answer.rest, trace)
         state.corrected = 0
@@ -71,10 +71,12 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
         state.leapt = int(_start(search) != slot)
     elif state.answered == GRADIENT:
         slot = _nearest(carried.points, theta)
-        expand(search, slot)
+        gradient, quadratic = memory.vectors[0], objective.quadratic
+        expand(model_at(objective, slot, memory), theta, memory, gradient, False)
         for k in range(theta.shape[0]):
-            memory.correction[k] = answer.sums[1 + k] - memory.gradient[k]
-            memory.place[k] = theta[k]
+            added = quadratic.ridge * theta[k] - quadratic.tilt[k]
+            search.correction[k] = answer.sums[1 + k] + added - gradient[k]
+            search.place[k] = theta[k]
         state.corrected = 1 + slot
     else:
         state.clock += 1
@@ -86,15 +88,16 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
     for _ in range(MAX_STEPS):
         slot = _nearest(carried.points, theta)
         search.used[slot] = state.clock
-        view = look(state, search, slot, bold)
+        view = look(state, search, model_at(objective, slot, memory), bold)
         if is_enough(state, search, view):
             return DONE
         hessian_error, reach = view.hessian_error, view.reach
         if first < 0.0:
-            first = view.decrement
+            first = view.decrement.value
         # the gradient is not known well enough to be followed; whoever is bold follows a guess
-        known = max(min(view.slope, GUESS * first), view.rounding) if bold else view.slope
-        if not view.decrement > known or (bold and reach > FAR):
+        guess = max(min(view.slope, GUESS * first), view.decrement.rounding)
+        known = guess if bold else view.slope
+        if not view.decrement.value > known or (bold and reach > FAR):
             break
         if _step(theta, steepness, state.leapt == 0, memory) > FAR and state.leapt == 0:
             hessian_error, reach = math.inf, math.inf  # no polynomial knows of what is there
@@ -107,39 +110,22 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
 
 
 @kernel
-def _oldest(used: Ints) -> int:
-    """The carried point that has been of no use for the longest time."""
-    slot = 0
-    for a in range(used.shape[0]):
-        if used[a] < used[slot]:
-            slot = a
-    return slot
-
-
-@kernel
 def _nearest(points: Floats, theta: Floats) -> int:
     """The carried point that is nearest to theta."""
     best, least = 0, math.inf
     for a in range(points.shape[1]):
-        squared = 0.0
-        for k in range(theta.shape[0]):
-            away = theta[k] - points[k, a]
-            squared += away * away
-        if squared < least:
-            best, least = a, squared
+        away = distance(theta, points[:, a])
+        if away < least:
+            best, least = a, away
     return best
 
 
 @kernel
 def _start(search: FreeSearch) -> int:
     """Begins at the carried point with the smallest F, which is known there; which one."""
-    theta, carried, quadratic = search.theta, search.carried, search.quadratic
-    best, least = 0, math.inf
+    theta, carried, best, least = search.theta, search.objective.carried, 0, math.inf
     for a in range(carried.points.shape[1]):
-        value = carried.sums[0, a]
-        for k in range(theta.shape[0]):
-            at = carried.points[k, a]
-            value += (0.5 * quadratic.ridge * at - quadratic.tilt[k]) * at
+        value = loss_at(carried, search.objective.quadratic, a)
         if value < least:
             best, least = a, value
     for k in range(theta.shape[0]):
@@ -148,7 +134,7 @@ def _start(search: FreeSearch) -> int:
 
 
 @kernel
-def _step(theta: Floats, steepness: float, leap: bool, memory: Algebra) -> float:
+def _step(theta: Floats, steepness: float, leap: bool, memory: Dense) -> float:
     """Newton's step v; returns ``D = R X |v|``.
 
     Where D is not small the step is shortened by ``log(1 + D)/D``, unless it is to be a leap.
@@ -156,7 +142,7 @@ def _step(theta: Floats, steepness: float, leap: bool, memory: Algebra) -> float
     step = memory.vectors[1]
     if not cholesky(memory.hessian, 0.0, memory.factor):
         return 0.0
-    solve_factored(memory.factor, memory.gradient, step)
+    solve_factored(memory.factor, memory.vectors[0], step)
     reach = steepness * length(step)
     short = reach > 1.0 and not (leap and reach > FAR)
     share = math.log1p(reach) / reach if short else 1.0
@@ -169,14 +155,11 @@ class FreeSearches(NamedTuple):
     """The searches of N problems.
 
     Attributes:
-        memory: what is carried, ``(N, size)``.
+        objectives: F of each.
         used: when each carried point was of use, ``(N, A)``.
         state: of dtype ``FREE``, ``(N,)``.
-        constants: S, C and R, ``(N, 3)``.
-        table: the monomials of the sums.
-        ridge: lambda, ``(N,)``.
-        tilt: ``(N, d)``.
-        theta: ``(N, d)``; the minimisers in the end.
+        places: theta, correction and place of each, ``(N, 3, d)``.
+        hessian: of F at theta in the end, ``(N, d, d)``.
         tol: from here on as in :class:`Wish`.
         hessian_tol: a number.
         arms: ``(N, K, d)``.
@@ -185,14 +168,11 @@ class FreeSearches(NamedTuple):
         fleeting: of all.
     """
 
-    memory: Floats
+    objectives: Objectives
     used: Ints
     state: Any
-    constants: Floats
-    table: Packed
-    ridge: Floats
-    tilt: Floats
-    theta: Floats
+    places: Floats
+    hessian: Floats
     tol: float
     hessian_tol: float
     arms: Floats
@@ -203,48 +183,43 @@ class FreeSearches(NamedTuple):
 
 @kernel
 def _search_one(
-    b: int, searches: FreeSearches, work: Workspace, trace: float, algebra: Algebra
+    b: int, searches: FreeSearches, work: Workspace, trace: float, memory: Dense
 ) -> int:
     """:func:`search_free` for one problem of a batch."""
-    s, packed, c = searches, searches.table, searches.constants[b]
-    search = FreeSearch(
-        s.theta[b],
-        s.used[b],
-        carried_in(s.memory[b], packed.dim, s.used.shape[1], packed.count),
-        Quadratic(s.ridge[b], s.tilt[b]),
-        Constants(c[0], c[1], c[2]),
-        Wish(s.tol, s.hessian_tol, s.arms[b], s.doubt[b], s.other[b], s.fleeting),
-        unpack(packed),
-        algebra,
-    )
-    return search_free(record(s.state, b), search, work, trace)
+    s = searches
+    wish = Wish(s.tol, s.hessian_tol, s.arms[b], s.doubt[b], s.other[b], s.fleeting)
+    theta, correction, place = s.places[b, 0], s.places[b, 1], s.places[b, 2]
+    objective = objective_of(s.objectives, b)
+    search = FreeSearch(theta, correction, place, s.used[b], objective, wish, memory)
+    asked = search_free(record(s.state, b), search, work, trace)
+    if asked == DONE:
+        for i in range(theta.shape[0]):
+            copy_vector(memory.hessian[i], s.hessian[b, i])
+    return asked
 
 
 @entry
 def search_free_on(
-    b: int, searches: FreeSearches, work: Workspace, trace: float, algebra: Algebra
+    b: int, searches: FreeSearches, work: Workspace, trace: float, memory: Dense
 ) -> int:
     """The same, from Python."""
-    return _search_one(b, searches, work, trace, algebra)
+    return _search_one(b, searches, work, trace, memory)
 
 
 @entry
 def find_free(
-    family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Packed, hessian: Floats
+    family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Packed
 ) -> None:
-    """The minimiser of every problem, with all passes that it needs, and the Hessians there."""
-    packed, first = searches.table, unpack(linear)
+    """The minimiser of every problem, with all passes that it needs."""
+    packed, first = searches.objectives.table, unpack(linear)
     table, work = unpack(packed), workspace(packed.dim, packed.count)
-    algebra = algebra_for(packed.dim, packed.count)
-    for b in range(searches.memory.shape[0]):
-        found, theta, trace = record(searches.state, b), searches.theta[b], 0.0
+    memory = dense(packed.dim, packed.count)
+    for b in range(searches.places.shape[0]):
+        found, theta, trace = record(searches.state, b), searches.places[b, 0], 0.0
         found.passes, found.answered = 0, 0
         while True:
-            asked = _search_one(b, searches, work, trace, algebra)
+            asked = _search_one(b, searches, work, trace, memory)
             if asked == DONE:
                 break
-            wanted, X, w, y = table if asked == PASS else first, rows.X[b], rows.w[b], rows.y[b]
-            trace = sum_rows(family, X, w, y, 0, rows.used, theta, wanted, work)
+            trace = pass_over(family, rows, b, theta, table if asked == PASS else first, work)
             found.answered = asked
-        for i in range(packed.dim):
-            copy_vector(algebra.hessian[i], hessian[b, i])

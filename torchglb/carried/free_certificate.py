@@ -32,24 +32,19 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
-from torchglb.backend import Floats, Ints, inlined, kernel, record_type
-from torchglb.backend.dense import EPS, cholesky, dot, forward, inverse_trace, length
-from torchglb.carried.kernels import Carried
-from torchglb.carried.minimum import Quadratic, quadratic_value
-from torchglb.carried.monomials import Monomials
-from torchglb.carried.rounding import compensated, plain
-from torchglb.carried.taylor import (
-    Constants,
+from torchglb.backend import Floats, Ints, kernel, record_type
+from torchglb.backend.dense import EPS, cholesky, distance, dot, forward, length
+from torchglb.carried.model import (
+    Decrement,
+    Dense,
+    Model,
+    Objective,
+    decrement_of,
     error_at,
-    remainder,
-    squared_in_hessian,
-    taylor_gradient,
-    taylor_hessian,
-    taylor_powers,
-    taylor_value,
+    expand,
 )
+from torchglb.carried.rounding import plain
+from torchglb.carried.taylor import hessian_at, remainder, squared_in_hessian
 
 #: a polynomial's Hessian that may be wrong by this share bounds nothing
 TRUST = 0.5
@@ -108,107 +103,46 @@ class Wish(NamedTuple):
     fleeting: bool
 
 
-class Algebra(NamedTuple):
-    """Memory of one search.
-
-    Attributes:
-        hessian: of F at theta, ``(d, d)``.
-        metric: M, a lower bound on it, ``(d, d)``.
-        factor: ``(d, d)``.
-        gradient: of F at theta, ``(d,)``.
-        correction: of a polynomial's gradient, ``(d,)``,
-        place: where it was made, ``(d,)``.
-        vectors: ``(3, d)``.
-        sums: of one carried point, ``(count,)``.
-        powers: ``(count,)``.
-    """
-
-    hessian: Floats
-    metric: Floats
-    factor: Floats
-    gradient: Floats
-    correction: Floats
-    place: Floats
-    vectors: Floats
-    sums: Floats
-    powers: Floats
-
-
-@inlined
-def algebra_for(dim: int, count: int) -> Algebra:
-    """For so many features and monomials."""
-    return Algebra(
-        np.zeros((dim, dim)),
-        np.zeros((dim, dim)),
-        np.zeros((dim, dim)),
-        np.zeros(dim),
-        np.zeros(dim),
-        np.zeros(dim),
-        np.zeros((3, dim)),
-        np.zeros(count),
-        np.zeros(count),
-    )
-
-
 class FreeSearch(NamedTuple):
     """What a search works on, beside its state: a record in a tuple would be a copy.
 
     Attributes:
-        theta: ``(d,)``; the minimiser in the end.
-        used: when each carried point was of use, ``(A,)``.
-        carried: the sums.
-        quadratic: what is added to the loss.
-        constants: S of the ball on which C and R hold, C and R.
+        theta: ``(d,)``, where it is.
+        correction: of a polynomial's gradient, ``(d,)``,
+        place: where it was made, ``(d,)``.
+        used: the time when each carried point was last of use, ``(A,)``.
+        objective: F.
         wish: when to end.
-        table: the monomials of the sums.
-        memory: for algebra; ends with gradient and Hessian of F at theta.
+        memory: for algebra; its Hessian, and the first of its vectors, the gradient, are F's.
     """
 
     theta: Floats
+    correction: Floats
+    place: Floats
     used: Ints
-    carried: Carried
-    quadratic: Quadratic
-    constants: Constants
+    objective: Objective
     wish: Wish
-    table: Monomials
-    memory: Algebra
+    memory: Dense
 
 
 class View(NamedTuple):
     """What the polynomial of a carried point says at theta.
 
     Attributes:
-        decrement: the length of its gradient in M^-1; infinite where it says nothing.
+        decrement: of Newton, in M.
         slope: how far the gradient may be from it, in the same norm.
-        rounding: what rounding adds to that.
         hessian_error: relative.
         reach: R X times the distance from the carried point.
     """
 
-    decrement: float
+    decrement: Decrement
     slope: float
-    rounding: float
     hessian_error: float
     reach: float
 
 
 @kernel
-def expand(search: FreeSearch, slot: int) -> float:
-    """Loss, gradient and Hessian of the data at theta by the polynomial of one point."""
-    theta, carried, table, memory = search.theta, search.carried, search.table, search.memory
-    p, sums = memory.vectors[0], memory.sums
-    for i in range(table.count):
-        sums[i] = carried.sums[i, slot]
-    for k in range(theta.shape[0]):
-        p[k] = theta[k] - carried.points[k, slot]
-    taylor_powers(p, table, memory.powers)
-    taylor_gradient(sums, memory.powers, table, memory.gradient)
-    taylor_hessian(sums, memory.powers, table, memory.hessian)
-    return taylor_value(sums, memory.powers, table)
-
-
-@kernel
-def look(state: FreeState, search: FreeSearch, slot: int, bold: bool) -> View:
+def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View:
     """Gradient and Hessian of F at theta by the polynomial of one point, and their errors.
 
     M: the polynomial's Hessian is at most 1 + its relative error times the true one. Where that is
@@ -217,63 +151,53 @@ def look(state: FreeState, search: FreeSearch, slot: int, bold: bool) -> View:
     point; unless a search is bold and the polynomial convex there. The factor of M is left in the
     memory.
     """
-    theta, carried, memory = search.theta, search.carried, search.memory
-    quadratic, constants, order = search.quadratic, search.constants, search.table.order
-    d, p, sums, metric = theta.shape[0], memory.vectors[0], memory.sums, memory.metric
-    value = expand(search, slot)
-    error = error_at(p, value, sums, carried.trace[slot], carried.facts, constants, order)
-    state.high = value + quadratic_value(quadratic, theta) + error.value
-    reach = constants.concordance * carried.facts[0] * length(p)
+    theta, memory, gradient = search.theta, search.memory, search.memory.vectors[0]
+    carried, constants = model.objective.carried, model.objective.constants
+    d, ridge = theta.shape[0], model.objective.quadratic.ridge
+    hessian, metric = memory.hessian, memory.metric
+    value = expand(model, theta, memory, gradient, True)
+    error = error_at(model, theta, value, memory)
+    state.high = value + error.value
+    reach = constants.concordance * carried.facts[0] * length(memory.shift)
     slope = error.slope * math.exp(-0.5 * min(reach, 700.0))
-    if state.corrected == 1 + slot:
-        slope = _correct(search, slot)
+    if state.corrected == 1 + model.slot:
+        slope = _correct(search, model)
     lost = plain(d, carried.facts[2]) * EPS * error.trace
-    grown, place = math.exp(min(reach, 300.0)), 1 + d
+    grown, scale = math.exp(min(reach, 300.0)), 1.0 + error.hessian
     good = error.hessian <= TRUST
-    convex = good or (bold and cholesky(memory.hessian, -lost, memory.factor))
-    if not convex or (not good and 1.0 + error.hessian > grown):
-        for i in range(d):
-            for j in range(i, d):
-                if not convex:
-                    memory.hessian[i, j] = memory.hessian[j, i] = grown * sums[place]
-                metric[i, j] = metric[j, i] = sums[place] / grown
-                place += 1
-    else:
+    convex = good or (bold and cholesky(hessian, -ridge - lost, memory.factor))
+    if good or (convex and scale <= grown):
+        shift = ridge - ridge / scale  # nothing is uncertain about the ridge
         for i in range(d):
             for j in range(d):
-                metric[i, j] = memory.hessian[i, j] / (1.0 + error.hessian)
-    for i in range(d):
-        memory.gradient[i] += quadratic.ridge * theta[i] - quadratic.tilt[i]
-        memory.hessian[i, i] += quadratic.ridge
-    if not cholesky(metric, quadratic.ridge - lost, memory.factor):
-        return View(math.inf, math.inf, 0.0, math.inf, reach)
-    forward(memory.factor, memory.gradient, memory.vectors[1])
-    terms = 2.0 * carried.facts[1] + length(memory.gradient) + 2.0 * length(quadratic.tilt)
-    rounding = compensated(d) * EPS * terms + lost * length(p)
-    return View(
-        length(memory.vectors[1]),
-        slope,
-        rounding * math.sqrt(inverse_trace(memory.factor, memory.vectors[2])),
-        error.hessian,
-        reach,
-    )
+                metric[i, j] = hessian[i, j] / scale
+    else:
+        shift = ridge
+        hessian_at(model.sums, 1.0 / grown, metric)
+    if not convex:
+        hessian_at(model.sums, grown, hessian)
+        for i in range(d):
+            hessian[i, i] += ridge
+    decrement = decrement_of(model, gradient, shift, error.trace, memory)
+    if decrement.value == math.inf:
+        return View(decrement, math.inf, math.inf, reach)
+    return View(decrement, slope, error.hessian, reach)
 
 
 @kernel
-def _correct(search: FreeSearch, slot: int) -> float:
+def _correct(search: FreeSearch, model: Model) -> float:
     """Adds the correction to the gradient; what may be wrong with it then."""
-    theta, carried, memory = search.theta, search.carried, search.memory
-    constants, order = search.constants, search.table.order
-    v, squared = memory.vectors[1], 0.0
+    theta, gradient, v = search.theta, search.memory.vectors[0], search.memory.vectors[1]
+    carried, constants = model.objective.carried, model.objective.constants
     for k in range(theta.shape[0]):
-        memory.gradient[k] += memory.correction[k]
-        v[k] = theta[k] - memory.place[k]
-        away = memory.place[k] - carried.points[k, slot]
-        squared += away * away
-    near = length(memory.vectors[0])
-    far = max(near, math.sqrt(squared))  # of all points between the two
+        gradient[k] += search.correction[k]
+        v[k] = theta[k] - search.place[k]
+    near = length(search.memory.shift)
+    far = max(near, distance(search.place, model.point))  # of all points between the two
     longest, lost = carried.facts[0], plain(theta.shape[0], carried.facts[2]) * EPS
-    local = max(squared_in_hessian(memory.sums, v), 0.0) + lost * carried.trace[slot] * dot(v, v)
+    local = max(squared_in_hessian(model.sums, v), 0.0)
+    local += lost * carried.trace[model.slot] * dot(v, v)
+    order = model.objective.table.order
     off = remainder(far, 0.0, longest, constants.ratio, constants.concordance, order)
     grown = math.exp(min(0.5 * constants.concordance * longest * near, 700.0))
     return off.hessian * math.sqrt(local) * grown
@@ -285,16 +209,16 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
 
     Or whether it would be if the tilt were certain: then a better tilt is needed, not a pass.
     """
-    theta, wish, memory, constants = search.theta, search.wish, search.memory, search.constants
+    size, wish, constants = length(search.theta), search.wish, search.objective.constants
     state.distance, state.length, state.hessian_error = math.inf, math.inf, view.hessian_error
     state.certain = 0
-    if not view.decrement < math.inf:
+    if not view.decrement.value < math.inf:
         return False
-    flat = math.sqrt(inverse_trace(memory.factor, memory.vectors[2]))
-    steepness = constants.concordance * search.carried.facts[0]
-    steep, size = steepness * flat, length(theta)
-    known = _distance(view.decrement + view.slope, steep)
-    distance = _distance(view.decrement + view.slope + view.rounding, steep)
+    flat = view.decrement.flatness
+    steepness = constants.concordance * search.objective.carried.facts[0]
+    steep, delta = steepness * flat, view.decrement.value + view.slope
+    known, delta = _distance(delta, steep), delta + view.decrement.rounding
+    distance = _distance(delta, steep)
     fine = view.hessian_error <= wish.hessian_tol
     done = fine and known * flat <= wish.tol * (1.0 + size)
     if not size + distance * flat < constants.radius:
@@ -302,8 +226,7 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
     state.distance, state.length = distance, distance * flat
     if wish.arms.shape[0] > 0:
         if wish.doubt > 0.0:
-            doubt = _doubt(search, steepness)
-            wider = _distance(view.decrement + view.slope + view.rounding + doubt, steep)
+            wider = _distance(delta + _doubt(search, steepness), steep)
             if size + wider * flat < constants.radius:
                 state.certain = int(_is_clear(state, search, wider))
                 done = done or state.certain == 1
@@ -318,10 +241,8 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
 @kernel
 def _doubt(search: FreeSearch, steepness: float) -> float:
     """By how much the tilt may be off, in the dual norm of the Hessian at theta."""
-    theta, wish, away = search.theta, search.wish, search.memory.vectors[2]
-    for k in range(theta.shape[0]):
-        away[k] = theta[k] - wish.other[k]
-    return wish.doubt * math.exp(min(0.5 * steepness * length(away), 300.0))
+    away = distance(search.theta, search.wish.other)
+    return search.wish.doubt * math.exp(min(0.5 * steepness * away, 300.0))
 
 
 @kernel

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from torchglb.backend import Floats, Ints
-from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.free import FreeSearches, find_free, search_free_on
-from torchglb.carried.free_certificate import FREE, algebra_for
-from torchglb.carried.kernels import workspace
-from torchglb.carried.minimum import PASS
+from torchglb.carried.free_certificate import FREE
 from torchglb.carried.monomials import monomials
+from torchglb.carried.search import CarriedSearch
 from torchglb.carried.source import RowSource
-from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 
 #: derivatives of the highest order of a polynomial
@@ -52,7 +46,7 @@ class Free(NamedTuple):
     passes: Ints
 
 
-class FreeMinimum:
+class FreeMinimum(CarriedSearch):
     """``argmin L(theta) + (lambda/2)|theta|^2 - <tilt, theta>`` over R^d, through time.
 
     Args:
@@ -61,19 +55,16 @@ class FreeMinimum:
             to lie inside have an infinite ``length``.
         points: A, at which the loss is carried; more than one where tilts change.
         largest: derivatives of the highest order of the polynomials.
-
-    Attributes:
-        carried: the loss at these points.
     """
 
     def __init__(
         self, source: RowSource, domain: Ball, points: int = 1, largest: int = LARGEST_ORDER
     ) -> None:
-        self.source = source
-        order = choose_order(source.family, domain.dim, domain.max_radius, largest)
-        self.carried = CarriedLoss(source.family, domain, source.problems, points, order)
+        super().__init__(source, domain, points, largest, FREE)
         self._used = np.zeros((source.problems, points), np.int64)
-        self._state = np.zeros(source.problems, FREE)
+
+    def _kept(self) -> dict[str, NDArray[Any]]:
+        return {"used": self._used, "clock": self.search["clock"]}
 
     def find(
         self,
@@ -103,17 +94,13 @@ class FreeMinimum:
         arms = np.empty((N, 0, d)) if arms is None else np.ascontiguousarray(arms, np.float64)
         doubt = np.zeros(N) if doubt is None else doubt
         other = np.zeros((N, d)) if other is None else other
-        theta, hessian = np.zeros((N, d)), np.empty((N, d, d))
-        table, linear = carried.table, monomials(d, 1)
+        places, hessian = np.zeros((N, 3, d)), np.empty((N, d, d))
         searches = FreeSearches(
-            memory=carried.memory,
+            objectives=carried.objectives(ridge, tilt),
             used=self._used,
-            state=self._state,
-            constants=carried.constants,
-            table=table,
-            ridge=ridge,
-            tilt=tilt,
-            theta=theta,
+            state=self.search,
+            places=places,
+            hessian=hessian,
             tol=float(tol),
             hessian_tol=float(hessian_tol),
             arms=arms,
@@ -122,46 +109,9 @@ class FreeMinimum:
             fleeting=bool(tilt.any()),  # nobody comes back to the minimiser of a random tilt
         )
         if source.is_direct:
-            find_free(source.compiled, source.arrays(), searches, linear, hessian)
+            find_free(source.compiled, source.arrays(), searches, monomials(d, 1))
         else:
-            size = (table.dim, table.count)
-            work, algebra = workspace(*size), algebra_for(*size)
-            for b in range(N):
-                self._state["passes"][b] = self._state["answered"][b] = 0
-                trace = 0.0
-                while asked := search_free_on(b, searches, work, trace, algebra):
-                    wanted = table if asked == PASS else linear
-                    trace = source.pass_at(b, theta[b], wanted, work)
-                    self._state["answered"][b] = asked
-                hessian[b] = algebra.hessian
-        state = self._state.copy()
+            self._search_from_here(search_free_on, searches, places[:, 0], source.pass_at)
+        state = self.search.copy()
         known = {name: state[name] for name in Free._fields if name not in ("theta", "hessian")}
-        return Free(theta=theta, hessian=hessian, **known)
-
-    def copy(self) -> FreeMinimum:
-        """With sums of its own, over the same rows."""
-        new = copy.copy(self)
-        new.carried = copy.copy(self.carried)
-        new.carried.memory = self.carried.memory.copy()
-        new._used, new._state = self._used.copy(), self._state.copy()
-        return new
-
-    # ---- saving --------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue bit by bit."""
-        clock = torch.from_numpy(self._state["clock"].copy())
-        used = torch.from_numpy(self._used.copy())
-        return {**self.carried.state_dict(), "used": used, "clock": clock}
-
-    def check_state(self, name: str, state: Mapping[str, Any]) -> None:
-        """Refuses a state of another kind."""
-        check_tensors(name, state, self.state_dict())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a saved state."""
-        self.check_state("state", state)
-        self.carried.load_state_dict(state)
-        self._used = state["used"].numpy().copy()
-        self._state = np.zeros_like(self._state)
-        self._state["clock"] = state["clock"].numpy()
+        return Free(theta=places[:, 0].copy(), hessian=hessian, **known)

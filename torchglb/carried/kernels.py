@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, inlined, kernel, vectorised
+from torchglb.backend import Floats, Ints, entry, inlined, kernel, vectorised
 from torchglb.carried.monomials import Monomials
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SCRATCH, TERMS, row_terms
@@ -231,24 +231,18 @@ def chunk_moments(
 @kernel
 def sum_rows(
     family: CompiledFamily,
-    X: Floats,
-    w: Floats,
-    y: Floats,
-    start: int,
-    stop: int,
+    rows: LossRows,
+    used: int,
     theta: Floats,
     table: Monomials,
     work: Workspace,
 ) -> float:
-    """One pass: the derivatives of the loss of rows start..stop at theta, into ``work.sums``.
+    """One pass: the derivatives of the loss at theta, into ``work.sums``.
 
     Args:
         family: the family.
-        X: features, ``(d, capacity)``.
-        w: weights, ``(capacity,)``; ``(0,)`` if all are 1.
-        y: weights times rewards, ``(capacity,)``.
-        start: the first row.
-        stop: behind the last row.
+        rows: of one problem.
+        used: how many of them there are.
         theta: ``(d,)``.
         table: the monomials that are wanted.
         work: memory.
@@ -256,13 +250,13 @@ def sum_rows(
     Returns:
         The trace of the Hessian.
     """
-    d, scratch = X.shape[0], work.scratch
+    X, w, y, scratch = rows.X, rows.w, rows.y, work.scratch
     work.sums[:] = 0.0
     work.rest[:] = 0.0
     trace = 0.0
     terms = scratch[TERMS:]
-    for s in range(start, stop, CHUNK):
-        count = min(CHUNK, stop - s)
+    for s in range(0, used, CHUNK):
+        count = min(CHUNK, used - s)
         features(X, s, count, theta, scratch)
         for i in range(count):
             scratch[CHUNK + i] = w[s + i] if w.shape[0] else 1.0
@@ -278,7 +272,7 @@ def sum_rows(
         else:
             chunk_moments(X, s, count, terms, table, work)
     if table.order > 1:
-        trace = trace_of(work.sums, d)
+        trace = trace_of(work.sums, X.shape[0])
     return trace
 
 
@@ -320,6 +314,16 @@ def put_point(
     for i in range(rest.shape[0]):
         carried.rest[i, slot] = rest[i]
     carried.trace[slot] = trace
+
+
+@kernel
+def least_used(used: Ints | Floats) -> int:
+    """The carried point that has been of no use for the longest time, by the times of its use."""
+    slot = 0
+    for a in range(used.shape[0]):
+        if used[a] < used[slot]:
+            slot = a
+    return slot
 
 
 # ---- the next row ------------------------------------------------------------------------------
@@ -368,29 +372,15 @@ def add_columns(
     """Adds one row, whose derivatives in z at some points are known, to the sums there."""
     d = carried.points.shape[0]
     for i in range(1 + d):
-        factor, at = monomial[i], table.degree[i] * CHUNK
-        careful_columns(terms[at:], factor, start, count, carried.sums[i], carried.rest[i])
+        column, total, rest = terms[table.degree[i] * CHUNK :], carried.sums[i], carried.rest[i]
+        for a in range(count):
+            careful_add(total, rest, start + a, monomial[i] * column[a])
     add_higher(terms, start, count, monomial, carried.sums, table)
     squared = 0.0
     for k in range(d):
         squared += monomial[1 + k] * monomial[1 + k]
     for a in range(count):
         carried.trace[start + a] += squared * terms[2 * CHUNK + a]
-
-
-@kernel
-def careful_columns(
-    column: Floats, factor: float, start: int, count: int, total: Floats, rest: Floats
-) -> None:
-    """``total += factor column`` by Kahan, for some neighbouring points."""
-    sums, lost = total[start : start + count], rest[start : start + count]
-    for a in range(count):
-        step = factor * column[a] - lost[a]
-        before = sums[a]
-        after = before + step
-        left = (after - before) - step
-        sums[a] = after
-        lost[a] = left if abs(left) < math.inf else 0.0
 
 
 @vectorised

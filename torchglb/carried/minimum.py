@@ -11,31 +11,20 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from torchglb.backend import Floats, inlined, kernel, record_type
-from torchglb.backend.dense import (
-    EPS,
-    cholesky,
-    dot,
-    forward,
-    frank_wolfe_gap,
-    inverse_trace,
-    length,
-    minimize_on_ball,
-)
-from torchglb.carried.kernels import Carried, Workspace, put_point
-from torchglb.carried.monomials import Monomials
-from torchglb.carried.rounding import compensated, plain
-from torchglb.carried.taylor import (
-    Constants,
-    Error,
+from torchglb.backend.dense import EPS, distance, dot, frank_wolfe_gap, minimize_on_ball
+from torchglb.carried.kernels import Workspace, put_point
+from torchglb.carried.model import (
+    Dense,
+    Model,
+    decrement_of,
     error_at,
-    taylor_gradient,
-    taylor_hessian,
-    taylor_powers,
-    taylor_value,
+    expand,
+    gradient_at,
+    loss_at,
+    quadratic_value,
 )
+from torchglb.carried.rounding import compensated
 
 #: what a search answers
 DONE, PASS = 0, 1
@@ -45,19 +34,6 @@ MODEL_STEPS, MAX_PASSES, MAX_TRIES = 3, 60, 30
 ARMIJO = 1e-4
 #: from here on the ball counts as active, relative to S^2
 ON_SPHERE = 1.0 - 1e-6
-
-
-class Quadratic(NamedTuple):
-    """What is added to the loss of the data: ``(lambda/2)|theta|^2 - <tilt, theta>``."""
-
-    ridge: float
-    tilt: Floats
-
-
-@kernel
-def quadratic_value(quadratic: Quadratic, theta: Floats) -> float:
-    """The value at theta."""
-    return 0.5 * quadratic.ridge * dot(theta, theta) - dot(quadratic.tilt, theta)
 
 
 class SearchState(Protocol):
@@ -96,41 +72,17 @@ class Places(NamedTuple):
         shift: from the carried point to the minimiser of its polynomial; kept between searches.
         theta: the minimiser.
         trial: where a pass is wanted.
-        move: the full step from the carried point.
     """
 
     shift: Floats
     theta: Floats
     trial: Floats
-    move: Floats
 
 
 @inlined
 def places_in(memory: Floats) -> Places:
-    """The vectors in memory ``(4, d)``."""
-    return Places(memory[0], memory[1], memory[2], memory[3])
-
-
-class Dense(NamedTuple):
-    """Memory for small algebra: d x d matrices and vectors.
-
-    Attributes:
-        hessian: ``(d, d)``.
-        factor: ``(d, d)``.
-        vectors: ``(6, d)``.
-        powers: ``(count,)``.
-    """
-
-    hessian: Floats
-    factor: Floats
-    vectors: Floats
-    powers: Floats
-
-
-@inlined
-def dense(dim: int, count: int) -> Dense:
-    """For so many features and monomials."""
-    return Dense(np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros((6, dim)), np.zeros(count))
+    """The vectors in memory ``(3, d)``."""
+    return Places(memory[0], memory[1], memory[2])
 
 
 class Goal(NamedTuple):
@@ -155,52 +107,31 @@ class BallSearch(NamedTuple):
 
     Attributes:
         places: its vectors.
-        carried: one point's sums.
-        quadratic: what is added to the loss.
-        constants: S, C and R.
-        table: the monomials of the sums.
+        model: F near the only carried point.
         memory: for algebra.
     """
 
     places: Places
-    carried: Carried
-    quadratic: Quadratic
-    constants: Constants
-    table: Monomials
+    model: Model
     memory: Dense
 
 
 @kernel
 def search_minimum(
-    state: SearchState,
-    places: Places,
-    carried: Carried,
-    quadratic: Quadratic,
-    constants: Constants,
-    goal: Goal,
-    table: Monomials,
-    answer: Workspace,
-    trace: float,
-    memory: Dense,
+    state: SearchState, search: BallSearch, goal: Goal, answer: Workspace, trace: float
 ) -> int:
-    """Goes on with a :class:`BallSearch` until the goal is reached, or a pass is needed.
+    """Goes on until the goal is reached, or a pass is needed.
 
     Args:
         state: a record of dtype ``SEARCH``.
-        places: its vectors.
-        carried: one point's sums.
-        quadratic: what is added to the loss.
-        constants: S, C and R.
+        search: what it works on.
         goal: when to end.
-        table: the monomials of the sums.
         answer: the sums at ``places.trial``, if it was answered.
         trace: of the Hessian there.
-        memory: for algebra.
 
     Returns:
         DONE or PASS.
     """
-    search = BallSearch(places, carried, quadratic, constants, table, memory)
     before, found = math.inf, False
     if not _resume(state, search, answer, trace):
         return PASS
@@ -218,24 +149,10 @@ def search_minimum(
         _step_safely(state, search)
         return _ask(state, search)
     if goal.hessian < math.inf:
-        found = _error(search, carried.sums[0, 0]).hessian <= goal.hessian
+        model = search.model
+        error = error_at(model, search.places.theta, model.sums[0], search.memory)
+        found = error.hessian <= goal.hessian
     return DONE if found else _ask(state, search)
-
-
-@kernel
-def _error(search: BallSearch, value: float) -> Error:
-    """What is certain of the polynomial at theta, where it has this value."""
-    carried, table = search.carried, search.table
-    sums = carried.sums.reshape(table.count)
-    return error_at(
-        search.places.shift,
-        value,
-        sums,
-        carried.trace[0],
-        carried.facts,
-        search.constants,
-        table.order,
-    )
 
 
 @kernel
@@ -244,23 +161,10 @@ def _step_safely(state: SearchState, search: BallSearch) -> None:
 
     Far from its point the polynomial may lead upwards; its quadratic part there does not.
     """
-    if state.high <= _carried_value(search):
-        return
-    shift = search.places.shift
-    for k in range(shift.shape[0]):
-        shift[k] = 0.0
-    _newton_step(state, search)
-
-
-@kernel
-def _carried_value(search: BallSearch) -> float:
-    """F at the carried point."""
-    carried, quadratic = search.carried, search.quadratic
-    squared, tilted = 0.0, 0.0
-    for k in range(carried.points.shape[0]):
-        squared += carried.points[k, 0] * carried.points[k, 0]
-        tilted += quadratic.tilt[k] * carried.points[k, 0]
-    return carried.sums[0, 0] + 0.5 * quadratic.ridge * squared - tilted
+    objective = search.model.objective
+    if not state.high <= loss_at(objective.carried, objective.quadratic, 0):
+        search.places.shift[:] = 0.0
+        _newton_step(state, search)
 
 
 @kernel
@@ -281,11 +185,8 @@ def _resume(state: SearchState, search: BallSearch, answer: Workspace, trace: fl
 @kernel
 def _ask(state: SearchState, search: BallSearch) -> int:
     """Asks for a pass at the minimiser of the polynomial, unless there were too many."""
-    places = search.places
     if state.passes >= MAX_PASSES or state.tries > MAX_TRIES:
         return DONE
-    for k in range(places.move.shape[0]):
-        places.move[k] = places.theta[k] - search.carried.points[k, 0]
     _try(state, search)
     state.passes += 1
     return PASS
@@ -293,10 +194,10 @@ def _ask(state: SearchState, search: BallSearch) -> int:
 
 @kernel
 def _try(state: SearchState, search: BallSearch) -> None:
-    """The next point to look at: some share of the full step."""
-    places = search.places
-    for k in range(places.move.shape[0]):
-        places.trial[k] = search.carried.points[k, 0] + state.length * places.move[k]
+    """The next point to look at: some share of the way from the carried point to theta."""
+    places, point = search.places, search.model.point
+    for k in range(point.shape[0]):
+        places.trial[k] = point[k] + state.length * (places.theta[k] - point[k])
 
 
 @kernel
@@ -306,27 +207,44 @@ def _take(search: BallSearch, answer: Workspace, trace: float) -> bool:
     Enough is a share of what the slope promises (Armijo): steps between two points of equal loss,
     one on either side of the minimum, would never end.
     """
-    places, carried, quadratic, slope = search.places, search.carried, search.quadratic, 0.0
-    for k in range(places.trial.shape[0]):
-        at = carried.points[k, 0]
-        gradient = carried.sums[1 + k, 0] + quadratic.ridge * at - quadratic.tilt[k]
-        slope += gradient * (places.trial[k] - at)
-    before = _carried_value(search)
+    places, point, slope = search.places, search.model.point, 0.0
+    carried, quadratic = search.model.objective.carried, search.model.objective.quadratic
+    for k in range(point.shape[0]):
+        slope += gradient_at(carried, quadratic, k, 0) * (places.trial[k] - point[k])
+    before = loss_at(carried, quadratic, 0)
     after = answer.sums[0] + quadratic_value(quadratic, places.trial)
     allowed = before + ARMIJO * min(slope, 0.0) + 64.0 * EPS * abs(before)
     if not after <= allowed and before < math.inf:
         return False
     # memory may be larger than this polynomial needs
-    sums = answer.sums[: search.table.count]
+    sums = answer.sums[: search.model.objective.table.count]
     put_point(carried, 0, places.trial, sums, answer.rest, trace)
-    for k in range(places.shift.shape[0]):
-        places.shift[k] = 0.0
+    places.shift[:] = 0.0
     return True
 
 
 @kernel
 def _newton_step(state: SearchState, search: BallSearch) -> None:
-    """One Newton step on the polynomial, over the ball, and what it certifies.
+    """One Newton step on the polynomial, over the ball, and what it certifies."""
+    places, model, memory = search.places, search.model, search.memory
+    theta, constants = places.theta, model.objective.constants
+    v = memory.vectors
+    gradient, before = v[0], v[1]
+    for k in range(theta.shape[0]):
+        before[k] = model.point[k] + places.shift[k]
+    expand(model, before, memory, gradient, True)
+    known = error_at(model, before, model.sums[0], memory).hessian
+    minimize_on_ball(
+        memory.hessian, gradient, before, constants.radius, memory.factor, v[2], v[3], theta
+    )
+    for k in range(theta.shape[0]):
+        places.shift[k] = theta[k] - model.point[k]
+    _certify(state, search, known, distance(theta, before))
+
+
+@kernel
+def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved: float) -> None:
+    """Encloses the minimum after a step of a length, from a point whose Hessian is in the memory.
 
     From below by self-concordance at the Lagrangian ``F + nu (|theta|^2 - S^2)/2``: with its Newton
     decrement delta in a lower bound M of its Hessian at theta, and ``b = R max|x_s| / sqrt(least
@@ -335,45 +253,20 @@ def _newton_step(state: SearchState, search: BallSearch) -> None:
     1 + its relative error times the true one, which shrinks by at most ``e^(-R D)`` on the way to
     theta. And by the Frank-Wolfe gap, which needs no curvature. The better one counts.
     """
-    places, carried, memory = search.places, search.carried, search.memory
-    quadratic, constants, table = search.quadratic, search.constants, search.table
-    d, radius = places.theta.shape[0], constants.radius
-    hessian, factor, powers = memory.hessian, memory.factor, memory.powers
-    v = memory.vectors
-    gradient, before, b, y = v[0], v[1], v[2], v[3]
-    sums = carried.sums.reshape(table.count)
-    theta, shift, longest = places.theta, places.shift, carried.facts[0]
-    taylor_powers(shift, table, powers)
-    taylor_gradient(sums, powers, table, gradient)
-    taylor_hessian(sums, powers, table, hessian)
-    earlier = _error(search, sums[0])
-    for k in range(d):
-        before[k] = carried.points[k, 0] + shift[k]
-        gradient[k] += quadratic.ridge * before[k] - quadratic.tilt[k]
-        hessian[k, k] += quadratic.ridge
-    minimize_on_ball(hessian, gradient, before, radius, factor, b, y, theta)
-    moved = 0.0
-    for k in range(d):
-        shift[k] = theta[k] - carried.points[k, 0]
-        moved += (theta[k] - before[k]) * (theta[k] - before[k])
-    taylor_powers(shift, table, powers)
-    value = taylor_value(sums, powers, table) + quadratic_value(quadratic, theta)
-    taylor_gradient(sums, powers, table, gradient)
-    for k in range(d):
-        gradient[k] += quadratic.ridge * theta[k] - quadratic.tilt[k]
-    error = _error(search, value)
+    model, theta, memory = search.model, search.places.theta, search.memory
+    carried, constants = model.objective.carried, model.objective.constants
+    d, radius, gradient = theta.shape[0], constants.radius, memory.vectors[0]
+    steepness = constants.concordance * carried.facts[0]
+    value = expand(model, theta, memory, gradient, False)
+    error = error_at(model, theta, value, memory)
     state.high = value + error.value
-    size = abs(sums[0]) + abs(value) + 4.0 * radius * carried.facts[1]
+    size = abs(model.sums[0]) + abs(value) + 4.0 * radius * carried.facts[1]
     state.rounding = 4.0 * compensated(d) * EPS * size
     base = value - 2.0 * error.value
     gap = frank_wolfe_gap(theta, gradient, radius)
     excess = gap + 2.0 * radius * error.slope * math.sqrt(error.trace)
     reducible = max(excess - state.rounding, 0.0)
     low = base - excess
-    known = 0.0
-    if max(earlier.hessian, error.hessian) < 1.0:  # else the polynomial may bend downwards
-        shrink = math.exp(-constants.concordance * longest * math.sqrt(moved))
-        known = shrink / (1.0 + max(earlier.hessian, error.hessian))
     squared, nu, off_sphere = dot(theta, theta), 0.0, 0.0
     if squared >= ON_SPHERE * radius * radius:
         nu = max(-dot(gradient, theta) / (radius * radius), 0.0)
@@ -381,22 +274,20 @@ def _newton_step(state: SearchState, search: BallSearch) -> None:
         base -= off_sphere
         for k in range(d):
             gradient[k] += nu * theta[k]
-    for i in range(d):
-        for j in range(d):
-            hessian[i, j] *= known
-    lost = plain(d, carried.facts[2]) * EPS * error.trace
-    if known > 0.0 and cholesky(hessian, nu - lost, factor):
-        forward(factor, gradient, y)
-        decrement = length(y) + error.slope
-        stiffness = constants.concordance * longest * math.sqrt(inverse_trace(factor, b))
-        left = 1.0 - stiffness * decrement
+    doubt = max(hessian_error, error.hessian)
+    if doubt < 1.0:  # else the polynomial may bend downwards
+        known = math.exp(-steepness * moved) / (1.0 + doubt)
+        for i in range(d):
+            for j in range(d):
+                memory.metric[i, j] = known * memory.hessian[i, j]
+        decrement = decrement_of(model, gradient, nu, error.trace, memory)
+        delta = decrement.value + error.slope
+        left = 1.0 - steepness * decrement.flatness * delta if delta < math.inf else -1.0
         if left >= 0.0:
-            ratio = decrement / (1.0 + math.sqrt(left))
+            ratio = delta / (1.0 + math.sqrt(left))
             low = max(low, base - 2.0 * ratio * ratio)
             excess = min(excess, off_sphere + 2.0 * ratio * ratio)
-            terms = 2.0 * carried.facts[1] + length(gradient) + 2.0 * length(quadratic.tilt)
-            lost_slope = compensated(d) * EPS * terms + lost * length(shift)
-            rest = max(decrement - lost_slope * math.sqrt(inverse_trace(factor, b)), 0.0)
+            rest = max(delta - decrement.rounding, 0.0)
             reducible = min(reducible, max(off_sphere - state.rounding, 0.0) + rest * rest)
     state.low = low if low == low else -math.inf
     state.excess = excess + 2.0 * error.rounding if excess == excess else math.inf

@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, kernel, vectorised
-from torchglb.backend.dense import EPS, length
+from torchglb.backend import Floats, kernel, vectorised
 from torchglb.carried.kernels import row_powers
 from torchglb.carried.monomials import Monomials
-from torchglb.carried.rounding import compensated, plain
 from torchglb.families.row_terms import HIGHEST
 
 
@@ -54,6 +52,16 @@ def taylor_hessian(sums: Floats, powers: Floats, table: Monomials, out: Floats) 
                 total += sums[places[i]] * powers[i]
             out[k, j] = total
             out[j, k] = total
+
+
+@kernel
+def hessian_at(sums: Floats, scale: float, out: Floats) -> None:
+    """The Hessian at the point itself, times a number."""
+    d, place = out.shape[0], 1 + out.shape[0]
+    for i in range(d):
+        for j in range(i, d):
+            out[i, j] = out[j, i] = scale * sums[place]
+            place += 1
 
 
 @kernel
@@ -124,65 +132,3 @@ def remainder(
         growth * math.sqrt(local) / FACTORIAL[order],
         growth / FACTORIAL[order - 1],
     )
-
-
-class Constants(NamedTuple):
-    """What bounds the loss of one problem between its points.
-
-    Attributes:
-        radius: S of the ball in which all points lie.
-        ratio: C, with ``|m^(q+1)| <= C m''`` on [-S, S].
-        concordance: R, with ``|m'''| <= R m''`` there.
-    """
-
-    radius: float
-    ratio: float
-    concordance: float
-
-
-class Error(NamedTuple):
-    """What is certain of a Taylor polynomial as computed.
-
-    Attributes:
-        value: the loss is at most this far from it; and the loss at any point of the ball from what
-            value and gradient say of it, but for ``slope``.
-        slope: the gradient's remainder, in the dual norm of the Hessian there.
-        hessian: the Hessian's remainder, relative to the Hessian there.
-        trace: of the Hessian there, at most.
-        rounding: what of ``value`` is not remainder.
-    """
-
-    value: float
-    slope: float
-    hessian: float
-    trace: float
-    rounding: float
-
-
-@entry
-def error_at(
-    p: Floats,
-    value: float,
-    sums: Floats,
-    trace: float,
-    facts: Floats,
-    constants: Constants,
-    order: int,
-) -> Error:
-    """Remainder and rounding of the polynomial of order q >= 2 at a displacement p.
-
-    Rounding: the sums at the point have seen ``compensated`` roundings of terms that add up to at
-    most ``|L| + 2 S size``; what the polynomial adds to loss and slope are terms of second and
-    higher order, at most ``(1 + C + R) tr H e^(R D) |p|`` each time |p| or 2S.
-    """
-    d, radius = p.shape[0], constants.radius
-    longest, size, rows = facts[0], facts[1], facts[2]
-    far = length(p)
-    lost = plain(d, rows) * EPS
-    local = max(squared_in_hessian(sums, p), 0.0) + lost * trace * far * far
-    off = remainder(far, local, longest, constants.ratio, constants.concordance, order)
-    grown = trace * math.exp(min(max(constants.concordance, 1.0) * longest * far, 700.0))
-    terms = (1.0 + constants.ratio + constants.concordance) * grown * far * (far + 2.0 * radius)
-    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * size)
-    rounding += lost * terms
-    return Error(off.value + rounding, off.slope, off.hessian, grown, rounding)

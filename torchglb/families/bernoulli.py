@@ -205,8 +205,8 @@ def logistic_least(z: float, outwards: float) -> float:
     twice the integral of ``(1 - t) v(z + t u)``, a mean of v between z and z + u with weights that
     fall linearly to 0, and v is even and falls to both sides. Where u has the sign of z it falls
     with |u|. An inward step beyond -z has a part on which v is at least v(z), and a rest with the
-    mean of an outward step by |u| - 2|z|, which is allowed. So u is the outward end; then
-    ``B = u sigma(-|z|) + log(1 + e^(-|z| - u)) - log(1 + e^-|z|)``, as for a z that is not negative.
+    mean of an outward step by |u| - 2|z|, which is allowed. So u is the outward end; then, as for a
+    z that is not negative, ``B = u sigma(-|z|) + log(1 + e^(-|z| - u)) - log(1 + e^-|z|)``.
     """
     e = exp(-abs(z))
     divergence = (outwards * (e / (1.0 + e)) - log1p(e)) + log1p(exp(-abs(z) - outwards))

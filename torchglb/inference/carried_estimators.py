@@ -15,9 +15,10 @@ from torch import Tensor
 
 from torchglb.backend import Floats
 from torchglb.carried.carried_loss import choose_order
-from torchglb.carried.carried_minimum import CarriedEstimates, CarriedMinimum, Enclosed
+from torchglb.carried.carried_minimum import CarriedMinimum, Enclosed
 from torchglb.carried.free_certificate import TRUST
 from torchglb.carried.free_minimum import Free, FreeMinimum
+from torchglb.carried.model import Polynomials
 from torchglb.carried.source import RowSource
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball
@@ -123,20 +124,23 @@ class CarriedBall(_CarriedEstimator, BallEstimator):
 
     def fit(self, ridge: Tensor) -> Fit:  # noqa: D102
         d, wish = self.domain.dim, self.accuracy
-        found = self._minimum.estimate(*self._problem(ridge), wish.local, wish.hessian)
+        found, at = self._minimum.estimate(*self._problem(ridge), wish.local, wish.hessian)
         self.passes = self.passes + self._tensor(found.passes)
-        distance, doubt = self._distances(found) if self.rough else np.zeros((2, len(found.high)))
+        _, slope, _, trace, _ = at.errors.T
+        nothing = np.zeros((2, len(slope)))
+        distance, doubt = self._distances(found, at) if self.rough else nothing
         return Fit(
             self._tensor(found.theta, d),
             self._tensor(found.high),
-            self._tensor(found.gradient, d),
-            self._tensor(found.hessian, d, d),
+            self._tensor(at.gradient, d),
+            self._tensor(at.hessian, d, d),
             self._tensor(distance),
             self._tensor(doubt),
-            self._tensor(found.gradient_error),
+            # the Euclidean length is at most sqrt(tr H) times that in the dual norm
+            self._tensor(slope * np.sqrt(trace)),
         )
 
-    def _distances(self, found: CarriedEstimates) -> tuple[Floats, Floats]:
+    def _distances(self, found: Enclosed, at: Polynomials) -> tuple[Floats, Floats]:
         """``distance`` and ``doubt`` of a :class:`Fit`.
 
         From theta to the minimiser theta + u, with ``D = R X |u|``, F falls by at least ``phi(D)
@@ -144,8 +148,9 @@ class CarriedBall(_CarriedEstimator, BallEstimator):
         ``e^-D`` times that at theta: ``|u|_H <= sqrt(excess e^D/phi(D))``. That bounds D again,
         ``D <= R X |u|_H/sqrt(least eigenvalue of H)``, starting at ``2 R X S``.
         """
-        off = np.minimum(found.hessian_error, 1.0 - 1e-12)
-        least = np.linalg.eigvalsh(found.hessian)[:, 0] / (1.0 + off)
+        hessian_error = at.errors[:, 2]
+        off = np.minimum(hessian_error, 1.0 - 1e-12)
+        least = np.linalg.eigvalsh(at.hessian)[:, 0] / (1.0 + off)
         steepness, S = self._steepness(), self._minimum.carried.constants[:, 0]
         reach, distance = 2.0 * steepness * S, np.full(len(off), np.inf)
         with np.errstate(all="ignore"):
@@ -156,13 +161,12 @@ class CarriedBall(_CarriedEstimator, BallEstimator):
                 nearer = steepness * distance / np.sqrt(np.maximum(least, 0.0))
                 reach = np.fmin(reach, nearer)
         doubt = reach - np.log1p(-off)
-        return distance * np.sqrt(1.0 + off), np.where(found.hessian_error < 1.0, doubt, np.inf)
+        return distance * np.sqrt(1.0 + off), np.where(hessian_error < 1.0, doubt, np.inf)
 
     def predict(self, ridge: Tensor, imagined: Rows | None) -> Tensor:  # noqa: D102
         problem, N = self._problem(ridge), self.passes.numel()
-        found: CarriedEstimates | Enclosed
         if imagined is None:
-            found = self._minimum.estimate(*problem, self.accuracy.local, np.inf)
+            found, _ = self._minimum.estimate(*problem, self.accuracy.local, np.inf)
         else:
             assert imagined.w is not None
             x, w = self._array(imagined.X, N, self.domain.dim), self._array(imagined.w, N)

@@ -35,7 +35,8 @@ def iterate(
     later steps leave it untouched. The stopping test is the only host synchronisation.
 
     Args:
-        step: maps a state (a named tuple of arrays that start with ``*B``) to the next one.
+        step: maps a state (a named tuple of arrays that start with ``*B``, or of such tuples) to
+            the next one.
         state: the first state.
         progress: of the first state.
         max_steps: the step limit.
@@ -80,4 +81,7 @@ def _verdict(progress: Progress) -> Numbers:
 
 def select(mask: Numbers, new: State, old: State) -> State:
     """The state that is new where the mask says so."""
-    return type(new)(*(pick(mask, a, b) for a, b in zip(new, old, strict=True)))
+    parts = zip(new, old, strict=True)
+    return type(new)(
+        *(select(mask, a, b) if isinstance(a, tuple) else pick(mask, a, b) for a, b in parts)
+    )

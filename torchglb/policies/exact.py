@@ -45,7 +45,6 @@ from torchglb.sets import Interval, LikelihoodRatioSet
 from torchglb.ucb import (
     AnchoredProgram,
     Choice,
-    ForgettingProgram,
     RefitProgram,
     SublevelProgram,
     argmax_ball,
@@ -335,12 +334,12 @@ class LikelihoodRatioPolicy(ExactPolicy):
         program = super()._new_program(kind, aggregate)
         if self.forgetting is None:
             return program
-        return ForgettingProgram(
-            self.forgetting,
+        return RefitProgram(
             self.family,
             self.domain,
             tuple(self.batch_shape),
             level_tol=program.level_tol,
+            forgetting=self.forgetting,
             validate=False,
             dtype=self.dtype,
             device=self.device,

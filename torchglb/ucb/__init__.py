@@ -11,9 +11,10 @@ from typing import Any, Literal, Unpack, overload
 from torchglb.array_like import ArrayLike
 from torchglb.choices import ProgramSolver
 from torchglb.ucb.ball_arms import BallChoice, argmax_ball
-from torchglb.ucb.incremental import AnchoredProgram, Choice
+from torchglb.ucb.growing import Choice
+from torchglb.ucb.incremental.program import AnchoredProgram
 from torchglb.ucb.program import SublevelProgram, SupportResult
-from torchglb.ucb.refit import ForgettingProgram, RefitProgram
+from torchglb.ucb.refit import RefitProgram
 from torchglb.ucb.region import ConvexRegion
 from torchglb.ucb.solvers import Conic, Layer, Native, Solver, solver_of
 from torchglb.ucb.solvers.native import native_support
@@ -25,7 +26,6 @@ __all__ = [
     "Choice",
     "Conic",
     "ConvexRegion",
-    "ForgettingProgram",
     "Layer",
     "Native",
     "RefitProgram",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import dot, length, limits
 from torchglb.linalg import Cut, cut_ball
+from torchglb.optim.loop import Progress
 from torchglb.row_sums import Errors, Expansion
 
 
@@ -94,11 +95,6 @@ class TwoSidedBounds(NamedTuple):
     lower_paid: Tensor  # (*), and of lower
     stalled: Tensor  # (*), steps in a row that hardly narrowed the gap
 
-    @classmethod
-    def of(cls, state: Any) -> TwoSidedBounds:
-        """The part of a larger state that has these names."""
-        return cls(*(getattr(state, name) for name in cls._fields))
-
     def after(self, above: Above, below: Below) -> TwoSidedBounds:
         """With one more cut and one more feasible point."""
         tighter, better = above.value < self.upper, below.value > self.lower
@@ -116,14 +112,17 @@ class TwoSidedBounds(NamedTuple):
             torch.where(narrowed, 0.0, self.stalled + 1.0),
         )
 
-    def is_closed(self, tol: float) -> Tensor:
+    def progress(self, tol: float, patience: int) -> Progress:
         """Whether ``upper - lower <= tol (1 + |upper|)``, up to what rounding explains.
 
         What both bounds pay for rounding is not theirs to narrow, and what they would be without it
-        is uncertain by as much again.
+        is uncertain by as much again. A search that has stalled for more than ``patience`` steps is
+        given up.
         """
+        gap = self.upper - self.lower
         explained = 2.0 * (self.upper_paid + self.lower_paid)
-        return self.upper - self.lower <= tol * (1.0 + self.upper.abs()) + explained
+        close = gap <= tol * (1.0 + self.upper.abs()) + explained
+        return Progress(close, self.stalled > patience, torch.isfinite(gap))
 
 
 class Above(NamedTuple):

@@ -96,14 +96,20 @@ class SublevelProgram:
         return (*self.likelihood.tensors(), *region, radius, self.level)
 
     def rebuild(self, tensors: tuple[Tensor, ...]) -> SublevelProgram:
-        """The same program over other tensors, in the order of :meth:`tensors`."""
+        """The same program over other tensors, in the order of :meth:`tensors`.
+
+        A radius that is a number stays one: it is not of any dtype.
+        """
         *data, radius, level = tensors
         region = None
         if self.region is not None:
             count = len(self.region.tensors())
             data, region = data[:-count], ConvexRegion(*data[-count:])
         loss = self.likelihood.rebuild(data)
-        return SublevelProgram(loss, self.domain.resized(radius), level, region)
+        domain = self.domain
+        if isinstance(domain.radius, Tensor):
+            domain = domain.resized(radius)
+        return SublevelProgram(loss, domain, level, region)
 
     def checked_arms(self, arms: ArrayLike, *, values: bool = True) -> Tensor:
         """Arms ``(*B, K, d)`` as a tensor; refused if not finite, and so is a loss that is none."""

@@ -144,9 +144,7 @@ class Pass(NamedTuple):
 @kernel
 def pass_at(data: Pass, point: Floats) -> None:
     """The sums at a point, into the workspace."""
-    rows = data.rows
-    n = rows.y.shape[0]
-    sum_rows(data.family, rows.X, rows.w, rows.y, 0, n, point, data.table, data.work)
+    sum_rows(data.family, data.rows, data.rows.y.shape[0], point, data.table, data.work)
 
 
 @kernel

@@ -1,5 +1,1 @@
 """The exact round of a growing history: most rounds need no pass over it at all."""
-
-from torchglb.ucb.incremental.program import AnchoredProgram, Choice
-
-__all__ = ["AnchoredProgram", "Choice"]

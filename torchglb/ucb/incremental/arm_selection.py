@@ -13,9 +13,8 @@ import math
 
 from torchglb.backend import inlined, kernel
 from torchglb.backend.dense import EPS, dot, length
-from torchglb.carried.kernels import Workspace
 from torchglb.carried.minimum import DONE as FOUND
-from torchglb.carried.minimum import Goal, SearchState, search_minimum
+from torchglb.carried.minimum import BallSearch, Goal, SearchState, search_minimum
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     PLANAR,
@@ -79,7 +78,6 @@ def choose(
     problem: CarriedProblem,
     arms: Arms,
     settings: Settings,
-    answer: Workspace,
     trace: float,
     memory: Memory,
 ) -> int:
@@ -91,25 +89,17 @@ def choose(
         problem: what is carried.
         arms: the arms; bounds come out in them.
         settings: what is asked.
-        answer: the sums at ``problem.places.trial`` or ``memory.trial``, if that was answered.
-        trace: of the Hessian there.
-        memory: for one problem at a time.
+        trace: of the Hessian where the pass was made that was asked for.
+        memory: for one problem at a time; with the sums of that pass.
     """
+    if state.awaited == PASS_FOR_MINIMUM:
+        search.answered, state.awaited = 1, 0
     while True:
         if state.phase == MINIMUM:
-            asked = search_minimum(
-                search,
-                problem.places,
-                problem.minimum,
-                problem.quadratic,
-                problem.minimum_constants,
-                Goal(state.tolerance, math.inf, math.inf),
-                problem.minimum_table,
-                answer,
-                trace,
-                memory.dense,
-            )
-            if asked != FOUND:
+            ball = BallSearch(problem.places, problem.minimum, memory.dense)
+            goal = Goal(state.tolerance, math.inf, math.inf)
+            if search_minimum(search, ball, goal, memory.minimum_pass, trace) != FOUND:
+                state.awaited = PASS_FOR_MINIMUM
                 return PASS_FOR_MINIMUM
             if not _set_level(state, search, settings):
                 continue
@@ -118,8 +108,9 @@ def choose(
         if state.phase == SCAN:
             _scan_all(state, problem, arms, level, settings, memory)
             state.phase = LOOKS
-        asked = _looks(state, problem, arms, level, settings, answer, trace, memory)
+        asked = _looks(state, problem, arms, level, settings, trace, memory)
         if asked != SHARPEN:
+            state.awaited = asked
             return asked
         state.phase = MINIMUM
 
@@ -129,9 +120,9 @@ SHARPEN = 4
 
 
 @kernel
-def first_tolerance(settings: Settings) -> float:
+def first_tolerance(state: RoundState, settings: Settings) -> float:
     """How well the minimum has to be known for a start."""
-    share = LOOSE_SHARE * settings.height if settings.relative else LOOSE
+    share = LOOSE_SHARE * state.height if settings.relative else LOOSE
     return max(min(LOOSE, share), settings.level_tol)
 
 
@@ -143,16 +134,16 @@ def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bo
     the set is smaller than arithmetic can tell, the centre counts as feasible all the same.
     """
     state.center_loss, state.ending = search.high, CERTAIN
-    state.level, state.low = settings.height, settings.height
+    state.level, state.low = state.height, state.height
     least, width = settings.level_tol, search.high - search.low
     if settings.relative:
-        state.level, state.low = search.high + settings.height, search.low + settings.height
-        least = min(least, LEVEL_SHARE * settings.height)
+        state.level, state.low = search.high + state.height, search.low + state.height
+        least = min(least, LEVEL_SHARE * state.height)
     improvable = settings.relative and search.rounding < width <= state.tolerance
     state.exhausted = 0 if improvable else 1
     if state.center_loss <= state.low:
         return True
-    if state.tolerance > least and (settings.relative or search.low <= settings.height):
+    if state.tolerance > least and (settings.relative or search.low <= state.height):
         state.tolerance = least
         return False
     if settings.relative and state.level < math.inf:
@@ -189,12 +180,11 @@ def _scan_all(
     count, d, left = arms.upper.shape[0], memory.left.shape[0], memory.left
     radius, used, now = level.radius, problem.notes.used, float(state.number)
     for k in range(count):
-        arms.upper[k] = arms.lengths[k] * radius * (1.0 + 8.0 * EPS)
-        arms.lower[k] = lower_bound(dot(arms.units[k], level.center), arms.lengths[k], radius, d)
+        x, size = arms.units[k], arms.lengths[k]
+        arms.upper[k], arms.lower[k] = size * radius * (1.0 + 8.0 * EPS), -math.inf
+        if state.ending != NO_CENTER:
+            arms.lower[k] = lower_bound(dot(x, level.center), size, radius, d)
         arms.weight[k], arms.cut[k], arms.touch[k] = 0.0, -1, -1
-    if state.ending == NO_CENTER:
-        for k in range(count):
-            arms.lower[k] = -math.inf
     prepare(problem.anchors, level, memory.cuts)
     many = count >= MANY_ARMS and not settings.every
     if may_use_minorant(state, problem, settings) and (many or was_needed(state, problem)):
@@ -267,18 +257,17 @@ def _looks(
     arms: Arms,
     level: Level,
     settings: Settings,
-    answer: Workspace,
     trace: float,
     memory: Memory,
 ) -> int:
     """Looks at one maximiser after the other until the winner is certain."""
-    answered, state.answered = state.answered, 0
+    answered, state.awaited = state.awaited, 0
     if answered == PASS_FOR_MINORANT:
-        if end_minorant(state, problem, arms, level, answer, memory):
+        if end_minorant(state, problem, arms, level, memory):
             return PASS_FOR_MINORANT
     elif answered == PASS_FOR_ANCHOR:
         floor = -math.inf if settings.every else arms.lower[state.leader]
-        new_anchor(state, problem, arms, level, answer, trace, floor, memory)
+        new_anchor(state, problem, arms, level, trace, floor, memory)
     while True:
         leader, rival = _standing(arms)
         state.leader = leader
@@ -362,7 +351,8 @@ def _next_arm(
         return most > settings.value_tol, arm, small
     best = arms.lower[leader]
     if settings.value_tol < math.inf:
-        top = _highest(arms)
+        # the largest upper bound of all is that of one of the two
+        top = leader if rival < 0 or arms.upper[leader] >= arms.upper[rival] else rival
         small = settings.value_tol * (1.0 + abs(arms.upper[top]))
         if arms.upper[top] - arms.lower[top] > small:  # whichever wins, this has to be looked at
             return True, top, small
@@ -381,13 +371,3 @@ def _standing(arms: Arms) -> tuple[int, int]:
         if k != leader and (rival < 0 or arms.upper[k] > arms.upper[rival]):
             rival = k
     return leader, rival
-
-
-@kernel
-def _highest(arms: Arms) -> int:
-    """The arm with the largest upper bound."""
-    top = 0
-    for k in range(1, arms.upper.shape[0]):
-        if arms.upper[k] > arms.upper[top]:
-            top = k
-    return top

@@ -13,10 +13,10 @@ import numpy as np
 from torchglb.backend import Floats, Ints, entry, floats_at, inlined, kernel, record
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
-from torchglb.carried.kernels import LossRows, Workspace, carried_in, carry_row, sum_rows, workspace
-from torchglb.carried.minimum import Quadratic, SearchState, places_in
+from torchglb.carried.kernels import LossRows, carried_in, carry_row, sum_rows
+from torchglb.carried.minimum import SearchState, places_in
+from torchglb.carried.model import Constants, Objective, Quadratic, only_model
 from torchglb.carried.monomials import Packed, unpack
-from torchglb.carried.taylor import Constants
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
 from torchglb.optim import Status
@@ -27,7 +27,6 @@ from torchglb.ucb.incremental.round_state import (
     DECIDED,
     MINIMUM,
     NO_CENTER,
-    PASS_FOR_ANCHOR,
     PASS_FOR_MINIMUM,
     PASS_FOR_MINORANT,
     UNDECIDED,
@@ -50,28 +49,41 @@ _INFEASIBLE, _INACCURATE = int(Status.INFEASIBLE), int(Status.INACCURATE)
 HUGE = 1e305
 
 
-class Batch(NamedTuple):
-    """Everything that is carried of N problems.
+class Sums(NamedTuple):
+    """What a row adds to.
 
     Attributes:
         anchors: memory of the carried anchors, ``(N, size)``.
-        notes: what else is known of them, ``(N, (d + 2) A + 1)``.
         minimum: memory of the carried minimum, ``(N, size)``.
-        places: of its search, ``(N, 4, d)``.
-        search: its state, ``(N,)``.
-        rounds: the state of the round, ``(N,)``.
-        passes: over the history so far, ``(N,)``.
-        constants: S, C and R for the anchors, ``(N, 3)``.
-        minimum_constants: the same for the minimum.
-        minorants: memory of the minorants, ``(N, size)`` or ``(N, 0)`` for none.
         table: monomials of the anchors.
         minimum_table: monomials of the minimum.
         number: A.
     """
 
     anchors: Floats
-    notes: Floats
     minimum: Floats
+    table: Packed
+    minimum_table: Packed
+    number: int
+
+
+class Batch(NamedTuple):
+    """Everything that is carried of N problems.
+
+    Attributes:
+        sums: of the anchors and the minimum.
+        notes: what else is known of the anchors, ``(N, (d + 2) A + 1)``.
+        places: of the search for the minimum, ``(N, 3, d)``.
+        search: its state, ``(N,)``.
+        rounds: the state of the round, ``(N,)``.
+        passes: over the history so far, ``(N,)``.
+        constants: S, C and R for the anchors, ``(N, 3)``.
+        minimum_constants: the same for the minimum.
+        minorants: memory of the minorants, ``(N, size)`` or ``(N, 0)`` for none.
+    """
+
+    sums: Sums
+    notes: Floats
     places: Floats
     search: np.ndarray
     rounds: np.ndarray
@@ -79,27 +91,24 @@ class Batch(NamedTuple):
     constants: Floats
     minimum_constants: Floats
     minorants: Floats
-    table: Packed
-    minimum_table: Packed
-    number: int
 
 
 @inlined
 def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> CarriedProblem:
     """One problem of a batch."""
-    d, c, e = batch.table.dim, batch.constants[b], batch.minimum_constants[b]
-    count, least = batch.table.count, batch.minimum_table.count
+    sums, c, e = batch.sums, batch.constants[b], batch.minimum_constants[b]
+    d, quadratic = sums.table.dim, Quadratic(ridge, tilt)
+    minimum = carried_in(sums.minimum[b], d, 1, sums.minimum_table.count)
+    known, table = Constants(e[0], e[1], e[2]), unpack(sums.minimum_table)
     return CarriedProblem(
-        carried_in(batch.anchors[b], d, batch.number, count),
-        notes_in(batch.notes[b], d, batch.number),
-        unpack(batch.table),
+        carried_in(sums.anchors[b], d, sums.number, sums.table.count),
+        notes_in(batch.notes[b], d, sums.number),
+        unpack(sums.table),
         Constants(c[0], c[1], c[2]),
-        carried_in(batch.minimum[b], d, 1, least),
-        unpack(batch.minimum_table),
-        Constants(e[0], e[1], e[2]),
+        only_model(Objective(minimum, quadratic, known, table)),
         places_in(batch.places[b]),
         minorant_in(batch.minorants[b], d),
-        Quadratic(ridge, tilt),
+        quadratic,
         rows,
     )
 
@@ -111,7 +120,7 @@ class RoundInput(NamedTuple):
         heights: of the levels, ``(N,)``.
         ridge: ``(N,)``.
         tilt: ``(N, d)``.
-        settings: those of all problems; each has its own height.
+        settings: what is asked of all problems.
         number: of this round.
         longest: an arm may be so long; 0 if that has been checked.
         rows: how many must be in the sums.
@@ -156,9 +165,9 @@ def new_output(problems: int, arms: int) -> RoundOutput:
 
 
 @inlined
-def arms_of(given: Floats, out: RoundOutput, b: int, ints: Ints, numbers: Floats) -> Arms:
+def arms_of(given: Floats, out: RoundOutput, b: int, memory: Memory) -> Arms:
     """The arms of one problem, of ``(N, K, d)``, as unit vectors and lengths."""
-    K, d = given.shape[1], given.shape[2]
+    K, d, numbers, places = given.shape[1], given.shape[2], memory.arm_numbers, memory.arm_places
     units = numbers[: K * d].reshape(K, d)
     lengths, weight = numbers[K * d : K * (d + 1)], numbers[K * (d + 1) : K * (d + 2)]
     for k in range(K):
@@ -166,16 +175,7 @@ def arms_of(given: Floats, out: RoundOutput, b: int, ints: Ints, numbers: Floats
         lengths[k] = size
         for i in range(d):
             units[k, i] = given[b, k, i] / size if size > 0.0 else 0.0
-    return Arms(units, lengths, out.upper[b], out.lower[b], ints[:K], ints[K : 2 * K], weight)
-
-
-@inlined
-def settings_of(given: RoundInput, b: int) -> Settings:
-    """What is asked of one problem."""
-    s, height = given.settings, given.heights[b]
-    if height > HUGE:  # not NaN
-        height = HUGE
-    return Settings(height, s.relative, s.level_tol, s.tie, s.value_tol, s.every, s.max_steps)
+    return Arms(units, lengths, out.upper[b], out.lower[b], places[:K], places[K:], weight)
 
 
 @kernel
@@ -183,10 +183,11 @@ def start_round(batch: Batch, given: RoundInput, b: int) -> None:
     """The state of a round before its first step."""
     state = record(batch.rounds, b)
     state.phase, state.looks, state.passes, state.minorant_passes = MINIMUM, 0, 0, 0
-    state.tolerance = first_tolerance(settings_of(given, b))
+    state.height = HUGE if given.heights[b] > HUGE else given.heights[b]  # NaN stays NaN
+    state.tolerance = first_tolerance(state, given.settings)
     state.number, state.leader = given.number, 0
     search = record(batch.search, b)
-    state.answered, search.answered, search.passes = 0, 0, 0
+    state.awaited, search.answered, search.passes = 0, 0, 0
 
 
 @kernel
@@ -210,34 +211,12 @@ def end_round(batch: Batch, out: RoundOutput, b: int) -> None:
     out.status[b] = status
 
 
-class BatchMemory(NamedTuple):
-    """For one problem at a time: of its round, its arms, and its passes.
-
-    Attributes:
-        round: of the round.
-        ints: two of each arm, ``(2 K,)``.
-        numbers: d + 2 of each arm.
-        anchors: for passes of the anchors' sums,
-        minimum: and of the minimum's.
-    """
-
-    round: Memory
-    ints: Ints
-    numbers: Floats
-    anchors: Workspace
-    minimum: Workspace
-
-
-def batch_memory(batch: Batch, arms: int) -> BatchMemory:
+@inlined
+def memory_for(batch: Batch, arms: int) -> Memory:
     """For the problems of a batch with so many arms."""
-    d, count, least = batch.table.dim, batch.table.count, batch.minimum_table.count
-    return BatchMemory(
-        round_memory(d, batch.number, count, least),
-        np.empty(2 * arms, np.int64),
-        np.empty(arms * (d + 2)),
-        workspace(d, count),
-        workspace(d, least),
-    )
+    sums = batch.sums
+    count, least = sums.table.count, sums.minimum_table.count
+    return round_memory(sums.table.dim, sums.number, count, least, arms)
 
 
 @kernel
@@ -249,26 +228,24 @@ def play_one(
     problem: CarriedProblem,
     arms: Arms,
     settings: Settings,
-    memory: BatchMemory,
+    memory: Memory,
 ) -> None:
     """The round of one problem, with all passes that it needs."""
-    work, trace = memory.anchors, 0.0
+    trace = 0.0
     while True:
-        asked = choose(state, search, problem, arms, settings, work, trace, memory.round)
+        asked = choose(state, search, problem, arms, settings, trace, memory)
         if asked == DECIDED:
             return
         if asked == PASS_FOR_MINORANT:
-            work, state.answered = memory.minimum, PASS_FOR_MINORANT
-            constants = problem.constants
+            work, constants = memory.minimum_pass, problem.constants
             sum_least_curvatures(family, rows, problem.rows, problem.minorant, constants, work)
             continue
         if asked == PASS_FOR_MINIMUM:
-            point, table, work = problem.places.trial, problem.minimum_table, memory.minimum
-            search.answered = 1
+            point, work = problem.places.trial, memory.minimum_pass
+            table = problem.minimum.objective.table
         else:
-            point, table, work = memory.round.trial, problem.table, memory.anchors
-            state.answered = PASS_FOR_ANCHOR
-        trace = sum_rows(family, rows.X, rows.w, rows.y, 0, problem.rows, point, table, work)
+            point, table, work = memory.trial, problem.table, memory.anchor_pass
+        trace = sum_rows(family, rows, problem.rows, point, table, work)
 
 
 @kernel
@@ -282,20 +259,20 @@ def play_all(
     every: Floats,
     given: RoundInput,
     out: RoundOutput,
-    memory: BatchMemory,
+    memory: Memory,
 ) -> bool:
     """The rounds of all problems; whether all of them have converged."""
     converged = True
     for b in range(out.upper.shape[0]):
         start_round(batch, given, b)
         problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
-        arms = arms_of(every, out, b, memory.ints, memory.numbers)
-        state, search, settings = (
+        arms = arms_of(every, out, b, memory)
+        state, search, loss_rows = (
             record(batch.rounds, b),
             record(batch.search, b),
-            settings_of(given, b),
+            LossRows(X[b], w[b], y[b]),
         )
-        play_one(family, LossRows(X[b], w[b], y[b]), state, search, problem, arms, settings, memory)
+        play_one(family, loss_rows, state, search, problem, arms, given.settings, memory)
         end_round(batch, out, b)
         converged = converged and out.status[b] == _CONVERGED
     return converged
@@ -326,25 +303,14 @@ def play_round(
         given: what else the round is about.
         out: what comes out.
     """
-    (N, K), d, count, least = (
-        out.upper.shape,
-        batch.table.dim,
-        batch.table.count,
-        batch.minimum_table.count,
-    )
+    (N, K), d, sums = out.upper.shape, batch.sums.table.dim, batch.sums
     every = floats_at(address, (N, K, d))
     for b in range(N):
-        if not rows_held(batch.anchors[b], batch.minimum[b], given.rows):
+        if not rows_held(sums.anchors[b], sums.minimum[b], given.rows):
             return BEHIND
         if given.longest > 0.0 and not rows_within(every[b], given.longest):
             return REFUSED
-    memory = BatchMemory(
-        round_memory(d, batch.number, count, least),
-        np.empty(2 * K, np.int64),
-        np.empty(K * (d + 2)),
-        workspace(d, count),
-        workspace(d, least),
-    )
+    memory = memory_for(batch, K)
     return DONE if play_all(family, X, w, y, rows, batch, every, given, out, memory) else OPEN
 
 
@@ -354,10 +320,10 @@ def go_on(
     every: Floats,
     given: RoundInput,
     b: int,
-    asked: int,
+    begins: bool,
     trace: float,
     out: RoundOutput,
-    memory: BatchMemory,
+    memory: Memory,
 ) -> int:
     """The round of one problem up to the next pass, which is made elsewhere.
 
@@ -366,25 +332,20 @@ def go_on(
         every: all arms, ``(N, K, d)``.
         given: what else the round is about.
         b: which problem.
-        asked: what the last call answered; -1 at the start.
+        begins: whether this is the start.
         trace: of the Hessian at the point of the pass that was asked for.
         out: what comes out.
         memory: with the sums of that pass.
     """
-    state, search = record(batch.rounds, b), record(batch.search, b)
-    if asked < 0:
+    if begins:
         start_round(batch, given, b)
-    work = memory.anchors
-    if asked == PASS_FOR_MINIMUM:
-        work, search.answered = memory.minimum, 1
-    elif asked == PASS_FOR_ANCHOR:
-        state.answered = PASS_FOR_ANCHOR
+    state, search = record(batch.rounds, b), record(batch.search, b)
     problem = problem_of(batch, b, given.ridge[b], given.tilt[b], given.rows)
-    arms = arms_of(every, out, b, memory.ints, memory.numbers)
-    next_ = choose(state, search, problem, arms, settings_of(given, b), work, trace, memory.round)
-    if next_ == DECIDED:
+    arms = arms_of(every, out, b, memory)
+    asked = choose(state, search, problem, arms, given.settings, trace, memory)
+    if asked == DECIDED:
         end_round(batch, out, b)
-    return next_
+    return asked
 
 
 # ---- rows --------------------------------------------------------------------------------------
@@ -405,16 +366,6 @@ def rows_fit(family: CompiledFamily, x: Floats, r: Floats, longest: float) -> bo
         if not rewards_within(r[b], family.low, family.high, family.whole):
             return False
     return True
-
-
-class Sums(NamedTuple):
-    """What a row adds to: the part of a :class:`Batch` of this name."""
-
-    anchors: Floats
-    minimum: Floats
-    table: Packed
-    minimum_table: Packed
-    number: int
 
 
 @entry

@@ -20,15 +20,12 @@ from torchglb.backend import Floats, Ints, inlined, kernel, vectorised
 from torchglb.backend.dense import (
     EPS,
     TINY,
-    cholesky,
+    copy_vector,
     dot,
-    forward,
-    inverse_trace,
     length,
-    solve_factored,
 )
 from torchglb.carried.kernels import Carried
-from torchglb.carried.minimum import Dense, Quadratic
+from torchglb.carried.model import Quadratic, gradient_at
 from torchglb.carried.rounding import compensated
 from torchglb.ucb.kernels import cut_rounding, feasible_share
 
@@ -38,8 +35,6 @@ Singles = NDArray[np.float32]
 BLOCK = 16
 #: anchors whose products are formed together
 STRIP = 512
-#: a Hessian whose condition is below this is inverted with an error below 1e-6, also for d = 50
-WELL_CONDITIONED = 1e5
 #: up to this dimension the best single cut says as much as two, and from this one on again: then no
 #: anchor is near, and an ellipsoid says more
 PLANAR, WIDE = 2, 8
@@ -127,39 +122,41 @@ def cuts_memory(dim: int, anchors: int) -> Cuts:
 
 
 @kernel
-def gradient_at(anchors: Carried, quadratic: Quadratic, k: int, a: int) -> float:
-    """One entry of the gradient of F at an anchor."""
-    return anchors.sums[1 + k, a] + quadratic.ridge * anchors.points[k, a] - quadratic.tilt[k]
+def sum_rounding(level: Level, loss: float, offset: float, trace: float) -> float:
+    """What rounding of carried sums may do to the offset of a cut, and to the loss.
+
+    The trace is that of the Hessian of the data there.
+    """
+    d = level.center.shape[0]
+    trace += d * abs(level.quadratic.ridge)
+    return compensated(d) * cut_rounding(level.high, loss, offset, trace, level.size, level.radius)
 
 
 @kernel
-def loss_at(anchors: Carried, quadratic: Quadratic, a: int) -> float:
-    """F at an anchor."""
-    squared, tilted = 0.0, 0.0
-    for k in range(anchors.points.shape[0]):
-        squared += anchors.points[k, a] * anchors.points[k, a]
-        tilted += quadratic.tilt[k] * anchors.points[k, a]
-    return anchors.sums[0, a] + 0.5 * quadratic.ridge * squared - tilted
+def set_cut(
+    anchors: Carried, level: Level, cuts: Cuts, a: int, loss: float, along: float, square: float
+) -> float:
+    """The cut and the feasible point of an anchor; what both pay for rounding.
+
+    From F, <grad F, point> and |grad F|^2.
+    """
+    offset = level.high - loss + along
+    paid = sum_rounding(level, loss, offset, anchors.trace[a])
+    cuts.offset[a] = offset + paid
+    cuts.steep[a] = 1.0 / math.sqrt(max(square, TINY))
+    cuts.share[a] = feasible_share(loss + paid, level.center_loss, level.low - paid)
+    return paid
 
 
 @kernel
 def prepare(anchors: Carried, level: Level, cuts: Cuts) -> None:
     """The cuts and the feasible points of all anchors: O(A d)."""
-    d, count = anchors.points.shape
-    radius, quadratic = level.radius, level.quadratic
-    _tangents(anchors, quadratic, cuts)
-    roundings, bend = compensated(d), d * abs(quadratic.ridge)
-    for a in range(count):
-        loss, along, square = cuts.share[a], cuts.offset[a], cuts.steep[a]
-        offset = level.high - loss + along
-        trace = anchors.trace[a] + bend
-        paid = roundings * cut_rounding(level.high, loss, offset, trace, level.size, radius)
-        offset += paid
-        inverse = 1.0 / math.sqrt(max(square, TINY))
-        near = min(max(offset * inverse, -radius), radius)
+    radius = level.radius
+    _tangents(anchors, level.quadratic, cuts)
+    for a in range(anchors.points.shape[1]):
+        set_cut(anchors, level, cuts, a, cuts.share[a], cuts.offset[a], cuts.steep[a])
+        near = min(max(cuts.offset[a] * cuts.steep[a], -radius), radius)
         chord = math.sqrt((radius - near) * (radius + near))
-        cuts.offset[a], cuts.steep[a] = offset, inverse
-        cuts.share[a] = feasible_share(loss + paid, level.center_loss, level.low - paid)
         cuts.shape[0, a], cuts.shape[1, a] = near, chord
         cuts.shape[2, a] = near / max(chord, 1e-15)
     _sides(anchors, level, cuts)
@@ -260,14 +257,12 @@ def largest(values: Singles) -> int:
 
 
 @kernel
-def apply_cut(
-    left: Floats, anchors: Carried, level: Level, cuts: Cuts, a: int, radius: float
-) -> float:
-    """The best multiplier of one cut, in units of its unit normal, for what is left of an arm.
+def apply_cut(left: Floats, anchors: Carried, level: Level, cuts: Cuts, a: int) -> float:
+    """Takes the best multiple alpha of the unit normal of a cut off what is left of an arm; alpha.
 
     For any weights ``alpha >= 0``, ``h(x) <= sum alpha reach + S |x - sum alpha u|``.
     """
-    inverse = cuts.steep[a]
+    inverse, radius = cuts.steep[a], level.radius
     reach = cuts.offset[a] * inverse
     if not reach < radius:
         return 0.0
@@ -280,7 +275,10 @@ def apply_cut(
         across += part * part
     near = max(reach, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
-    return max(along - near / max(chord, 1e-150) * math.sqrt(across), 0.0)
+    alpha = max(along - near / max(chord, 1e-150) * math.sqrt(across), 0.0)
+    for k in range(left.shape[0]):
+        left[k] -= alpha * (gradient_at(anchors, level.quadratic, k, a) * inverse)
+    return alpha
 
 
 @kernel
@@ -301,16 +299,11 @@ def scan(
             continue
         x = arms.units[k]
         a = best_cut(cuts.products[j, :number], 1.0, radius, cuts)
-        alpha = apply_cut(x, anchors, level, cuts, a, radius)
-        paid, inverse = 0.0, cuts.steep[a]
-        if alpha > 0.0:
-            paid = alpha * (cuts.offset[a] * inverse)
-        for i in range(d):
-            left[i] = x[i] - alpha * (gradient_at(anchors, level.quadratic, i, a) * inverse)
-        rest = length(left)
-        scale = abs(paid) + radius * (rest + alpha + 1.0)
-        lower_upper_bound(arms, k, paid + radius * rest + 8.0 * EPS * scale)
-        arms.cut[k], arms.weight[k] = a, arms.lengths[k] * alpha * inverse
+        copy_vector(x, left)
+        alpha = apply_cut(left, anchors, level, cuts, a)
+        paid = alpha * (cuts.offset[a] * cuts.steep[a]) if alpha > 0.0 else 0.0
+        lower_upper_bound(arms, k, dual_value(paid, abs(paid), alpha, length(left), radius))
+        arms.cut[k], arms.weight[k] = a, arms.lengths[k] * alpha * cuts.steep[a]
         a = largest(cuts.products[j, number:])
         arms.touch[k] = a
         reached, middle = 0.0, 0.0
@@ -319,6 +312,12 @@ def scan(
             middle += x[i] * center
             reached += x[i] * (center + cuts.share[a] * (anchors.points[i, a] - center))
         arms.lower[k] = lower_bound(max(reached, middle), arms.lengths[k], radius, d)
+
+
+@kernel
+def dual_value(paid: float, size: float, weights: float, rest: float, radius: float) -> float:
+    """``sum alpha reach + S |rest|``, rounded up; ``size`` is that of the terms of the sum."""
+    return paid + radius * rest + 8.0 * EPS * (size + radius * (rest + weights + 1.0))
 
 
 @kernel
@@ -337,28 +336,21 @@ def lower_bound(reached: float, arm_length: float, radius: float, dim: int) -> f
 @kernel
 def second_cut(arms: Arms, k: int, anchors: Carried, level: Level, cuts: Cuts, left: Floats) -> int:
     """Lowers the bound of an arm by a second cut beside its best one; its anchor, or -1."""
-    radius, d, quadratic = level.radius, left.shape[0], level.quadratic
-    a, x = arms.cut[k], arms.units[k]
-    alpha = apply_cut(x, anchors, level, cuts, a, radius)
+    radius, a = level.radius, arms.cut[k]
+    copy_vector(arms.units[k], left)
+    alpha = apply_cut(left, anchors, level, cuts, a)
     if not alpha > 0.0:
         return -1
-    paid, square = alpha * (cuts.offset[a] * cuts.steep[a]), 0.0
-    for i in range(d):
-        left[i] = x[i] - alpha * (gradient_at(anchors, quadratic, i, a) * cuts.steep[a])
-        square += left[i] * left[i]
     along = cuts.products[0, : anchors.points.shape[1]]
     _multiply_one(left, cuts, along)
-    b = best_cut(along, square, radius, cuts)
-    beta = apply_cut(left, anchors, level, cuts, b, radius)
+    b = best_cut(along, dot(left, left), radius, cuts)
+    beta = apply_cut(left, anchors, level, cuts, b)
     if not beta > 0.0:
         return -1
+    paid = alpha * (cuts.offset[a] * cuts.steep[a])
     more = beta * (cuts.offset[b] * cuts.steep[b])
-    for i in range(d):
-        left[i] -= beta * (gradient_at(anchors, quadratic, i, b) * cuts.steep[b])
-    rest = length(left)
-    scale = abs(paid) + abs(more) + radius * (rest + alpha + beta + 1.0)
-    bound = paid + more + radius * rest + 8.0 * EPS * scale
-    lower_upper_bound(arms, k, bound)
+    size = abs(paid) + abs(more)
+    lower_upper_bound(arms, k, dual_value(paid + more, size, alpha + beta, length(left), radius))
     return b
 
 
@@ -372,77 +364,3 @@ def _multiply_one(left: Floats, cuts: Cuts, along: Singles) -> None:
         side, x = cuts.sides[k, :count], np.float32(left[k])
         for a in range(count):
             along[a] += x * side[a]
-
-
-# ---- a cheap bound, for many arms --------------------------------------------------------------
-
-
-class OuterEllipsoid(NamedTuple):
-    """An ellipsoid that holds the set; its centre and the factor of its matrix are in memory.
-
-    Attributes:
-        width: half of it, in the norm of its matrix; infinite where there is no bound.
-        offset: how far its centre is from where the matrix was made, in that norm.
-    """
-
-    width: float
-    offset: float
-
-
-@kernel
-def ellipsoid(
-    point: Floats, gradient: Floats, room: float, steepness: float, radius: float, memory: Dense
-) -> OuterEllipsoid:
-    """Where ``g'u + f |u|^2_H / 2 <= room`` for the way u from a point.
-
-    With ``D >= R max|x_s| |u|`` over the set, self-concordance gives ``F(theta) >= F + g'u + f
-    |u|^2_H / 2``, ``f = 2 (e^-D - 1 + D)/D^2``. The set is then in the ellipsoid around ``point -
-    H^-1 g/f`` of half-width w in the norm of H, ``w^2 = 2 room/f + |g|^2_(H^-1)/f^2``. A smaller
-    ellipsoid has a smaller D: the second round is the better one. Where H is too ill-conditioned
-    for plain rounding there is no bound.
-
-    Args:
-        point: ``(d,)``.
-        gradient: g.
-        room: B - F(point).
-        steepness: R times the longest row; 0 if the quadratic itself is below F.
-        radius: S.
-        memory: with H; the centre goes into ``vectors[0]``, the factor of H into ``factor``.
-    """
-    factor, work = memory.factor, memory.vectors
-    if not cholesky(memory.hessian, 0.0, factor):
-        return OuterEllipsoid(math.inf, math.inf)
-    inverse, trace = inverse_trace(factor, work[1]), 0.0
-    for k in range(point.shape[0]):
-        trace += memory.hessian[k, k]
-    if not trace * inverse <= WELL_CONDITIONED:
-        return OuterEllipsoid(math.inf, math.inf)
-    solve_factored(factor, gradient, work[1])
-    squared = max(dot(gradient, work[1]), 0.0)
-    reach, f, width = radius + length(point), 1.0, math.inf
-    for _ in range(3):
-        D = steepness * reach
-        f = 2.0 * (math.exp(-D) - 1.0 + D) / (D * D) if D > 1e-3 else 1.0 - D / 3.0
-        total = 2.0 * room / f + squared / (f * f)
-        if not total >= 0.0:
-            return OuterEllipsoid(math.inf, math.inf)
-        width = math.sqrt(total) * (1.0 + 1e-6)
-        reach = min(reach, math.sqrt(squared * inverse) / f + width * math.sqrt(inverse))
-    for k in range(point.shape[0]):
-        work[0, k] = point[k] - work[1, k] / f
-    return OuterEllipsoid(width, math.sqrt(squared) / f)
-
-
-@kernel
-def bound_by_ellipsoid(arms: Arms, outer: OuterEllipsoid, radius: float, memory: Dense) -> int:
-    """Lowers the bounds of all arms to those of an ellipsoid, O(K d^2); of how many."""
-    center, y, lowered = memory.vectors[0], memory.vectors[1], 0
-    if not outer.width < math.inf:
-        return 0
-    for k in range(arms.upper.shape[0]):
-        x, before = arms.units[k], arms.upper[k]
-        forward(memory.factor, x, y)
-        across = outer.width * length(y)
-        lower_upper_bound(arms, k, dot(x, center) + across + 1e-9 * (radius + across))
-        lowered += 1 if arms.upper[k] < before else 0
-    return lowered

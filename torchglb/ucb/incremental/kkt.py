@@ -19,9 +19,7 @@ import numpy as np
 
 from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, dot, length, solve_general
-from torchglb.carried.minimum import Dense, Quadratic, quadratic_value
-from torchglb.carried.monomials import Monomials
-from torchglb.carried.taylor import taylor_gradient, taylor_hessian, taylor_powers, taylor_value
+from torchglb.carried.model import Dense, Model, expand
 
 #: steps at most
 MAX_STEPS = 8
@@ -63,41 +61,11 @@ class Solution(NamedTuple):
 
 
 @kernel
-def expand(
-    u: Floats,
-    point: Floats,
-    sums: Floats,
-    quadratic: Quadratic,
-    table: Monomials,
-    memory: Dense,
-    gradient: Floats,
-    with_hessian: bool,
-) -> float:
-    """F at u by the polynomial at a point; its gradient, and its Hessian into the memory."""
-    p = memory.vectors[5]
-    for k in range(u.shape[0]):
-        p[k] = u[k] - point[k]
-    taylor_powers(p, table, memory.powers)
-    taylor_gradient(sums, memory.powers, table, gradient)
-    if with_hessian:
-        taylor_hessian(sums, memory.powers, table, memory.hessian)
-    for k in range(u.shape[0]):
-        gradient[k] += quadratic.ridge * u[k] - quadratic.tilt[k]
-        if with_hessian:
-            memory.hessian[k, k] += quadratic.ridge
-    return taylor_value(sums, memory.powers, table) + quadratic_value(quadratic, u)
-
-
-@kernel
 def maximise_on_model(
     x: Floats,
     start: Floats,
-    point: Floats,
-    sums: Floats,
-    quadratic: Quadratic,
+    model: Model,
     level: float,
-    radius: float,
-    table: Monomials,
     memory: Dense,
     system: System,
     out: Floats,
@@ -107,28 +75,25 @@ def maximise_on_model(
     Args:
         x: a unit vector.
         start: near the maximiser.
-        point: where the polynomial was made.
-        sums: its derivatives.
-        quadratic: what is added to it.
+        model: the polynomial.
         level: B.
-        radius: S.
-        table: its monomials.
         memory: for the polynomial.
         system: for the equations.
         out: the point, in the ball.
     """
     d, gradient, u = x.shape[0], memory.vectors[0], memory.vectors[1]
+    radius = model.objective.constants.radius
     edge, sphere = (1.0 - 4.0 * EPS) * radius, radius * radius
     for k in range(d):
         out[k] = edge * x[k]
-    if expand(out, point, sums, quadratic, table, memory, gradient, False) <= level:
+    if expand(model, out, memory, gradient, False) <= level:
         return Solution(0.0, True)
     for case in range(2):
         for k in range(d):
             u[k] = start[k]
         multiplier, outward = 1.0, 0.0
         for step in range(MAX_STEPS):
-            loss = expand(u, point, sums, quadratic, table, memory, gradient, True)
+            loss = expand(model, u, memory, gradient, True)
             if step == 0:
                 multiplier, outward = _multipliers(x, gradient, u, case)
                 if not multiplier < math.inf:

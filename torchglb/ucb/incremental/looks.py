@@ -7,24 +7,31 @@ the history is asked for, and the point becomes an anchor.
 
 from __future__ import annotations
 
-from torchglb.backend import Floats, kernel
+from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
-from torchglb.carried.kernels import Workspace, put_point
-from torchglb.carried.rounding import compensated
-from torchglb.carried.taylor import error_at
+from torchglb.carried.kernels import least_used, put_point
+from torchglb.carried.model import (
+    Model,
+    Objective,
+    error_at,
+    expand,
+    gradient_at,
+    loss_at,
+    model_at,
+)
+from torchglb.carried.taylor import hessian_at
 from torchglb.ucb.incremental.cutting_planes import (
     BLOCK,
     Arms,
     Level,
-    gradient_at,
-    loss_at,
     lower_bound,
     scan,
+    set_cut,
+    sum_rounding,
 )
-from torchglb.ucb.incremental.kkt import expand, maximise_on_model
+from torchglb.ucb.incremental.kkt import maximise_on_model
 from torchglb.ucb.incremental.round_state import (
-    AnchorNotes,
     CarriedProblem,
     Memory,
     RoundState,
@@ -33,7 +40,6 @@ from torchglb.ucb.incremental.round_state import (
 from torchglb.ucb.kernels import (
     Curvature,
     come_back,
-    cut_rounding,
     cut_value,
     feasible_share,
     sqp_point,
@@ -55,6 +61,13 @@ NEARBY = 1e-2
 ENOUGH = 0.5
 
 
+@inlined
+def _model_at_anchor(problem: CarriedProblem, slot: int, memory: Memory) -> Model:
+    """F near an anchor, which is copied into the memory."""
+    objective = Objective(problem.anchors, problem.quadratic, problem.constants, problem.table)
+    return model_at(objective, slot, memory.dense)
+
+
 @kernel
 def look(
     state: RoundState,
@@ -70,37 +83,33 @@ def look(
 
     Arms whose upper bounds are below the floor do not matter any more.
     """
-    arm, d = state.arm, memory.trial.shape[0]
+    arm = state.arm
     if arms.touch[arm] < 0:
         memory.chosen[0], memory.chosen[BLOCK] = arm, 1
         scan(arms, memory.chosen, problem.anchors, level, memory.cuts, memory.left)
     x, slot = arms.units[arm], arms.touch[arm]
     wanted = wanted / max(arms.lengths[arm], TINY)
-    trial, point = memory.trial, memory.point
     before = arms.upper[arm] - arms.lower[arm]
-    for k in range(d):
-        point[k] = problem.anchors.points[k, slot]
-    known = -1
+    anchor, minimum, enough = _model_at_anchor(problem, slot, memory), problem.minimum, False
+    if state.reduced == 0:
+        _reduce_minimum(problem, memory)
+        state.reduced = 1
     if problem.table.order > 2:
-        if _look_by_anchor(problem, level, x, slot, wanted, memory):
-            known = slot
-    elif problem.minimum_constants.ratio == 0.0:
+        enough = _look_by_anchor(problem, anchor, level, x, slot, wanted, memory)
+    elif minimum.objective.constants.ratio == 0.0:
         _propose_from_minimum(problem, level, x, memory)
     else:
-        if state.reduced == 0:
-            _reduce_minimum(problem, memory)
-            state.reduced = 1
         _propose_from_anchor(problem, arms, level, arm, slot, memory)
-    if known < 0:
-        if not _enough(problem, level, x, wanted, trial, memory):
-            return True
-        for k in range(d):
-            point[k] = problem.minimum.points[k, 0]
+    if not enough and not _is_enough(problem, level, wanted, memory):
+        return True
     free = problem.notes.free
     if settings.value_tol >= COARSE and free[0] * ROWS_PER_LOOK >= problem.rows:
         return True
     free[0] += 1.0
-    _learn_from_model(problem, arms, level, memory, floor, point, known)
+    if enough:
+        _learn_from_model(problem, anchor, arms, level, memory, floor)
+    else:
+        _learn_from_model(problem, minimum, arms, level, memory, floor)
     # the next look would start from the same anchor: what did not help now never will
     return not arms.upper[arm] - arms.lower[arm] <= ENOUGH * before
 
@@ -108,6 +117,7 @@ def look(
 @kernel
 def _look_by_anchor(
     problem: CarriedProblem,
+    model: Model,
     level: Level,
     x: Floats,
     slot: int,
@@ -118,55 +128,31 @@ def _look_by_anchor(
 
     Where the polynomial might be far from the truth, the point is that of a safer quadratic one.
     """
-    d, table, anchors, notes = x.shape[0], problem.table, problem.anchors, problem.notes
-    local, start, point, trial = memory.local, memory.start, memory.point, memory.trial
-    for i in range(table.count):
-        local[i] = anchors.sums[i, slot]
+    d, notes, start, trial = x.shape[0], problem.notes, memory.start, memory.trial
     for k in range(d):
-        start[k] = point[k] + notes.shift[k, slot]
+        start[k] = model.point[k] + notes.shift[k, slot]
     goal = level.low - 2.0 * notes.excess[slot]  # a point can be proven feasible there
-    solution = maximise_on_model(
-        x,
-        start,
-        point,
-        local,
-        level.quadratic,
-        goal,
-        level.radius,
-        table,
-        memory.dense,
-        memory.system,
-        trial,
-    )
-    loss = expand(trial, point, local, level.quadratic, table, memory.dense, memory.gradient, False)
-    p = memory.left
-    for k in range(d):
-        p[k] = trial[k] - point[k]
-    error = error_at(
-        p, loss, local, anchors.trace[slot], anchors.facts, problem.constants, table.order
-    )
+    dense, gradient = memory.dense, memory.gradient
+    solution = maximise_on_model(x, start, model, goal, dense, memory.system, trial)
+    loss = expand(model, trial, dense, gradient, False)
+    error = error_at(model, trial, loss, dense)
     sound = solution.found and error.value <= TRUST * (level.low - level.center_loss)
     doubt = 4.0 * error.value + _dip(error.slope, problem)
     enough = sound and solution.multiplier * doubt <= MODEL_SHARE * wanted
     if solution.multiplier == 0.0:  # a pole must be feasible
         enough = enough and loss + error.value <= level.low
-    if enough:
-        if solution.multiplier > 0.0:  # the next look starts from here
-            for k in range(d):
-                notes.shift[k, slot] = p[k]
-            notes.excess[slot] = error.value
-        return True
+    if enough and solution.multiplier > 0.0:  # the next look starts from here
+        for k in range(d):
+            notes.shift[k, slot] = dense.shift[k]
+        notes.excess[slot] = error.value
     if not sound:
-        loss = expand(
-            start, point, local, level.quadratic, table, memory.dense, memory.gradient, True
-        )
-        if not (_is_far(loss, level) and _propose_anew(problem, level, x, start, memory)):
-            loss = expand(
-                start, point, local, level.quadratic, table, memory.dense, memory.gradient, True
-            )
-            tridiagonal_form(memory.dense.hessian, memory.form, memory.step[0])
-            _step_from(x, start, loss, Curvature(memory.form, 1.0, 0.0), goal, level, memory)
-    return False
+        far = _is_far(expand(model, start, dense, gradient, False), level)
+        if not (far and _propose_anew(problem, level, x, start, memory)):
+            loss = expand(model, start, dense, gradient, True)
+            tridiagonal_form(dense.hessian, memory.form, memory.step[0])
+            hessian = Curvature(memory.form, 1.0, 0.0)
+            _step_from(x, start, loss, gradient, hessian, goal, level, memory)
+    return enough
 
 
 @kernel
@@ -206,44 +192,34 @@ def _step_from(
     x: Floats,
     start: Floats,
     loss: float,
+    gradient: Floats,
     hessian: Curvature,
     goal: float,
     level: Level,
     memory: Memory,
 ) -> None:
-    """An SQP step from a point whose gradient is in the memory; back from far outside."""
-    trial = memory.trial
+    """An SQP step from a point, into ``memory.trial``; back from far outside."""
+    trial, center, radius = memory.trial, level.center, level.radius
     if _is_far(loss, level):
-        come_back(start, memory.gradient, loss, level.center, level.center_loss, level.low, trial)
-        return
-    room = goal - loss
-    sqp_point(x, start, memory.gradient, hessian, room, level.radius, memory.step, trial)
+        come_back(start, gradient, loss, center, level.center_loss, level.low, trial)
+    else:
+        sqp_point(x, start, gradient, hessian, goal - loss, radius, memory.step, trial)
 
 
 @kernel
 def _propose_from_minimum(problem: CarriedProblem, level: Level, x: Floats, memory: Memory) -> None:
     """The maximiser where the loss is its own polynomial, as for Gaussian rewards."""
-    carried, table, point = problem.minimum, problem.minimum_table, memory.normal
-    sums, start = carried.sums.reshape(table.count), memory.left
-    for k in range(x.shape[0]):
-        point[k] = carried.points[k, 0]
-        start[k] = level.center[k]
-    loss = expand(start, point, sums, level.quadratic, table, memory.dense, memory.gradient, True)
-    tridiagonal_form(memory.dense.hessian, memory.form, memory.step[0])
-    _step_from(x, start, loss, Curvature(memory.form, 1.0, 0.0), level.low, level, memory)
+    start, slope = level.center, memory.normal
+    loss = expand(problem.minimum, start, memory.dense, slope, False)
+    hessian = Curvature(memory.minimum_form, 1.0, level.quadratic.ridge)
+    _step_from(x, start, loss, slope, hessian, level.low, level, memory)
 
 
 @kernel
 def _reduce_minimum(problem: CarriedProblem, memory: Memory) -> None:
     """The Hessian of the data at the carried minimum in tridiagonal form, for all looks."""
-    form, d = memory.minimum_form, memory.trial.shape[0]
-    place = 1 + d
-    for i in range(d):
-        for j in range(i, d):
-            entry = problem.minimum.sums[place, 0]
-            form.reflections[i, j] = form.reflections[j, i] = entry
-            place += 1
-    reduce(form, memory.step[0])
+    hessian_at(problem.minimum.sums, 1.0, memory.minimum_form.reflections)
+    reduce(memory.minimum_form, memory.step[0])
 
 
 @kernel
@@ -254,95 +230,46 @@ def _propose_from_anchor(
 
     A Hessian of its own for every anchor would need as many looks.
     """
-    d, anchors, carried = memory.trial.shape[0], problem.anchors, problem.minimum
+    d, point, anchors = memory.trial.shape[0], memory.dense.point, problem.anchors
+    carried = problem.minimum.objective.carried
     flat = not (anchors.trace[slot] > 0.0 and carried.trace[0] > 0.0)
     scale = 1.0 if flat else anchors.trace[slot] / carried.trace[0]
     shift = level.quadratic.ridge + (1.0 if flat else 0.0)
     for i in range(d):
         memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
-    loss = loss_at(anchors, level.quadratic, slot)
-    if _is_far(loss, level):
-        if _propose_anew(problem, level, arms.units[arm], memory.point, memory):
-            return
-        for i in range(d):
-            memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
+    x, loss = arms.units[arm], loss_at(anchors, level.quadratic, slot)
+    if _is_far(loss, level) and _propose_anew(problem, level, x, point, memory):
+        return
     hessian = Curvature(memory.minimum_form, scale, shift)
-    _step_from(arms.units[arm], memory.point, loss, hessian, level.low, level, memory)
+    _step_from(x, point, loss, memory.gradient, hessian, level.low, level, memory)
     cut = arms.cut[arm]
     for k in range(d):
         memory.normal[k] = gradient_at(anchors, level.quadratic, k, cut)
-    stop_at_cut(memory.point, memory.trial, memory.normal, memory.cuts.offset[cut])
+    stop_at_cut(point, memory.trial, memory.normal, memory.cuts.offset[cut])
 
 
 @kernel
-def _enough(
-    problem: CarriedProblem, level: Level, x: Floats, wanted: float, trial: Floats, memory: Memory
-) -> bool:
+def _is_enough(problem: CarriedProblem, level: Level, wanted: float, memory: Memory) -> bool:
     """Whether the minimum's own polynomial is certain enough of the loss at the trial point."""
-    carried, table, p = problem.minimum, problem.minimum_table, memory.left
-    for k in range(p.shape[0]):
-        p[k] = trial[k] - carried.points[k, 0]
-    sums = carried.sums.reshape(table.count)
-    error = error_at(
-        p,
-        level.high,
-        sums,
-        carried.trace[0],
-        carried.facts,
-        problem.minimum_constants,
-        table.order,
-    )
+    error = error_at(problem.minimum, memory.trial, level.high, memory.dense)
     doubt = 4.0 * error.value + _dip(error.slope, problem)
     if not doubt <= TRUST * (level.low - level.center_loss):
         return False
-    for k in range(p.shape[0]):
-        memory.start[k] = carried.points[k, 0]
-    expand(trial, memory.start, sums, level.quadratic, table, memory.dense, memory.normal, False)
-    steep = length(memory.normal)
+    expand(problem.minimum, memory.trial, memory.dense, memory.normal, False)
     # dh/dB at the maximiser is 1/|grad F| times a cosine
-    return doubt <= MODEL_SHARE * wanted * steep
+    return doubt <= MODEL_SHARE * wanted * length(memory.normal)
 
 
 @kernel
 def _learn_from_model(
-    problem: CarriedProblem,
-    arms: Arms,
-    level: Level,
-    memory: Memory,
-    floor: float,
-    point: Floats,
-    slot: int,
+    problem: CarriedProblem, model: Model, arms: Arms, level: Level, memory: Memory, floor: float
 ) -> None:
-    """Bounds on the arms that matter from the polynomial at a point, with its errors paid for.
-
-    The polynomial is that of an anchor, or of the minimum if ``slot`` is negative.
-    """
-    trial, p, gradient = memory.trial, memory.left, memory.gradient
-    for k in range(p.shape[0]):
-        p[k] = trial[k] - point[k]
-    if slot >= 0:
-        carried, table, constants = problem.anchors, problem.table, problem.constants
-        sums, trace = memory.local, carried.trace[slot]
-        loss = expand(trial, point, sums, level.quadratic, table, memory.dense, gradient, False)
-        error = error_at(p, loss, sums, trace, carried.facts, constants, table.order)
-    else:
-        least, order = problem.minimum, problem.minimum_table
-        totals = least.sums.reshape(order.count)
-        loss = expand(trial, point, totals, level.quadratic, order, memory.dense, gradient, False)
-        error = error_at(
-            p,
-            loss,
-            totals,
-            least.trace[0],
-            least.facts,
-            problem.minimum_constants,
-            order.order,
-        )
+    """Bounds on the arms that matter from a model at the trial point, with its errors paid for."""
+    trial, gradient = memory.trial, memory.gradient
+    loss = expand(model, trial, memory.dense, gradient, False)
+    error = error_at(model, trial, loss, memory.dense)
     offset = level.high - loss + dot(gradient, trial)
-    trace = error.trace + p.shape[0] * abs(level.quadratic.ridge)
-    rounding = compensated(p.shape[0]) * cut_rounding(
-        level.high, loss, offset, trace, level.size, level.radius
-    )
+    rounding = sum_rounding(level, loss, offset, error.trace)
     excess = error.value + rounding
     offset += excess + _dip(error.slope, problem)
     _learn(arms, level, memory, floor, loss + excess, offset, rounding)
@@ -384,13 +311,12 @@ def new_anchor(
     problem: CarriedProblem,
     arms: Arms,
     level: Level,
-    answer: Workspace,
     trace: float,
     floor: float,
     memory: Memory,
 ) -> None:
     """A pass has been made at the trial point: it becomes an anchor, and bounds the arms."""
-    slot = least_used(problem.notes)
+    slot, answer = least_used(problem.notes.used), memory.anchor_pass
     put_point(problem.anchors, slot, memory.trial, answer.sums, answer.rest, trace)
     problem.notes.free[0] = 0.0
     arms.cut[state.arm], arms.touch[state.arm] = slot, slot
@@ -403,7 +329,8 @@ def anchor_at_minimum(
     state: RoundState, problem: CarriedProblem, level: Level, memory: Memory
 ) -> int:
     """The carried minimum becomes an anchor of first order as it is, without a pass; which."""
-    anchors, minimum, slot = problem.anchors, problem.minimum, least_used(problem.notes)
+    anchors, slot = problem.anchors, least_used(problem.notes.used)
+    minimum = problem.minimum.objective.carried
     for i in range(1 + memory.trial.shape[0]):
         anchors.sums[i, slot] = minimum.sums[i, 0]
         anchors.rest[i, slot] = minimum.rest[i, 0]
@@ -411,16 +338,6 @@ def anchor_at_minimum(
         anchors.points[k, slot] = minimum.points[k, 0]
     anchors.trace[slot] = minimum.trace[0]
     _cut_of(state, problem, level, slot, memory)
-    return slot
-
-
-@kernel
-def least_used(notes: AnchorNotes) -> int:
-    """The anchor that has not bounded an arm for the longest time."""
-    slot = 0
-    for a in range(1, notes.used.shape[0]):
-        if notes.used[a] < notes.used[slot]:
-            slot = a
     return slot
 
 
@@ -440,13 +357,6 @@ def _cut_of(
         memory.gradient[k] = gradient_at(anchors, level.quadratic, k, slot)
         along += memory.gradient[k] * anchors.points[k, slot]
     notes.excess[slot], notes.used[slot] = 0.0, float(state.number)
-    loss = loss_at(anchors, level.quadratic, slot)
-    offset = level.high - loss + along
-    bend = anchors.trace[slot] + d * abs(level.quadratic.ridge)
-    rounding = compensated(d) * cut_rounding(
-        level.high, loss, offset, bend, level.size, level.radius
-    )
-    cuts.offset[slot] = offset + rounding
-    cuts.steep[slot] = 1.0 / max(length(memory.gradient), TINY)
-    cuts.share[slot] = feasible_share(loss + rounding, level.center_loss, level.low - rounding)
-    return loss, offset + rounding, rounding
+    loss, square = loss_at(anchors, level.quadratic, slot), dot(memory.gradient, memory.gradient)
+    paid = set_cut(anchors, level, cuts, slot, loss, along, square)
+    return loss, cuts.offset[slot], paid

@@ -5,9 +5,9 @@ Around a point c, for all theta of the ball with ``|theta - c| <= D``,
     L(theta) >= L(c) + <grad L(c), theta - c> + |theta - c|^2_M / 2,   M = sum_s c_s x_s x_s',
 
 where c_s is the least ``2 B_s(z_s + u, z_s)/u^2`` over ``|u| <= D |x_s|`` with ``|z_s + u| <= S
-|x_s|``, B_s the Bregman divergence of ``w_s m/g`` and ``z_s = <x_s, c>``. The point is one of the anchors, so L(c) and
-grad L(c) are carried. Rows that come later are convex, and their tangents are in both: the bound
-stays true with the old M.
+|x_s|``, B_s the Bregman divergence of ``w_s m/g`` and ``z_s = <x_s, c>``. The point is one of the
+anchors, so L(c) and grad L(c) are carried. Rows that come later are convex, and their tangents are
+in both: the bound stays true with the old M.
 
 **The set is within D of c.** Let E be where the right-hand side, with ridge and tilt, is at most B,
 and let c be in the set. If E lies within less than D of c, so does the set: on the way from c to a
@@ -24,21 +24,26 @@ import math
 from typing import NamedTuple
 
 from torchglb.backend import Floats, inlined, kernel, vectorised
-from torchglb.backend.dense import EPS, cholesky, length
+from torchglb.backend.dense import (
+    EPS,
+    cholesky,
+    dot,
+    forward,
+    inverse_trace,
+    length,
+    solve_factored,
+)
 from torchglb.carried.kernels import Carried, LossRows, Workspace, chunk_hessian, features
-from torchglb.carried.minimum import Dense
-from torchglb.carried.rounding import compensated, plain
-from torchglb.carried.taylor import Constants
+from torchglb.carried.model import Constants, Dense, gradient_at, loss_at
+from torchglb.carried.rounding import plain
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SECOND, W, Y, least_curvatures
 from torchglb.ucb.incremental.cutting_planes import (
+    Arms,
     Level,
-    OuterEllipsoid,
-    ellipsoid,
-    gradient_at,
-    loss_at,
+    lower_upper_bound,
+    sum_rounding,
 )
-from torchglb.ucb.kernels import cut_rounding
 
 #: what a problem's memory has beside point and matrix
 FACTS = 5
@@ -51,6 +56,8 @@ MARGIN = 1.03
 LOOSE = 1.04
 #: halvings in the search for the least D
 HALVINGS = 10
+#: a Hessian whose condition is below this is inverted with an error below 1e-6, also for d = 50
+WELL_CONDITIONED = 1e5
 
 
 class Minorant(NamedTuple):
@@ -171,7 +178,7 @@ def outer_ellipsoid(
         minorant: c, M and D.
         anchors: with the loss at c.
         level: the set.
-        memory: for E, as in :func:`torchglb.ucb.incremental.cutting_planes.ellipsoid`.
+        memory: for E, as in :func:`ellipsoid`.
         spare: memory, ``(d, d)``.
     """
     d, reach, ridge = minorant.point.shape[0], minorant.facts[0], level.quadratic.ridge
@@ -185,8 +192,7 @@ def outer_ellipsoid(
             matrix[i, j] = matrix[j, i] = minorant.matrix[place]
             place += 1
         matrix[i, i] += ridge
-    total = anchors.trace[slot] + trace + d * ridge
-    paid = compensated(d) * cut_rounding(level.high, loss, loss, total, level.size, level.radius)
+    paid = sum_rounding(level, loss, loss, anchors.trace[slot] + trace)
     paid += plain(d, minorant.facts[1]) * EPS * trace * reach * reach
     room = level.high - loss + paid
     found = ellipsoid(minorant.point, slope, room, 0.0, level.radius, memory)
@@ -218,3 +224,77 @@ def least_reach(
         else:
             low = middle
     return high
+
+
+# ---- its ellipsoid -----------------------------------------------------------------------------
+
+
+class OuterEllipsoid(NamedTuple):
+    """An ellipsoid that holds the set; its centre and the factor of its matrix are in memory.
+
+    Attributes:
+        width: half of it, in the norm of its matrix; infinite where there is no bound.
+        offset: how far its centre is from where the matrix was made, in that norm.
+    """
+
+    width: float
+    offset: float
+
+
+@kernel
+def ellipsoid(
+    point: Floats, gradient: Floats, room: float, steepness: float, radius: float, memory: Dense
+) -> OuterEllipsoid:
+    """Where ``g'u + f |u|^2_H / 2 <= room`` for the way u from a point.
+
+    With ``D >= R max|x_s| |u|`` over the set, self-concordance gives ``F(theta) >= F + g'u + f
+    |u|^2_H / 2``, ``f = 2 (e^-D - 1 + D)/D^2``. The set is then in the ellipsoid around ``point -
+    H^-1 g/f`` of half-width w in the norm of H, ``w^2 = 2 room/f + |g|^2_(H^-1)/f^2``. A smaller
+    ellipsoid has a smaller D: the second round is the better one. Where H is too ill-conditioned
+    for plain rounding there is no bound.
+
+    Args:
+        point: ``(d,)``.
+        gradient: g.
+        room: B - F(point).
+        steepness: R times the longest row; 0 if the quadratic itself is below F.
+        radius: S.
+        memory: with H; the centre goes into ``vectors[0]``, the factor of H into ``factor``.
+    """
+    factor, work = memory.factor, memory.vectors
+    if not cholesky(memory.hessian, 0.0, factor):
+        return OuterEllipsoid(math.inf, math.inf)
+    inverse, trace = inverse_trace(factor, work[1]), 0.0
+    for k in range(point.shape[0]):
+        trace += memory.hessian[k, k]
+    if not trace * inverse <= WELL_CONDITIONED:
+        return OuterEllipsoid(math.inf, math.inf)
+    solve_factored(factor, gradient, work[1])
+    squared = max(dot(gradient, work[1]), 0.0)
+    reach, f, width = radius + length(point), 1.0, math.inf
+    for _ in range(3):
+        D = steepness * reach
+        f = 2.0 * (math.exp(-D) - 1.0 + D) / (D * D) if D > 1e-3 else 1.0 - D / 3.0
+        total = 2.0 * room / f + squared / (f * f)
+        if not total >= 0.0:
+            return OuterEllipsoid(math.inf, math.inf)
+        width = math.sqrt(total) * (1.0 + 1e-6)
+        reach = min(reach, math.sqrt(squared * inverse) / f + width * math.sqrt(inverse))
+    for k in range(point.shape[0]):
+        work[0, k] = point[k] - work[1, k] / f
+    return OuterEllipsoid(width, math.sqrt(squared) / f)
+
+
+@kernel
+def bound_by_ellipsoid(arms: Arms, outer: OuterEllipsoid, radius: float, memory: Dense) -> int:
+    """Lowers the bounds of all arms to those of an ellipsoid, O(K d^2); of how many."""
+    center, y, lowered = memory.vectors[0], memory.vectors[1], 0
+    if not outer.width < math.inf:
+        return 0
+    for k in range(arms.upper.shape[0]):
+        x, before = arms.units[k], arms.upper[k]
+        forward(memory.factor, x, y)
+        across = outer.width * length(y)
+        lower_upper_bound(arms, k, dot(x, center) + across + 1e-9 * (radius + across))
+        lowered += 1 if arms.upper[k] < before else 0
+    return lowered

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 
 from torchglb.backend import kernel
-from torchglb.carried.kernels import Workspace
+from torchglb.carried.model import expand
 from torchglb.carried.rounding import compensated
-from torchglb.ucb.incremental.cutting_planes import Arms, Level, bound_by_ellipsoid, ellipsoid
-from torchglb.ucb.incremental.kkt import expand
+from torchglb.ucb.incremental.cutting_planes import Arms, Level
 from torchglb.ucb.incremental.looks import anchor_at_minimum
 from torchglb.ucb.incremental.minorant import (
     LOOSE,
     MARGIN,
     ball_reach,
+    bound_by_ellipsoid,
+    ellipsoid,
     is_carried,
     is_old,
     least_reach,
@@ -38,17 +39,16 @@ LATELY, PAUSE = 8.0, 20
 @kernel
 def bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
     """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
-    dense, carried, table = memory.dense, problem.minimum, problem.minimum_table
-    sums, point = carried.sums.reshape(table.count), memory.point
-    for k in range(point.shape[0]):
-        point[k] = carried.points[k, 0]
-    loss = expand(point, point, sums, problem.quadratic, table, dense, memory.gradient, True)
-    paid = compensated(point.shape[0]) * cut_rounding(
+    model, gradient, dense = problem.minimum, memory.gradient, memory.dense
+    carried, constants = model.objective.carried, model.objective.constants
+    loss = expand(model, model.point, dense, gradient, True)
+    # no payment for the ridge: near the minimum its slope is no larger than that of the rows
+    paid = compensated(gradient.shape[0]) * cut_rounding(
         level.high, loss, loss, carried.trace[0], level.size, level.radius
     )
-    steepness = problem.constants.concordance * carried.facts[0]
+    steepness = constants.concordance * carried.facts[0]
     room = level.high - loss + paid
-    outer = ellipsoid(point, memory.gradient, room, steepness, level.radius, dense)
+    outer = ellipsoid(model.point, gradient, room, steepness, level.radius, dense)
     bound_by_ellipsoid(arms, outer, level.radius, dense)
 
 
@@ -64,12 +64,7 @@ def begin_minorant(
 
 @kernel
 def end_minorant(
-    state: RoundState,
-    problem: CarriedProblem,
-    arms: Arms,
-    level: Level,
-    answer: Workspace,
-    memory: Memory,
+    state: RoundState, problem: CarriedProblem, arms: Arms, level: Level, memory: Memory
 ) -> bool:
     """A pass for a minorant has been made: whether another one is needed, with a better D.
 
@@ -77,7 +72,7 @@ def end_minorant(
     larger. Else it bounds the arms.
     """
     minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
-    store(minorant, problem.rows, answer)
+    store(minorant, problem.rows, memory.minimum_pass)
     outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
     least = least_reach(minorant, outer, level.radius, memory.dense.hessian, spare)
     better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.facts[0]
@@ -121,7 +116,7 @@ def may_use_minorant(state: RoundState, problem: CarriedProblem, settings: Setti
     """
     if settings.every or problem.minorant.facts.shape[0] == 0 or problem.table.order > 2:
         return False
-    if problem.minimum_constants.ratio == 0.0 or problem.quadratic.ridge < 0.0:
+    if problem.minimum.objective.constants.ratio == 0.0 or problem.quadratic.ridge < 0.0:
         return False
     return float(state.number) >= problem.minorant.facts[2]
 

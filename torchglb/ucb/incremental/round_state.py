@@ -8,10 +8,10 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, inlined, record_type
 from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_memory
-from torchglb.carried.kernels import Carried
-from torchglb.carried.minimum import Dense, Places, Quadratic, dense
+from torchglb.carried.kernels import Carried, Workspace, workspace
+from torchglb.carried.minimum import Places
+from torchglb.carried.model import Constants, Dense, Model, Quadratic, dense
 from torchglb.carried.monomials import Monomials
-from torchglb.carried.taylor import Constants
 from torchglb.ucb.incremental.cutting_planes import BLOCK, Cuts, cuts_memory
 from torchglb.ucb.incremental.kkt import System, system_memory
 from torchglb.ucb.incremental.minorant import Minorant
@@ -37,10 +37,11 @@ class RoundState(Protocol):
         arm: whose pass is awaited.
         exhausted: whether arithmetic allows no better knowledge of the level.
         number: of this round.
-        answered: which pass that was asked for has been made: PASS_FOR_ANCHOR or _MINORANT, or 0.
+        awaited: the pass that was asked for last, or 0; when the round goes on it has been made.
         reduced: whether ``memory.minimum_form`` is that of this round.
         with_minorant: whether the minorant has bounded the arms, or is not to.
         minorant_passes: for its matrix, so far.
+        height: B itself, or how far it is above the minimum.
         tolerance: to which the minimum is to be found.
         level: B at most.
         low: B at least.
@@ -55,10 +56,11 @@ class RoundState(Protocol):
     arm: int
     exhausted: int
     number: int
-    answered: int
+    awaited: int
     reduced: int
     with_minorant: int
     minorant_passes: int
+    height: float
     tolerance: float
     level: float
     low: float
@@ -72,8 +74,7 @@ class Settings(NamedTuple):
     """What is asked of a round.
 
     Attributes:
-        height: B itself, or how far it is above the minimum.
-        relative: whether it is the latter.
+        relative: whether levels are given by how far they are above the minimum.
         level_tol: the minimum is certified to this if need be.
         tie: arms whose values agree to ``tie (1 + |h|)`` count as equal.
         value_tol: the winner's own gap is closed to this too; infinite if that is not asked for.
@@ -81,7 +82,6 @@ class Settings(NamedTuple):
         max_steps: looks with a pass before a round is given up as undecided.
     """
 
-    height: float
     relative: bool
     level_tol: float
     tie: float
@@ -121,17 +121,15 @@ class CarriedProblem(NamedTuple):
     notes: AnchorNotes
     table: Monomials  # of the anchors
     constants: Constants  # for the anchors' order
-    minimum: Carried
-    minimum_table: Monomials
-    minimum_constants: Constants
-    places: Places
+    minimum: Model
+    places: Places  # of the search for it
     minorant: Minorant
     quadratic: Quadratic
     rows: int  # of a pass
 
 
 class Memory(NamedTuple):
-    """For one problem at a time."""
+    """For one problem at a time: its round, its passes, its arms."""
 
     dense: Dense
     system: System
@@ -139,18 +137,20 @@ class Memory(NamedTuple):
     minimum_form: Tridiagonal  # the Hessian at the carried minimum
     form: Tridiagonal  # that of another model
     step: Floats  # (STEP_ROWS, d)
-    local: Floats  # (count,), one anchor's sums
     trial: Floats  # (d,)
-    point: Floats  # (d,)
     start: Floats  # (d,)
     gradient: Floats  # (d,)
     normal: Floats  # (d,)
     left: Floats  # (d,)
     chosen: Ints  # (BLOCK + 1,), arms, and last how many
+    anchor_pass: Workspace
+    minimum_pass: Workspace  # and that of a minorant
+    arm_places: Ints  # (2 K,)
+    arm_numbers: Floats  # (K (d + 2),)
 
 
 @inlined
-def round_memory(dim: int, anchors: int, count: int, minimum_count: int) -> Memory:
+def round_memory(dim: int, anchors: int, count: int, minimum_count: int, arms: int) -> Memory:
     """For problems of this size."""
     return Memory(
         dense(dim, max(count, minimum_count)),
@@ -159,12 +159,14 @@ def round_memory(dim: int, anchors: int, count: int, minimum_count: int) -> Memo
         tridiagonal_memory(dim),
         tridiagonal_memory(dim),
         np.empty((STEP_ROWS, dim)),
-        np.empty(count),
-        np.empty(dim),
         np.empty(dim),
         np.empty(dim),
         np.empty(dim),
         np.empty(dim),
         np.empty(dim),
         np.empty(BLOCK + 1, np.int64),
+        workspace(dim, count),
+        workspace(dim, minimum_count),
+        np.empty(2 * arms, np.int64),
+        np.empty(arms * (dim + 2)),
     )

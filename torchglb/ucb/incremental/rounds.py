@@ -26,9 +26,9 @@ from torchglb.ucb.incremental.batches import (
     RoundInput,
     RoundOutput,
     Sums,
-    batch_memory,
     go_on,
     learn_rows,
+    memory_for,
     new_output,
     play_round,
 )
@@ -58,7 +58,6 @@ class _Calls(NamedTuple):
     play: Any
     learn: Any
     batch: Batch
-    sums: Sums
 
 
 class CarriedRounds:
@@ -74,6 +73,7 @@ class CarriedRounds:
         anchors: the loss at the anchors.
         number: rounds so far.
         passes: over the history so far, ``(N,)``.
+        no_tilt: zeros ``(N, d)``.
     """
 
     def __init__(self, source: RowSource, ball: Ball, anchors: int) -> None:
@@ -83,7 +83,7 @@ class CarriedRounds:
         order = choose_order(source.family, d, ball.max_radius, LARGEST_ANCHOR_ORDER)
         self.anchors = CarriedLoss(source.family, ball, N, anchors, order if order > 2 else 1)
         self.number = 0
-        self.passes = np.zeros(N)
+        self.passes, self.no_tilt = np.zeros(N), np.zeros((N, d))
         self._notes = np.zeros((N, (d + 2) * anchors + 1))
         self._notes[:, :anchors] = -1.0  # never used
         # a minorant needs passes of its own kind, which only compiled code makes
@@ -145,7 +145,7 @@ class CarriedRounds:
         mark, room = history.mark(), history.reserve(rows)
         calls = self._calls_for(room)
         given = (x.data_ptr(), r.data_ptr(), rows, longest, *room)
-        if calls.learn(source.compiled, *given, calls.sums) != DONE:
+        if calls.learn(source.compiled, *given, calls.batch.sums) != DONE:
             history.reset(mark)  # without the room
             return False
         history.commit(rows)
@@ -163,34 +163,28 @@ class CarriedRounds:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit, but for the rows."""
-        return {**self._tensors(), "round": self.number}
+        parts = {"minimum": self.minimum.state_dict(), "anchors": self.anchors.state_dict()}
+        arrays = {name: tensor.clone() for name, tensor in self._arrays().items()}
+        return {**parts, **arrays, "round": self.number}
 
-    def _tensors(self) -> dict[str, Any]:
-        return {
-            "minimum": self.minimum.state_dict(),
-            "anchors": self.anchors.state_dict(),
-            "notes": torch.from_numpy(self._notes.copy()),
-            "minorants": torch.from_numpy(self._minorants.copy()),
-            "passes": torch.from_numpy(self.passes.copy()),
-        }
+    def _arrays(self) -> dict[str, Tensor]:
+        """What a state has beside the sums, where it lies."""
+        arrays = {"notes": self._notes, "minorants": self._minorants, "passes": self.passes}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuses a state of another kind."""
         self.anchors.check_state("state['anchors']", state["anchors"])
         self.minimum.check_state("state['minimum']", state["minimum"])
-        mine = self._tensors()
-        check_tensors(
-            "state", state, {name: mine[name] for name in ("notes", "minorants", "passes")}
-        )
+        check_tensors("state", state, self._arrays())
         check_count("state['round']", state["round"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that was checked, over the rows that it belongs to."""
         self.minimum.load_state_dict(state["minimum"])
         self.anchors.load_state_dict(state["anchors"])
-        self._notes[:] = state["notes"].numpy()
-        self._minorants[:] = state["minorants"].numpy()
-        self.passes[:] = state["passes"].numpy()
+        for name, mine in self._arrays().items():
+            mine.copy_(state[name])
         self.number = state["round"]
         self._epoch = self.source.history.epoch
 
@@ -198,20 +192,17 @@ class CarriedRounds:
 
     def _batch(self) -> Batch:
         minimum, anchors = self.minimum, self.anchors
+        least = minimum.carried
         return Batch(
-            anchors.memory,
+            Sums(anchors.memory, least.memory, anchors.table, least.table, anchors.number),
             self._notes,
-            minimum.carried.memory,
             minimum.places,
             minimum.search,
             self._rounds,
             self.passes,
             anchors.constants,
-            minimum.carried.constants,
+            least.constants,
             self._minorants,
-            anchors.table,
-            minimum.carried.table,
-            anchors.number,
         )
 
     def _calls_for(self, rows: tuple[Reals, Reals, Reals, int]) -> _Calls:
@@ -219,35 +210,44 @@ class CarriedRounds:
         X, _, y, _ = rows
         calls = self._calls
         if calls is None or calls.X is not X.dtype or calls.y is not y.dtype:
-            N, d, family = self.source.problems, self.anchors.dim, self.source.compiled
+            N, family = self.source.problems, self.source.compiled
             batch = self._batch()
-            sums = Sums(
-                batch.anchors, batch.minimum, batch.table, batch.minimum_table, batch.number
-            )
             numbers = np.zeros(N)
-            settings = Settings(0.0, True, 0.0, 0.0, 0.0, False, 0)
-            asked = RoundInput(numbers, numbers, np.zeros((N, d)), settings, 0, 0.0, 0)
+            settings = Settings(True, 0.0, 0.0, 0.0, False, 0)
+            asked = RoundInput(numbers, numbers, self.no_tilt, settings, 0, 0.0, 0)
             calls = self._calls = _Calls(
                 X.dtype,
                 y.dtype,
                 bound(play_round, family, *rows, batch, 0, asked, new_output(N, 1)),
-                bound(learn_rows, family, 0, 0, 1, 0.0, *rows, sums),
+                bound(learn_rows, family, 0, 0, 1, 0.0, *rows, batch.sums),
                 batch,
-                sums,
             )
         return calls
 
-    def play(self, arms: Tensor, asked: RoundInput, out: RoundOutput) -> bool:
+    def play(
+        self,
+        arms: Tensor,
+        heights: Floats,
+        ridge: Floats,
+        settings: Settings,
+        longest: float,
+        out: RoundOutput,
+    ) -> bool:
         """The round of every problem, with all passes that it needs.
 
         Args:
             arms: float64, plain and contiguous, ``(N, K, d)`` in any shape.
-            asked: what else it is about.
+            heights: of the levels, ``(N,)``.
+            ridge: ``(N,)``.
+            settings: what is asked.
+            longest: an arm may be so long; 0 if that has been checked.
             out: what comes out.
 
         Returns:
             False if an arm is too long, or the sums are not up to date: nothing has changed then.
         """
+        count, held = self.number + 1, len(self.source.history)
+        asked = RoundInput(heights, ridge, self.no_tilt, settings, count, longest, held)
         if self.source.is_direct:
             rows = self.source.history.arrays()
             calls = self._calls_for(rows)
@@ -267,17 +267,16 @@ class CarriedRounds:
     def _play_with_passes(self, given: Floats, asked: RoundInput, out: RoundOutput) -> int:
         """The same where compiled code cannot read the rows: passes are made from here."""
         batch, (N, K), d = self._batch(), out.upper.shape, self.anchors.dim
-        memory, every = batch_memory(batch, K), given.reshape(N, K, d)
-        # the rows of all ranks: they must decide alike
-        asked = asked._replace(rows=len(self.source.history))
+        memory, every, sums = memory_for(batch, K), given.reshape(N, K, d), batch.sums
         for b in range(N):
-            wanted, trace = -1, 0.0
-            while (wanted := go_on(batch, every, asked, b, wanted, trace, out, memory)) != DECIDED:
+            wanted = go_on(batch, every, asked, b, True, 0.0, out, memory)
+            while wanted != DECIDED:
                 if wanted == PASS_FOR_MINIMUM:
-                    point, table, work = batch.places[b, 2], batch.minimum_table, memory.minimum
+                    point, table, work = batch.places[b, 2], sums.minimum_table, memory.minimum_pass
                 else:
-                    point, table, work = memory.round.trial, batch.table, memory.anchors
+                    point, table, work = memory.trial, sums.table, memory.anchor_pass
                 trace = self.minimum.carried.checked_pass(self.source, b, point, table, work)
+                wanted = go_on(batch, every, asked, b, False, trace, out, memory)
         return OPEN if out.status.any() else DONE
 
     def _solve(self, given: Tensor, asked: RoundInput, out: RoundOutput, b: int) -> None:

@@ -43,15 +43,7 @@ class Native:
 
     def support(self, program: SublevelProgram, arms: Any) -> SupportResult:
         """``h(x)`` of every arm."""
-        return native_support(
-            program,
-            arms,
-            center=self.center,
-            tol=self.tol,
-            max_steps=self.max_steps,
-            throw=self.throw,
-            validate=self.validate,
-        )
+        return native_support(program, arms, **_settings(self))
 
 
 @dataclass(frozen=True)
@@ -132,5 +124,5 @@ def solver_of(solver: ProgramSolver | Solver, options: Mapping[str, Any]) -> Sol
     return chosen(**options)
 
 
-def _settings(solver: Conic | Layer) -> dict[str, Any]:
+def _settings(solver: Native | Conic | Layer) -> dict[str, Any]:
     return {field.name: getattr(solver, field.name) for field in fields(solver)}

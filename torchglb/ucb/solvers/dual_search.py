@@ -41,15 +41,7 @@ class DualState(NamedTuple):
     outer: Tensor  # one outside, and likewise; infinite as long as there is none
     outer_loss: Tensor
     steepest: Tensor  # the largest steepness so far; see Errors
-    upper: Tensor
-    lower: Tensor
-    best: Tensor  # a feasible point that attains lower
-    normal: Tensor  # the cut that gave upper: <normal, theta> <= offset
-    offset: Tensor
-    upper_paid: Tensor
-    lower_paid: Tensor
-    stalled: Tensor
-    passes: Tensor  # over the rows so far
+    known: TwoSidedBounds
 
 
 def search_multipliers(
@@ -59,7 +51,7 @@ def search_multipliers(
     arms: Tensor,
     bracket: DualState,
     tol: float,
-) -> tuple[DualState, Tensor]:
+) -> tuple[TwoSidedBounds, Tensor]:
     """Closes the gap of N programs with one arm each, from a point inside the set.
 
     Args:
@@ -71,17 +63,12 @@ def search_multipliers(
         tol: stop when ``upper - lower <= tol (1 + |upper|)``.
 
     Returns:
-        The last state, and the status of each, ``(N)``.
+        What is known at the end, and the status of each, ``(N)``.
     """
     radius = domain.radius_like(level)
 
     def value(point: Tensor) -> Tensor:
         return (arms * point).sum(-1)
-
-    def report(state: DualState) -> Progress:
-        gap = state.upper - state.lower
-        close = TwoSidedBounds.of(state).is_closed(tol)
-        return Progress(close, state.stalled > PATIENCE, torch.isfinite(gap))
 
     def step(state: DualState) -> tuple[DualState, Progress]:
         tilt = arms / state.multiplier[..., None]
@@ -95,8 +82,7 @@ def search_multipliers(
             tilt=tilt,
             shards=loss.shards,
         )
-        fit = minimize_likelihood(tilted, domain, start=state.start, throw=False)
-        point = fit.theta
+        point = minimize_likelihood(tilted, domain, start=state.start, throw=False).theta
         at, errors = loss.expand_with_errors(point)
         above = Above.by(arms, point, at, errors, level, radius)
         steepest = torch.maximum(state.steepest, errors.steepness)
@@ -109,7 +95,7 @@ def search_multipliers(
         outer_loss = torch.where(feasible, state.outer_loss, most)
         end = Feasibility(outer, outer_loss, outer_loss + moved)
         start = Feasibility(inner, inner_loss, inner_loss + moved)
-        known = TwoSidedBounds.of(state).after(above, Below.by(arms, end, start, level, radius))
+        known = state.known.after(above, Below.by(arms, end, start, level, radius))
 
         # the chord's slope; between its ends lies a maximiser for it
         chord = (value(outer) - value(inner)) / (outer_loss - inner_loss)
@@ -122,10 +108,9 @@ def search_multipliers(
             outer=outer,
             outer_loss=outer_loss,
             steepest=steepest,
-            **known._asdict(),
-            passes=state.passes + fit.num_steps + 2,
+            known=known,
         )
-        return new, report(new)
+        return new, known.progress(tol, PATIENCE)
 
-    last, status, _ = iterate(step, bracket, report(bracket), MAX_MULTIPLIERS)
-    return last, status
+    last, status, _ = iterate(step, bracket, bracket.known.progress(tol, PATIENCE), MAX_MULTIPLIERS)
+    return last.known, status

@@ -8,7 +8,6 @@ bounds then close quadratically too. The gap that is returned is a duality gap, 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -45,8 +44,6 @@ from torchglb.ucb.solvers.sqp import come_back, multipliers, propose, stop_at_cu
 PATIENCE = 25
 #: up to this many features compiled code is faster than a linear algebra library
 COMPILED_LIMIT = 32
-#: what the search by models and the search by multipliers know of an arm
-SHARED = ("upper", "lower", "best", "normal", "offset", "upper_paid", "lower_paid")
 
 
 @without_autocast
@@ -121,10 +118,7 @@ def native_support(
         center = _unknown(program) if center is None else center
 
         def solve(center: Tensor, arms: Tensor, *data: Tensor) -> tuple[Tensor, ...]:
-            same = program.rebuild(data)
-            if not isinstance(program.domain.radius, Tensor):  # a number is not of any dtype
-                same = dataclasses.replace(same, domain=program.domain)
-            return _solve(same, center, arms, tol, max_steps)
+            return _solve(program.rebuild(data), center, arms, tol, max_steps)
 
         result = SupportResult(*opaque(solve, center, arms, *program.tensors()))
     else:
@@ -181,8 +175,6 @@ def _solve(
         found = _solve_batched(program, center, arms, tol, max_steps)
     else:
         wide = program.rebuild(tuple(t.double() for t in program.tensors()))
-        if not isinstance(program.domain.radius, Tensor):
-            wide = dataclasses.replace(wide, domain=program.domain)
         found = _solve_batched(wide, center.double(), arms.double(), tol, max_steps)
         found = narrowed(found, arms.dtype)
     upper, lower, theta, multiplier, gap, status = found
@@ -202,7 +194,7 @@ def _solve_batched(
     if unknown:
         center = minimize_likelihood(program.likelihood, program.domain, throw=False).theta
     at_center, errors = program.likelihood.expand_with_errors(center)
-    search, status, _ = search_support(program, center, at_center, arms, tol, max_steps, errors)
+    known, status = search_support(program, center, at_center, errors, arms, tol, max_steps)
 
     # without a feasible centre there is no lower bound, and perhaps no set at all; that there is
     # none is proven by a loss whose least value over the ball is above the level
@@ -211,7 +203,7 @@ def _solve_batched(
     rounding = errors.loss + 2.0 * radius * errors.gradient
     rounding = rounding + 16 * torch.finfo(arms.dtype).eps * (least.abs() + at_center.loss.abs())
     undefined = ~torch.isfinite(at_center.loss) | torch.isnan(program.level)
-    empty = (least - rounding > program.level) | (search.upper == -torch.inf).any(-1)
+    empty = (least - rounding > program.level) | (known.upper == -torch.inf).any(-1)
     unsure = at_center.loss + errors.loss > program.level
     undefined, empty, unsure = (
         mask[..., None].expand_as(status) for mask in (undefined, empty, unsure)
@@ -219,10 +211,10 @@ def _solve_batched(
     status = torch.where(unsure & (status != Status.NONFINITE), int(Status.INACCURATE), status)
     status = torch.where(empty, int(Status.INFEASIBLE), status)
     status = torch.where(undefined, int(Status.NONFINITE), status)
-    upper = torch.where(empty, -torch.inf, search.upper).masked_fill(undefined, torch.nan)
-    lower = torch.where(empty | unsure, -torch.inf, search.lower).masked_fill(undefined, torch.nan)
-    theta = search.best.masked_fill((undefined | empty | unsure)[..., None], torch.nan)
-    multiplier = cut_ball(arms, search.normal, search.offset, radius[..., None]).multiplier
+    upper = torch.where(empty, -torch.inf, known.upper).masked_fill(undefined, torch.nan)
+    lower = torch.where(empty | unsure, -torch.inf, known.lower).masked_fill(undefined, torch.nan)
+    theta = known.best.masked_fill((undefined | empty | unsure)[..., None], torch.nan)
+    multiplier = cut_ball(arms, known.normal, known.offset, radius[..., None]).multiplier
     return upper, lower, theta, multiplier, upper - lower, status
 
 
@@ -230,47 +222,38 @@ class Search(NamedTuple):
     """The state of every arm's search; all start with ``(*B, K)``."""
 
     trial: Tensor  # the next point to evaluate
-    upper: Tensor
-    lower: Tensor
-    best: Tensor  # a feasible point that attains lower
-    normal: Tensor  # the cut that gave upper: <normal, theta> <= offset
-    offset: Tensor
-    upper_paid: Tensor  # what both pay for rounding
-    lower_paid: Tensor
     inner: Tensor  # an evaluated feasible point, and its loss
     inner_loss: Tensor
-    stalled: Tensor
+    known: TwoSidedBounds
 
 
 def search_support(
     program: SublevelProgram,
     center: Tensor,
     at_center: Expansion,
+    errors: Errors,
     arms: Tensor,
     tol: float,
     max_steps: int,
-    errors: Errors | None = None,
-) -> tuple[Search, Tensor, Tensor]:
+) -> tuple[TwoSidedBounds, Tensor]:
     """Closes the gap of every arm from a feasible centre; one pass per step for all arms.
 
     Args:
         program: the batch of programs.
         center: a feasible point ``(*B, d)``, best the minimiser of the loss.
         at_center: the loss and its derivatives there.
+        errors: what rounding did to them.
         arms: ``(*B, K, d)``.
         tol: stop when ``upper - lower <= tol (1 + |upper|)``.
         max_steps: limit on passes.
-        errors: what rounding did to the loss and its derivatives; one more pass if left out.
 
     Returns:
-        The last state, the status and the number of steps of every arm, ``(*B, K)``.
+        What is known of every arm, and its status, ``(*B, K)``.
     """
     shape = arms.shape[:-1]
     eps = torch.finfo(arms.dtype).eps
     radius = program.domain.radius_like(arms).expand(shape[:-1])[..., None].expand(shape)
     level = program.level[..., None].expand(shape)
-    if errors is None:
-        at_center, errors = program.likelihood.expand_with_errors(center)
     floor = at_center.loss[..., None].expand(shape)
     hub = center[..., None, :].expand(arms.shape)
     hub_error, hub_steepness = errors.loss[..., None], errors.steepness[..., None]
@@ -285,10 +268,9 @@ def search_support(
         eigenvalues, basis = torch.linalg.eigh(finite(at.hessian))
         return propose(arms, theta, at.gradient, eigenvalues, basis, aim - most, radius, guess)
 
-    def report(search: Search) -> Progress:
-        gap = search.upper - search.lower
-        close = TwoSidedBounds.of(search).is_closed(tol)
-        return Progress(close, search.stalled > PATIENCE, sound & torch.isfinite(gap))
+    def report(known: TwoSidedBounds) -> Progress:
+        converged, stuck, is_finite = known.progress(tol, PATIENCE)
+        return Progress(converged, stuck, sound & is_finite)
 
     def step(search: Search) -> tuple[Search, Progress]:
         trial = search.trial
@@ -299,8 +281,8 @@ def search_support(
         start = Feasibility(hub, floor, floor + (hub_error + moved))
         above = Above.by(arms, trial, at, errors, level, radius)
         below = Below.by(arms, Feasibility(trial, value, most), start, level, radius)
-        known = TwoSidedBounds.of(search).after(above, below)
-        further = (most <= level) & (below.value > search.lower)
+        known = search.known.after(above, below)
+        further = (most <= level) & (below.value > search.known.lower)
 
         # near the boundary: an SQP step from here, drawn back to the best cut if it crosses that
         level_weight, ball_weight = multipliers(arms, at.gradient, trial)
@@ -312,14 +294,13 @@ def search_support(
             trial=allowed(torch.where(far[..., None], back, forth)),
             inner=torch.where(further[..., None], trial, search.inner),
             inner_loss=torch.where(further, value, search.inner_loss),
-            **known._asdict(),
+            known=known,
         )
-        return new, report(new)
+        return new, report(known)
 
     copies = Expansion(*(_per_arm(t, level) for t in at_center))
     zero = torch.zeros_like(level)
-    start = Search(
-        trial=allowed(sqp_point(hub, copies, floor + hub_error, zero)),
+    known = TwoSidedBounds(
         upper=radius * length(arms) * (1.0 + (8 + arms.shape[-1]) * eps),
         lower=value_at_least(arms, hub, radius),
         best=hub,
@@ -327,38 +308,34 @@ def search_support(
         offset=torch.full_like(level, torch.inf),
         upper_paid=zero,
         lower_paid=zero,
-        inner=hub,
-        inner_loss=floor,
         stalled=zero,
     )
-    search, status, num_steps = iterate(step, start, report(start), max_steps)
-    if program.region is not None:  # its minimisations would leave the region
-        return search, status, num_steps
+    first = allowed(sqp_point(hub, copies, floor + hub_error, zero))
+    start = Search(trial=first, inner=hub, inner_loss=floor, known=known)
+    last, status, _ = iterate(step, start, report(known), max_steps)
+    known = last.known
+    if program.region is not None:  # the minimisations of the dual search would leave the region
+        return known, status
     feasible = floor + hub_error <= level
     stuck = which(((status == Status.INACCURATE) & feasible).flatten())
-    if stuck.shape[0]:
-        search, status, passes = _by_dual_search(
-            program, hub, floor + hub_error, hub_steepness, arms, search, status, stuck, tol
-        )
-        num_steps = num_steps + passes
-    return search, status, num_steps
+    if not stuck.shape[0]:
+        return known, status
+    inside = (hub, floor + hub_error, hub_steepness.expand(shape))
+    return _by_dual_search(program, inside, arms, known, status, stuck, tol)
 
 
 def _by_dual_search(
     program: SublevelProgram,
-    hub: Tensor,
-    floor: Tensor,
-    steepness: Tensor,
+    inside: tuple[Tensor, Tensor, Tensor],
     arms: Tensor,
-    search: Search,
+    known: TwoSidedBounds,
     status: Tensor,
     stuck: Tensor,
     tol: float,
-) -> tuple[Search, Tensor, Tensor]:
+) -> tuple[TwoSidedBounds, Tensor]:
     """The search of some arms, an index of all ``*B x K``, carried on by :mod:`dual_search`.
 
-    Returns:
-        The state, the status, and the passes that it took.
+    A point of the set is ``inside``, with the most that its loss can be, and its steepness.
     """
     axes = status.ndim - 1
 
@@ -374,9 +351,10 @@ def _by_dual_search(
 
     *rows, radius, level = (of_problems(t) for t in program.tensors())
     loss = program.likelihood.rebuild(rows)
-    x, inner, inner_loss = of_arms(arms), of_arms(hub), of_arms(floor)
-    known = {name: of_arms(getattr(search, name)) for name in SHARED}
-    multiplier = (known["upper"] - (x * inner).sum(-1)) / (level - inner_loss)
+    x = of_arms(arms)
+    inner, inner_loss, steepness = (of_arms(t) for t in inside)
+    before = TwoSidedBounds._make(of_arms(t) for t in known)
+    multiplier = (before.upper - (x * inner).sum(-1)) / (level - inner_loss)
     first = DualState(
         # by concavity at least as large as the best multiplier
         multiplier=torch.where(torch.isfinite(multiplier) & (multiplier > 0), multiplier, 1.0),
@@ -385,15 +363,12 @@ def _by_dual_search(
         inner_loss=inner_loss,
         outer=inner,
         outer_loss=torch.full_like(level, torch.inf),
-        steepest=of_arms(steepness.expand(floor.shape)),
-        stalled=torch.zeros_like(level),
-        passes=torch.zeros_like(stuck),
-        **known,
+        steepest=steepness,
+        known=before._replace(stalled=torch.zeros_like(level)),
     )
     domain = program.domain.resized(radius)
     found, verdict = search_multipliers(loss, domain, level, x, first, tol)
-    new = {name: put(getattr(search, name), getattr(found, name)) for name in SHARED}
-    return search._replace(**new), put(status, verdict), put(0 * status, found.passes)
+    return TwoSidedBounds._make(map(put, known, found)), put(status, verdict)
 
 
 def _per_arm(value: Tensor, like: Tensor) -> Tensor:

@@ -32,7 +32,14 @@ from torchglb.optim.result import Status, raise_unless_converged
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.solvers.conic.cones import frame, installed, settings
 from torchglb.ucb.solvers.conic.oracle import ConicAnswer, Element
-from torchglb.ucb.solvers.conic.problems import kind_of, on_host, outward, split, warn_of_move
+from torchglb.ucb.solvers.conic.problems import (
+    ProblemData,
+    kind_of,
+    on_host,
+    outward,
+    problems,
+    warn_of_move,
+)
 
 #: X as a Parameter is costly: at these limits 2 s and 0.9 GB to canonicalise, and it grows with n^2
 MAX_ROWS = 1024
@@ -139,13 +146,13 @@ class UCBLayer(nn.Module):
         warn_of_move(arms)
         xs = on_host(arms).reshape(batch.numel(), K, d)
         solutions: list[_Solution] = []
-        for (loss, radius), data, x in zip(
-            split(program.likelihood, program.domain), _tensors(program), xs, strict=True
+        levels = on_host(program.level).reshape(-1)
+        for data, level, x in zip(
+            problems(program.likelihood, program.domain), levels, xs, strict=True
         ):
-            element = Element(
-                loss, radius, float(data.level.detach()), self.solvers, self.max_steps
-            )
-            solutions += [self._solve(element, data, arm) for arm in x]
+            loss, radius = data.solved(self.family)
+            element = Element(loss, radius, float(level.detach()), self.solvers, self.max_steps)
+            solutions += [self._solve(element, data, level, arm) for arm in x]
         status = torch.tensor([s.status for s in solutions], dtype=torch.int64).reshape(*batch, K)
         if throw:
             raise_unless_converged(status, "UCBLayer")
@@ -165,14 +172,14 @@ class UCBLayer(nn.Module):
             status=status.to(arms.device),
         )
 
-    def _solve(self, element: Element, data: _Data, x: Tensor) -> _Solution:
+    def _solve(self, element: Element, data: ProblemData, level: Tensor, x: Tensor) -> _Solution:
         """One arm: the first solver's solution that agrees with its certificate."""
         status = Status.INACCURATE if self.max_steps is None else Status.MAX_STEPS
         if element.failed is not None or not bool(torch.isfinite(x).all()):
             status = Status.NONFINITE if element.failed is None else element.failed
             return _Solution.missing(x, status)
         for solver in self.solvers:
-            proposed = self._propose(element, data, x, solver)
+            proposed = self._propose(element, data, level, x, solver)
             if proposed is None or not bool(torch.isfinite(proposed[0]).all()):
                 continue
             theta, multiplier = proposed
@@ -200,7 +207,7 @@ class UCBLayer(nn.Module):
         )
 
     def _propose(
-        self, element: Element, data: _Data, x: Tensor, solver: str
+        self, element: Element, data: ProblemData, level: Tensor, x: Tensor, solver: str
     ) -> tuple[Tensor, Tensor] | None:
         """theta and the multiplier of the loss, differentiable, from the frame ``c + T v``."""
         c, S, scale = element.center.theta, element.radius, element.scale
@@ -209,7 +216,7 @@ class UCBLayer(nn.Module):
         X, z = data.X @ T, data.X @ c
         w = data.w / (family.dispersion * scale)
         linear = (data.ridge * c - data.tilt) / scale - (w * data.r) @ data.X
-        budget = data.level / scale - linear @ c + 0.5 * data.ridge / scale * (c @ c)
+        budget = level / scale - linear @ c + 0.5 * data.ridge / scale * (c @ c)
         if isinstance(family, Binomial):
             w = w * family.trials
         if kind == "exponential":
@@ -298,43 +305,6 @@ def layer_support(
 def max_capacity(dim: int) -> int:
     """The largest number of rows that a layer takes at this dimension."""
     return min(MAX_ROWS, MAX_ENTRIES // dim)
-
-
-class _Data(NamedTuple):
-    """One program's data as float64 CPU tensors that remember where they came from."""
-
-    X: Tensor
-    r: Tensor
-    w: Tensor
-    ridge: Tensor
-    tilt: Tensor
-    level: Tensor
-    radius: Tensor
-
-
-def _tensors(program: SublevelProgram) -> list[_Data]:
-    """The data of every program of the batch, zero in the rows of weight 0."""
-    loss, batch = program.likelihood, program.likelihood.batch_shape
-
-    def flat(value: Tensor | float, *shape: int) -> Tensor:
-        return on_host(value).expand((*batch, *shape)).reshape((batch.numel(), *shape))
-
-    n, d = loss.X.shape[-2:]
-    w = flat(1.0 if loss.w is None else loss.w, n)
-    kept = w != 0
-    return [
-        _Data(*parts)
-        for parts in zip(
-            torch.where(kept[..., None], flat(loss.X, n, d), 0.0),
-            torch.where(kept, flat(loss.r, n), 0.0),
-            torch.where(kept, w, 0.0),
-            flat(loss.regularization),
-            flat(0.0 if loss.tilt is None else loss.tilt, d),
-            flat(program.level),
-            flat(program.domain.radius),
-            strict=True,
-        )
-    ]
 
 
 class _Solution(NamedTuple):

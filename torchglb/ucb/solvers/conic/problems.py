@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torchglb.checks import ValueChecks, refuse
 from torchglb.domain import Ball
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.rounding import round_up
 
 
 def kind_of(family: GLMFamily) -> str:
@@ -44,44 +46,60 @@ def on_host(value: Tensor | float) -> Tensor:
     return value.to("cpu", torch.float64)
 
 
-def split(
-    likelihood: NegativeLogLikelihood, domain: Ball
-) -> list[tuple[NegativeLogLikelihood, float]]:
-    """Every problem of the batch by itself, without its rows of weight 0, and its radius."""
+class ProblemData(NamedTuple):
+    """One problem in float64 on the CPU, still part of the graph; 0 in the rows of weight 0."""
+
+    X: Tensor
+    r: Tensor
+    w: Tensor
+    ridge: Tensor
+    tilt: Tensor
+    radius: Tensor
+
+    def solved(self, family: GLMFamily) -> tuple[NegativeLogLikelihood, float]:
+        """What a solver gets: the loss without its rows of weight 0, and the radius."""
+        X, r, w, ridge, tilt, radius = (part.detach() for part in self)
+        kept = w != 0
+        loss = NegativeLogLikelihood(
+            family, X[kept], r[kept], w[kept], regularization=ridge, tilt=tilt
+        )
+        return loss, float(radius)
+
+
+def problems(likelihood: NegativeLogLikelihood, domain: Ball) -> list[ProblemData]:
+    """Every problem of the batch by itself."""
     kind_of(likelihood.family)
     if not likelihood.shards.is_whole:
         raise refuse(
             "solver", "'native' for a sharded history", "a conic one, which needs all rows"
         )
     batch, (n, d) = likelihood.batch_shape, likelihood.X.shape[-2:]
-    count = batch.numel()
 
     def flat(value: Tensor | float, *shape: int) -> Tensor:
-        return on_host(value).detach().expand((*batch, *shape)).reshape((count, *shape))
+        return on_host(value).expand((*batch, *shape)).reshape((batch.numel(), *shape))
 
-    X, r = flat(likelihood.X, n, d), flat(likelihood.r, n)
-    w = flat(1.0 if likelihood.w is None else likelihood.w, n)
-    tilt = None if likelihood.tilt is None else flat(likelihood.tilt, d)
-    ridge, radius = flat(likelihood.regularization), flat(domain.radius)
+    w, ridge = flat(1.0 if likelihood.w is None else likelihood.w, n), likelihood.regularization
     checks = ValueChecks()
     checks.require("w", ~(w < 0), "non-negative weights", w)
-    checks.require("regularization", ~(ridge < 0), "non-negative numbers", ridge)
+    checks.require("regularization", ~(flat(ridge) < 0), "non-negative numbers", flat(ridge))
     checks.settle()
-    return [
-        (
-            NegativeLogLikelihood(
-                likelihood.family,
-                X[b, kept],
-                r[b, kept],
-                w[b, kept],
-                regularization=ridge[b],
-                tilt=None if tilt is None else tilt[b],
-            ),
-            float(radius[b]),
-        )
-        for b in range(count)
-        for kept in [w[b] != 0]
-    ]
+    kept = w != 0
+    parts = (
+        torch.where(kept[..., None], flat(likelihood.X, n, d), 0.0),
+        torch.where(kept, flat(likelihood.r, n), 0.0),
+        torch.where(kept, w, 0.0),
+        flat(ridge),
+        flat(0.0 if likelihood.tilt is None else likelihood.tilt, d),
+        flat(domain.radius),
+    )
+    return [ProblemData(*problem) for problem in zip(*parts, strict=True)]
+
+
+def split(
+    likelihood: NegativeLogLikelihood, domain: Ball
+) -> list[tuple[NegativeLogLikelihood, float]]:
+    """The loss of every problem, without its rows of weight 0, and its radius."""
+    return [data.solved(likelihood.family) for data in problems(likelihood, domain)]
 
 
 def is_finite(loss: NegativeLogLikelihood) -> bool:
@@ -92,8 +110,5 @@ def is_finite(loss: NegativeLogLikelihood) -> bool:
 
 def outward(upper: Tensor, lower: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """Both bounds in the dtype of ``like``, rounded away from each other."""
-    up, down = upper.to(like.dtype), lower.to(like.dtype)
-    inf = torch.full_like(up, float("inf"))
-    up = torch.where(up.double() < upper, torch.nextafter(up, inf), up)
-    down = torch.where(down.double() > lower, torch.nextafter(down, -inf), down)
+    up, down = round_up(upper, like.dtype), -round_up(-lower, like.dtype)
     return up.to(like.device), down.to(like.device)

@@ -1,0 +1,339 @@
+"""``F = L + (lambda/2)|theta|^2 - <tilt, theta>`` near a carried point, with what is certain of it.
+
+Whoever searches on carried sums asks here: for F by the Taylor polynomial of a point, for what that
+may be off by, and for Newton's decrement, which tells how far the minimiser is; compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from torchglb.backend import Floats, entry, inlined, kernel
+from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, forward, inverse_trace, length
+from torchglb.carried.kernels import Carried, carried_in
+from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.carried.rounding import compensated, plain
+from torchglb.carried.taylor import (
+    remainder,
+    squared_in_hessian,
+    taylor_gradient,
+    taylor_hessian,
+    taylor_powers,
+    taylor_value,
+)
+
+
+class Quadratic(NamedTuple):
+    """What is added to the loss of the data: ``(lambda/2)|theta|^2 - <tilt, theta>``."""
+
+    ridge: float
+    tilt: Floats
+
+
+class Constants(NamedTuple):
+    """What bounds the loss of one problem between its points.
+
+    Attributes:
+        radius: S of the ball in which all points lie.
+        ratio: C, with ``|m^(q+1)| <= C m''`` on [-S, S].
+        concordance: R, with ``|m'''| <= R m''`` there.
+    """
+
+    radius: float
+    ratio: float
+    concordance: float
+
+
+class Objective(NamedTuple):
+    """F of one problem: the sums that are carried, and what goes with them.
+
+    Attributes:
+        carried: the sums at A points.
+        quadratic: what is added to the loss.
+        constants: S, C and R.
+        table: the monomials of the sums.
+    """
+
+    carried: Carried
+    quadratic: Quadratic
+    constants: Constants
+    table: Monomials
+
+
+@kernel
+def loss_at(carried: Carried, quadratic: Quadratic, a: int) -> float:
+    """F at a carried point."""
+    squared, tilted = 0.0, 0.0
+    for k in range(carried.points.shape[0]):
+        squared += carried.points[k, a] * carried.points[k, a]
+        tilted += quadratic.tilt[k] * carried.points[k, a]
+    return carried.sums[0, a] + 0.5 * quadratic.ridge * squared - tilted
+
+
+@kernel
+def gradient_at(carried: Carried, quadratic: Quadratic, k: int, a: int) -> float:
+    """One entry of the gradient of F at a carried point."""
+    return carried.sums[1 + k, a] + quadratic.ridge * carried.points[k, a] - quadratic.tilt[k]
+
+
+@kernel
+def quadratic_value(quadratic: Quadratic, theta: Floats) -> float:
+    """What is added to the loss at theta."""
+    return 0.5 * quadratic.ridge * dot(theta, theta) - dot(quadratic.tilt, theta)
+
+
+# ---- the polynomial ----------------------------------------------------------------------------
+
+
+class Dense(NamedTuple):
+    """Memory for small algebra.
+
+    Attributes:
+        hessian: of F, ``(d, d)``.
+        metric: a lower bound M on a Hessian, ``(d, d)``.
+        factor: of a matrix, ``(d, d)``.
+        shift: from a carried point to where its polynomial was asked last, ``(d,)``.
+        point: a carried point, ``(d,)``,
+        sums: and its sums, ``(count,)``.
+        powers: ``(count,)``.
+        vectors: ``(5, d)``.
+    """
+
+    hessian: Floats
+    metric: Floats
+    factor: Floats
+    shift: Floats
+    point: Floats
+    sums: Floats
+    powers: Floats
+    vectors: Floats
+
+
+@inlined
+def dense(dim: int, count: int) -> Dense:
+    """For so many features and monomials."""
+    return Dense(
+        np.zeros((dim, dim)),
+        np.zeros((dim, dim)),
+        np.zeros((dim, dim)),
+        np.zeros(dim),
+        np.zeros(dim),
+        np.zeros(count),
+        np.zeros(count),
+        np.zeros((5, dim)),
+    )
+
+
+class Model(NamedTuple):
+    """F near one carried point.
+
+    Attributes:
+        objective: F.
+        slot: which of its points.
+        point: this point, ``(d,)``,
+        sums: and its sums, ``(count,)`` or longer.
+    """
+
+    objective: Objective
+    slot: int
+    point: Floats
+    sums: Floats
+
+
+@inlined
+def only_model(objective: Objective) -> Model:
+    """At the only carried point: where that moves, the model does."""
+    carried, table = objective.carried, objective.table
+    return Model(objective, 0, carried.points.reshape(table.dim), carried.sums.reshape(table.count))
+
+
+@inlined
+def model_at(objective: Objective, slot: int, memory: Dense) -> Model:
+    """At one of several carried points, which is copied into the memory."""
+    carried = objective.carried
+    for k in range(carried.points.shape[0]):
+        memory.point[k] = carried.points[k, slot]
+    for i in range(carried.sums.shape[0]):
+        memory.sums[i] = carried.sums[i, slot]
+    return Model(objective, slot, memory.point, memory.sums)
+
+
+@kernel
+def expand(
+    model: Model, theta: Floats, memory: Dense, gradient: Floats, with_hessian: bool
+) -> float:
+    """F at theta by the polynomial; its gradient, and its Hessian into the memory."""
+    quadratic, table, powers = model.objective.quadratic, model.objective.table, memory.powers
+    _displace(model, theta, memory)
+    taylor_powers(memory.shift, table, powers)
+    taylor_gradient(model.sums, powers, table, gradient)
+    if with_hessian:
+        taylor_hessian(model.sums, powers, table, memory.hessian)
+    for k in range(theta.shape[0]):
+        gradient[k] += quadratic.ridge * theta[k] - quadratic.tilt[k]
+        if with_hessian:
+            memory.hessian[k, k] += quadratic.ridge
+    return taylor_value(model.sums, powers, table) + quadratic_value(quadratic, theta)
+
+
+@kernel
+def _displace(model: Model, theta: Floats, memory: Dense) -> None:
+    for k in range(theta.shape[0]):
+        memory.shift[k] = theta[k] - model.point[k]
+
+
+# ---- what is certain of it ---------------------------------------------------------------------
+
+
+class Error(NamedTuple):
+    """What is certain of a Taylor polynomial as computed.
+
+    Attributes:
+        value: the loss is at most this far from it; and the loss at any point of the ball from what
+            value and gradient say of it, but for ``slope``.
+        slope: the gradient's remainder, in the dual norm of the Hessian there.
+        hessian: the Hessian's remainder, relative to the Hessian there.
+        trace: of the Hessian there, at most.
+        rounding: what of ``value`` is not remainder.
+    """
+
+    value: float
+    slope: float
+    hessian: float
+    trace: float
+    rounding: float
+
+
+@kernel
+def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
+    """Remainder and rounding of the polynomial, of order q >= 2, at theta, where F has this value.
+
+    Rounding: the sums at the point have seen ``compensated`` roundings of terms that add up to at
+    most ``|L| + 2 S size``; what the polynomial adds to loss and slope are terms of second and
+    higher order, at most ``(1 + C + R) tr H e^(R D) |p|`` each time |p| or 2S, p the displacement.
+    """
+    carried, constants = model.objective.carried, model.objective.constants
+    sums, trace, order = model.sums, carried.trace[model.slot], model.objective.table.order
+    d, radius, p = theta.shape[0], constants.radius, memory.shift
+    longest, size, rows = carried.facts[0], carried.facts[1], carried.facts[2]
+    _displace(model, theta, memory)
+    far = length(p)
+    lost = plain(d, rows) * EPS
+    local = max(squared_in_hessian(sums, p), 0.0) + lost * trace * far * far
+    off = remainder(far, local, longest, constants.ratio, constants.concordance, order)
+    grown = trace * math.exp(min(max(constants.concordance, 1.0) * longest * far, 700.0))
+    terms = (1.0 + constants.ratio + constants.concordance) * grown * far * (far + 2.0 * radius)
+    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * size)
+    rounding += lost * terms
+    return Error(off.value + rounding, off.slope, off.hessian, grown, rounding)
+
+
+class Decrement(NamedTuple):
+    """Newton's decrement: the length of the gradient of F in M^-1, M a lower bound on its Hessian.
+
+    Attributes:
+        value: as computed; infinite where M is not positive definite.
+        rounding: what rounding may add to it.
+        flatness: ``1/sqrt(least eigenvalue of M)``, or more.
+    """
+
+    value: float
+    rounding: float
+    flatness: float
+
+
+@kernel
+def decrement_of(
+    model: Model, gradient: Floats, shift: float, trace: float, memory: Dense
+) -> Decrement:
+    """In ``M + shift``, M in the memory but for its rounding, where a polynomial was asked last.
+
+    The factor is left in the memory.
+
+    Args:
+        model: whose rounding it is.
+        gradient: as the polynomial has it.
+        shift: of M.
+        trace: of the Hessian there, at most.
+        memory: with M and the displacement.
+    """
+    carried, d = model.objective.carried, gradient.shape[0]
+    size, rows = carried.facts[1], carried.facts[2]
+    lost = plain(d, rows) * EPS * trace
+    if not cholesky(memory.metric, shift - lost, memory.factor):
+        return Decrement(math.inf, 0.0, math.inf)
+    y = memory.vectors[4]
+    forward(memory.factor, gradient, y)
+    value = length(y)
+    terms = 2.0 * size + length(gradient) + 2.0 * length(model.objective.quadratic.tilt)
+    rounding = compensated(d) * EPS * terms + lost * length(memory.shift)
+    flatness = math.sqrt(inverse_trace(memory.factor, y))
+    return Decrement(value, rounding * flatness, flatness)
+
+
+# ---- of many problems ---------------------------------------------------------------------------
+
+
+class Objectives(NamedTuple):
+    """F of N problems, in few arrays.
+
+    Attributes:
+        memory: what is carried, ``(N, size)``.
+        number: A.
+        constants: S, C and R, ``(N, 3)``.
+        table: the monomials of the sums.
+        ridge: lambda, ``(N,)``.
+        tilt: ``(N, d)``.
+    """
+
+    memory: Floats
+    number: int
+    constants: Floats
+    table: Packed
+    ridge: Floats
+    tilt: Floats
+
+
+@inlined
+def objective_of(given: Objectives, b: int) -> Objective:
+    """F of one problem."""
+    table, c = given.table, given.constants[b]
+    return Objective(
+        carried_in(given.memory[b], table.dim, given.number, table.count),
+        Quadratic(given.ridge[b], given.tilt[b]),
+        Constants(c[0], c[1], c[2]),
+        unpack(table),
+    )
+
+
+class Polynomials(NamedTuple):
+    """The polynomials of N problems at one place each.
+
+    Attributes:
+        value: of F, ``(N,)``.
+        gradient: ``(N, d)``.
+        hessian: ``(N, d, d)``.
+        errors: the numbers of an :class:`Error`, ``(N, 5)``.
+    """
+
+    value: Floats
+    gradient: Floats
+    hessian: Floats
+    errors: Floats
+
+
+@entry
+def expand_all(objectives: Objectives, slot: int, theta: Floats, found: Polynomials) -> None:
+    """The polynomial of one point of every problem, at one place each."""
+    d, memory = theta.shape[1], dense(objectives.table.dim, objectives.table.count)
+    for b in range(theta.shape[0]):
+        model = model_at(objective_of(objectives, b), slot, memory)
+        found.value[b] = expand(model, theta[b], memory, found.gradient[b], True)
+        for i in range(d):
+            copy_vector(memory.hessian[i], found.hessian[b, i])
+        error = error_at(model, theta[b], model.sums[0], memory)
+        for k in range(5):
+            found.errors[b, k] = error[k]
