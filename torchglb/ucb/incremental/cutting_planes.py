@@ -133,30 +133,24 @@ def sum_rounding(level: Level, loss: float, offset: float, trace: float) -> floa
 
 
 @kernel
-def set_cut(
-    anchors: Carried, level: Level, cuts: Cuts, a: int, loss: float, along: float, square: float
-) -> float:
-    """The cut and the feasible point of an anchor; what both pay for rounding.
-
-    From F, <grad F, point> and |grad F|^2.
-    """
-    offset = level.high - loss + along
-    paid = sum_rounding(level, loss, offset, anchors.trace[a])
-    cuts.offset[a] = offset + paid
-    cuts.steep[a] = 1.0 / math.sqrt(max(square, TINY))
-    cuts.share[a] = feasible_share(loss + paid, level.center_loss, level.low - paid)
-    return paid
-
-
-@kernel
 def prepare(anchors: Carried, level: Level, cuts: Cuts) -> None:
     """The cuts and the feasible points of all anchors: O(A d)."""
-    radius = level.radius
-    _tangents(anchors, level.quadratic, cuts)
-    for a in range(anchors.points.shape[1]):
-        set_cut(anchors, level, cuts, a, cuts.share[a], cuts.offset[a], cuts.steep[a])
-        near = min(max(cuts.offset[a] * cuts.steep[a], -radius), radius)
+    d, count = anchors.points.shape
+    radius, quadratic = level.radius, level.quadratic
+    _tangents(anchors, quadratic, cuts)
+    # :func:`sum_rounding`, written out: this is the longest loop of most rounds
+    roundings, bend = compensated(d), d * abs(quadratic.ridge)
+    for a in range(count):
+        loss, along, square = cuts.share[a], cuts.offset[a], cuts.steep[a]
+        offset = level.high - loss + along
+        trace = anchors.trace[a] + bend
+        paid = roundings * cut_rounding(level.high, loss, offset, trace, level.size, radius)
+        offset += paid
+        inverse = 1.0 / math.sqrt(max(square, TINY))
+        near = min(max(offset * inverse, -radius), radius)
         chord = math.sqrt((radius - near) * (radius + near))
+        cuts.offset[a], cuts.steep[a] = offset, inverse
+        cuts.share[a] = feasible_share(loss + paid, level.center_loss, level.low - paid)
         cuts.shape[0, a], cuts.shape[1, a] = near, chord
         cuts.shape[2, a] = near / max(chord, 1e-15)
     _sides(anchors, level, cuts)

@@ -27,7 +27,6 @@ from torchglb.ucb.incremental.cutting_planes import (
     Level,
     lower_bound,
     scan,
-    set_cut,
     sum_rounding,
 )
 from torchglb.ucb.incremental.kkt import maximise_on_model
@@ -357,6 +356,10 @@ def _cut_of(
         memory.gradient[k] = gradient_at(anchors, level.quadratic, k, slot)
         along += memory.gradient[k] * anchors.points[k, slot]
     notes.excess[slot], notes.used[slot] = 0.0, float(state.number)
-    loss, square = loss_at(anchors, level.quadratic, slot), dot(memory.gradient, memory.gradient)
-    paid = set_cut(anchors, level, cuts, slot, loss, along, square)
-    return loss, cuts.offset[slot], paid
+    loss = loss_at(anchors, level.quadratic, slot)
+    offset = level.high - loss + along
+    rounding = sum_rounding(level, loss, offset, anchors.trace[slot])
+    cuts.offset[slot] = offset + rounding
+    cuts.steep[slot] = 1.0 / max(length(memory.gradient), TINY)
+    cuts.share[slot] = feasible_share(loss + rounding, level.center_loss, level.low - rounding)
+    return loss, offset + rounding, rounding
