@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from torchglb import radii
-from torchglb.radii.posterior.gaussian import gaussian_divergence
+from torchglb import Gaussian, radii
+from torchglb.radii.posterior.candidates import posterior_at
+from torchglb.radii.posterior.gaussian import normal_prior, tempered
 
 F64 = torch.float64
 
@@ -56,11 +57,10 @@ def test_the_divergence_from_a_gaussian_prior_is_that_of_two_normal_laws():
     values = torch.tensor([0.5, 2.0, 7.0], dtype=F64)
     point = torch.tensor([0.3, -1.0, 2.0], dtype=F64)
     variance, temper = 1.7, 0.8
-    found, scale = gaussian_divergence(
-        values, point, number(variance), torch.tensor([temper], dtype=F64)
-    )
+    prior = normal_prior(Gaussian(), number(variance))
+    found, cover = posterior_at(prior, point, torch.diag(values), tempered(number(temper)))
     precision = torch.diag(values / temper + 1.0 / variance)
     posterior = MultivariateNormal(point, precision_matrix=precision)
-    prior = MultivariateNormal(torch.zeros_like(point), variance * torch.eye(3, dtype=F64))
-    assert float(found) == pytest.approx(float(kl_divergence(posterior, prior)), rel=1e-12)
-    torch.testing.assert_close(scale[0], torch.diagonal(precision), rtol=1e-14, atol=0.0)
+    given = MultivariateNormal(torch.zeros_like(point), variance * torch.eye(3, dtype=F64))
+    assert float(found) == pytest.approx(float(kl_divergence(posterior, given)), abs=2e-10)
+    torch.testing.assert_close(cover.inverse(), precision, rtol=1e-13, atol=1e-13)

@@ -26,6 +26,7 @@ from torchglb.radii import (
 )
 from torchglb.radii.base import LateRows, State, as_level
 from torchglb.radii.posterior.base import PosteriorRadius
+from torchglb.row_checks import as_rows
 
 
 class Height(NamedTuple):
@@ -128,9 +129,8 @@ class GrowingLevel:
                 return 0
             assert isinstance(x, Tensor)
             assert isinstance(r, Tensor)
-            if x.dtype is not torch.float64 or not (x.is_contiguous() and r.is_contiguous()):
-                x, r = x.double().contiguous(), r.double().contiguous()
-            state = self.radius.update_plain(self.problem, self._state, x, r)
+            given = as_rows(x, r, self.problem.batch_shape, self.problem.dim)
+            state = self.radius.update(self.problem, self._state, *given)
         except BaseException:  # as in learn
             self.reset(mark)
             raise

@@ -21,7 +21,6 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, carried_statistics, empty_statistics
 from torchglb.rounding import round_up
-from torchglb.row_checks import as_rows
 from torchglb.ucb.region import ConvexRegion
 
 State = dict[str, Tensor]
@@ -150,25 +149,9 @@ class Radius(ABC):
     ) -> State:
         """The state with k more rows, ``x (*B, k, d)``, ``r`` and ``w (*B, k)``; O(d^2) per row."""
 
-    def update_plain(
-        self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
-    ) -> State:
-        """:meth:`update` of float64 numbers of the CPU in a row, ``(*B, k, d)`` or ``(*B, d)``."""
-        return self.update(problem, state, *as_rows(x, r, problem.batch_shape, problem.dim), w)
-
     def of_rows(self, problem: Problem, rows: int) -> float | Tensor | None:
         """beta^2 where it depends on the number of rows alone, all of weight 1; else None."""
         return None
-
-    def level(
-        self, problem: Problem, state: State, likelihood: Callable[[], NegativeLogLikelihood]
-    ) -> tuple[Tensor, State] | None:
-        """The level ``(*B)`` without an estimate, and the state to carry on; None if it needs one.
-
-        As valid as that of :meth:`evaluate`. The likelihood is asked for only if rows are needed.
-        """
-        known = self.levels(problem, state, likelihood)
-        return None if known is None else (as_level(problem, known[0]), known[1])
 
     def levels(
         self,
@@ -177,7 +160,10 @@ class Radius(ABC):
         likelihood: Callable[[], NegativeLogLikelihood],
         late: LateRows | None = None,
     ) -> tuple[Floats, State] | None:
-        """:meth:`level` of N problems as compiled code reads it, ``(N,)``.
+        """The levels of N problems without an estimate, ``(N,)``, and the state to carry on.
+
+        As valid as those of :meth:`evaluate`; None if it takes an estimate. The likelihood is asked
+        for only if rows are needed.
 
         Args:
             problem: as in ``init``.

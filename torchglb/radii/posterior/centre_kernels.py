@@ -23,7 +23,7 @@ MAX_STEPS = 40
 PRIOR = 8
 
 
-class Prior(NamedTuple):
+class CompiledPrior(NamedTuple):
     """The prior of one problem, and what bounds its losses.
 
     Attributes:
@@ -50,10 +50,10 @@ class Prior(NamedTuple):
 
 
 @inlined
-def prior_in(normal: bool, numbers: Floats) -> Prior:
+def prior_in(normal: bool, numbers: Floats) -> CompiledPrior:
     """From the eight numbers of a problem."""
     n = numbers
-    return Prior(normal, n[0], n[1], n[2], n[3], n[4], n[5], n[6], int(n[7]))
+    return CompiledPrior(normal, n[0], n[1], n[2], n[3], n[4], n[5], n[6], int(n[7]))
 
 
 class Matrices(NamedTuple):
@@ -77,7 +77,7 @@ def matrices(dim: int) -> Matrices:
 
 
 @kernel
-def penalty_at(prior: Prior, eta: float, point: Floats) -> float:
+def penalty_at(prior: CompiledPrior, eta: float, point: Floats) -> float:
     """``-eta log(S^2 - |theta|^2)``, or ``|theta|^2/(2 s0^2)``; infinite outside the ball."""
     square = dot(point, point)
     if prior.normal:
@@ -88,7 +88,7 @@ def penalty_at(prior: Prior, eta: float, point: Floats) -> float:
 
 @kernel
 def newton_step(
-    prior: Prior, eta: float, carried: Carried, slot: int, point: Floats, memory: Matrices
+    prior: CompiledPrior, eta: float, carried: Carried, slot: int, point: Floats, memory: Matrices
 ) -> float:
     """The Newton step of loss plus penalty at a centre, into ``vectors[1]``.
 
@@ -152,7 +152,7 @@ def pass_at(data: Pass, point: Floats) -> None:
 @kernel
 def recentre(
     data: Pass,
-    prior: Prior,
+    prior: CompiledPrior,
     eta: float,
     carried: Carried,
     slot: int,

@@ -49,8 +49,14 @@ from torchglb.radii.base import (
     reward_length,
     rounding,
 )
+from torchglb.radii.posterior.candidates import posterior_at
 from torchglb.radii.posterior.curvature import SLACK, curved_region
-from torchglb.radii.posterior.gaussian import check_whole_line, normal_at, normal_row_increments
+from torchglb.radii.posterior.gaussian import (
+    check_whole_line,
+    normal_prior,
+    normal_row_increments,
+    tempered,
+)
 from torchglb.radii.posterior.uniform import PACBayes
 from torchglb.radii.problem import Problem
 from torchglb.rounding import round_up
@@ -90,10 +96,10 @@ def prior_costs(
         hessian: H(c), ``(*B, d, d)``; any positive semidefinite matrix keeps the statement.
         scales: ``(*B, K)``.
     """
-    variance = 1.0 / scales
+    prior = normal_prior(likelihood.family, 1.0 / scales)
+    candidate = tempered(torch.ones_like(scales))
     origin = torch.zeros_like(point)[..., None, :]  # divergence from a prior that is centred at c
-    one = torch.ones_like(variance)
-    divergence, cover = normal_at(origin, hessian[..., None, :, :], variance, one)
+    divergence, cover = posterior_at(prior, origin, hessian[..., None, :, :], candidate)
     added = torch.stack(
         [normal_row_increments(likelihood, point, part) for part in cover.unbind(-3)], dim=-1
     )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, allocating, entry, floats_at, inlined, kernel
+from torchglb.backend import Floats, Ints, allocating, entry, inlined, kernel
 from torchglb.backend.dense import copy_vector
 from torchglb.carried.kernels import (
     Carried,
@@ -33,9 +33,9 @@ from torchglb.families.row_terms import SCRATCH
 from torchglb.radii.posterior.candidate_kernels import level_of, posterior_at, screen
 from torchglb.radii.posterior.centre_kernels import (
     PRIOR,
+    CompiledPrior,
     Matrices,
     Pass,
-    Prior,
     matrices,
     newton_step,
     prior_in,
@@ -110,7 +110,7 @@ def held_in(memory: Floats, dim: int, points: int, count: int) -> Held:
 
 @allocating
 def hold_if_better(
-    data: Pass, prior: Prior, priors: Priors, at: int, held: Held, memory: Matrices
+    data: Pass, prior: CompiledPrior, priors: Priors, at: int, held: Held, memory: Matrices
 ) -> None:
     """Sums the increments of one of the candidates (a pass) and holds it if its level is lower."""
     carried, candidates, family = held.carried, priors.candidates, data.family
@@ -153,7 +153,7 @@ def row_memory(dim: int, count: int) -> RowMemory:
 @kernel
 def add_row(
     family: CompiledFamily,
-    prior: Prior,
+    prior: CompiledPrior,
     law: CompiledLaw,
     rule: CompiledRule,
     x: Floats,
@@ -174,41 +174,6 @@ def add_row(
 
 
 # ---- doors -------------------------------------------------------------------------------------
-
-
-@entry
-def carry_posteriors(
-    priors: Priors,
-    x_address: int,
-    r_address: int,
-    w_address: int,
-    k: int,
-    statistics: Floats,
-    held: Floats,
-) -> None:
-    """Adds k rows of every problem to all that is carried.
-
-    Args:
-        priors: the problems.
-        x_address: of the rows, float64 numbers ``(N, k, d)`` in a row.
-        r_address: of their rewards, ``(N, k)``.
-        w_address: of their weights, ``(N, k)``; 0 if all are 1.
-        k: how many.
-        statistics: ``(N, size)``.
-        held: of :func:`held_in`, ``(N, size)``.
-    """
-    family, normal, packed = priors.family, priors.normal, priors.table
-    table, d, N, points = unpack(packed), packed.dim, held.shape[0], priors.etas.shape[0] + 1
-    x, r = floats_at(x_address, (N, k, d)), floats_at(r_address, (N, k))
-    w, memory = floats_at(w_address, (N, k)), row_memory(d, packed.count)
-    for b in range(N):
-        numbers = priors.numbers[b]
-        prior, rule = prior_in(normal, numbers), rule_in(numbers[PRIOR:])
-        found, seen = held_in(held[b], d, points, packed.count), statistics_in(statistics[b], d)
-        law = law_of(family, normal, d, found.rest[0], prior.terms)
-        for s in range(k):
-            weight = 1.0 if w_address == 0 else w[b, s]
-            add_row(family, prior, law, rule, x[b, s], r[b, s], weight, table, seen, found, memory)
 
 
 @entry
@@ -237,7 +202,7 @@ def held_levels(
         held: of :func:`held_in`, ``(N, size)``.
         loss_hat: loss at a point of the ball, ``(N,)``, or nothing for that of the centre in use.
         out: for each problem the level, that of the mean loss, the smaller one, and what is wanted
-            of the rows, ``(N, 4)``.
+            of the rows, ``(N, 4)``; or nothing, if the rows are all that is to be done.
 
     Returns:
         Whether anything is wanted of the rows.
@@ -258,6 +223,8 @@ def held_levels(
                 weight = w[b, s]
                 reward = y[b, s] / weight if weight > 0.0 else 0.0
                 add_row(family, prior, law, rule, row, reward, weight, table, seen, found, adding)
+        if out.shape[0] == 0:
+            continue
         level = held_level(prior, found, point)
         slot = int(found.rest[2]) // kinds
         for i in range(d):
@@ -286,7 +253,7 @@ def smaller(level: float, mean: float) -> float:
 
 
 @kernel
-def held_level(prior: Prior, held: Held, point: Floats) -> float:
+def held_level(prior: CompiledPrior, held: Held, point: Floats) -> float:
     """The level of the held posterior; its centre goes into ``point``."""
     sums, last = held.carried, held.carried.points.shape[1] - 1
     for i in range(point.shape[0]):
