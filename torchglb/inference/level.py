@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchglb.array_like import ArrayLike
 from torchglb.backend import Floats
+from torchglb.carried.source import RowArrays
 from torchglb.checks import check_same, check_shape, refuse
 from torchglb.choices import EllipsoidKind
 from torchglb.estimate import Estimate
@@ -22,10 +23,10 @@ from torchglb.radii import (
     Radius,
     regularization_for,
     theorem32,
-    theorem32_fixed_point,
 )
-from torchglb.radii.base import LateRows, State, as_level
+from torchglb.radii.base import State, as_level
 from torchglb.radii.posterior.base import PosteriorRadius
+from torchglb.radii.theorems.theorem32 import fixed_point_around
 from torchglb.row_checks import as_rows
 
 
@@ -186,7 +187,7 @@ class GrowingLevel:
         late = self._late()
         if late is None:
             self._catch_up()
-        known = self.radius.levels(self.problem, self._state, likelihood, late)
+        known = self.radius.levels(self.problem, self._state, likelihood, late, self._seen)
         if known is None:
             self._catch_up()
             level, state = self._evaluated(likelihood(), self.problem, self._state)
@@ -201,13 +202,13 @@ class GrowingLevel:
             self._state, self._seen, self._fresh = state, seen, fresh
         return height
 
-    def _late(self) -> LateRows | None:
-        """The rows that the radius has not seen, if compiled code may read them where they lie."""
+    def _late(self) -> RowArrays | None:
+        """All rows, if the radius has not seen the last and compiled code may read them there."""
         history, rows = self.history, len(self.history)
         if self._seen >= rows or not self._reads_late or history.keeps_graph:
             return None
-        X, w, y, used = history.arrays()
-        return LateRows(X, w, y, self._seen, used) if used == rows else None
+        arrays = RowArrays(*history.arrays())
+        return arrays if arrays.used == rows else None
 
     def _evaluated(
         self, likelihood: NegativeLogLikelihood, problem: Problem, state: State
@@ -271,18 +272,8 @@ class GrowingLevel:
         if self.ellipsoid == "theorem":
             gamma = theorem32(radius, S, concordance, lam, gap)
         else:
-            length = torch.linalg.vector_norm(fit.theta, dim=-1)
-            gamma = theorem32_fixed_point(
-                radius,
-                S,
-                concordance,
-                lam,
-                length,
-                likelihood.X,
-                hessian,
-                likelihood.w,
-                gap,
-                shards=likelihood.shards,
+            gamma = fixed_point_around(
+                likelihood, fit.theta, hessian, radius, S, concordance, lam, gap
             )
         # |.| in H may be so much larger
         return gamma if fit.hessian_error is None else fit.hessian_error.exp() * gamma

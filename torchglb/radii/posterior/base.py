@@ -22,19 +22,20 @@ from torch import Tensor
 
 from torchglb.arrays import numbers_on
 from torchglb.backend import Floats, bound_once
-from torchglb.carried.kernels import ProblemRows, memory_size
+from torchglb.carried.kernels import memory_size
 from torchglb.carried.monomials import monomials
+from torchglb.carried.source import RowArrays
 from torchglb.choices import RadiusIncrements
 from torchglb.compiled_rows import blocks, compiled_family
 from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import (
     Evaluation,
-    LateRows,
     State,
     StatisticsRadius,
     check_likelihood,
     conclude,
+    rounding_at,
     statistics_of,
 )
 from torchglb.radii.posterior.candidates import Candidates, Prior, posterior_level, screen
@@ -44,7 +45,6 @@ from torchglb.radii.posterior.centre import (
     flatten_batch,
     minimisers,
     recentre,
-    rounding_at_centres,
     select,
 )
 from torchglb.radii.posterior.laws import series_terms
@@ -59,6 +59,11 @@ from torchglb.recording import constant, is_recorded, is_transformed, wants_grad
 
 EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its loss
 NEAR = 1e-6  # a held level that is lower by this need not be compared with the fallback
+_held_levels = bound_once(held_levels)  # called unseen
+#: of no point, the sums that :func:`search_posteriors` is offered
+NOTHING_OFFERED = np.empty((1, 0))
+NO_NUMBERS, NO_LEVELS = np.empty(0), np.empty((0, 4))
+NO_ROWS = RowArrays(np.empty((1, 1, 0)), np.empty((1, 0)), np.empty((1, 0)), 0)
 
 
 class _Memory(NamedTuple):
@@ -157,12 +162,11 @@ class PosteriorRadius(StatisticsRadius):
         if is_transformed(state["statistics"], *given):  # values that nobody shows: not carried
             unknown = torch.full_like(state["held"], torch.nan)
             return super().update(problem, state, x, r, w) | {"held": unknown}
-        rows, rewards, weights = row_arrays(*(constant(t) for t in given))
-        features = np.ascontiguousarray(rows.transpose(0, 2, 1))
-        late = LateRows(features, weights, weights * rewards, 0, rows.shape[1])
+        x_, r_, w_ = row_arrays(*(constant(t) for t in given))
+        late = RowArrays(np.ascontiguousarray(x_.transpose(0, 2, 1)), w_, w_ * r_, r_.shape[1])
         ready = self._prepared(problem)
         sums, held = (memory.copy() for memory in ready.arrays(state))
-        _held_levels(ready.priors, *late, sums, held, NO_NUMBERS, NO_LEVELS)
+        _held_levels(ready.priors, late, 0, sums, held, NO_NUMBERS, NO_LEVELS)
         new = ready.state(problem, sums, held)
         if is_recorded(state["statistics"], *given):
             return super().update(problem, state, x, r, w) | {"held": new["held"]}
@@ -173,7 +177,8 @@ class PosteriorRadius(StatisticsRadius):
         problem: Problem,
         state: State,
         likelihood: Callable[[], NegativeLogLikelihood],
-        late: LateRows | None = None,
+        rows: RowArrays | None = None,
+        known: int = 0,
     ) -> tuple[Floats, State] | None:
         if "held" not in state:
             return None
@@ -182,7 +187,8 @@ class PosteriorRadius(StatisticsRadius):
             wants_gradient(state["statistics"]) or not _is_known(state)
         ):
             return None
-        out, new, _ = self._search(problem, state, likelihood, NO_NUMBERS, NOTHING_OFFERED, late)
+        given = (NO_NUMBERS, NOTHING_OFFERED, rows or NO_ROWS, known)
+        out, new, _ = self._search(problem, state, likelihood, *given)
         return out[:, 2].copy(), new
 
     def evaluate(  # noqa: D102
@@ -215,8 +221,7 @@ class PosteriorRadius(StatisticsRadius):
             statistics = statistics_of(problem, state)
             # fmin: a posterior whose arithmetic overflowed leaves the fallback, which is valid
             best = torch.fmin(best, self.fallback(problem, statistics, estimate.theta, loss))
-        deltas = (problem.delta, 0.0)
-        return conclude(best, loss, problem.dtype, deltas, passes, new), points
+        return conclude(problem, best, loss, passes, new), points
 
     def centres(self, problem: Problem, state: State) -> Tensor:
         """Where the centres of a state are, ``(*B, P, d)``."""
@@ -261,27 +266,26 @@ class PosteriorRadius(StatisticsRadius):
         likelihood: Callable[[], NegativeLogLikelihood],
         loss_hat: Floats,
         offers: Floats,
-        late: LateRows | None = None,
+        rows: RowArrays = NO_ROWS,
+        known: int = 0,
     ) -> tuple[Floats, State, float]:
         """What :func:`held_levels` puts out; the new state; the passes."""
         ready = self._prepared(problem)
         sums, held = ready.arrays(state)
-        N = len(sums)
+        N, grows = len(sums), rows.used > known
         out = np.empty((N, 4))
-        if late is not None:
+        if grows:
             sums, held = sums.copy(), held.copy()
-        if not _held_levels(ready.priors, *(late or NO_ROWS), sums, held, loss_hat, out):
-            return out, state if late is None else ready.state(problem, sums, held), 0.0
-        where, held = out[:, 3].nonzero()[0], held.copy()
-        part = flatten_batch(likelihood())
+        if not _held_levels(ready.priors, rows, known, sums, held, loss_hat, out):
+            return out, ready.state(problem, sums, held) if grows else state, 0.0
+        where, held, part = out[:, 3].nonzero()[0], held.copy(), likelihood()
         if len(where) < N:
-            part = select(part, torch.from_numpy(where))
-        copies = [block.rows for block in blocks(part, ready.priors.family, 1.0, None)]
-        rows = copies[0] if len(copies) == 1 else _joined(copies)
+            part = select(flatten_batch(part), torch.from_numpy(where))
         offered = offers if len(offers) == N else np.repeat(offers, N, axis=0)
-        search_posteriors(ready.priors, rows, held, offered, where, out)
+        for block in blocks(part, ready.priors.family, 1.0, None):
+            search_posteriors(ready.priors, block.rows, held, offered, where[block.where], out)
         new = ready.state(problem, sums, held)
-        if late is None and state["statistics"].requires_grad:  # asked without grad: keep the graph
+        if not grows and state["statistics"].requires_grad:  # asked without grad: keep the graph
             new = new | {"statistics": state["statistics"]}
         return out, new, float(out[:, 3].sum()) / N
 
@@ -303,7 +307,7 @@ class PosteriorRadius(StatisticsRadius):
             sums = state["statistics"].reshape(*flat.batch_shape, -1)
             statistics = RowStatistics.of(sums, d)
             found = screen(flat.family, prior, candidates, anchor, statistics.longest)
-            slack = 2.0 * rounding_at_centres(flat, statistics, anchor)
+            slack = 2.0 * rounding_at(flat, statistics, anchor.point, anchor.loss)
             start = flat.log_failure + (anchor.loss + slack)[..., None]
             certain, hoped = ((start + cost).flatten(1) for cost in found)
         points = minimisers(penalty, rows, anchor.point) if smooth else anchor.point
@@ -317,18 +321,6 @@ class PosteriorRadius(StatisticsRadius):
             levels.append(posterior_level(rows, flat.log_failure, prior, centre, candidate))
         passes += 6.0 if smooth else 4.0  # two for exact centres, two for each posterior
         return torch.fmin(*levels).reshape(problem.batch_shape), points, passes
-
-
-def _joined(parts: list[ProblemRows]) -> ProblemRows:
-    """Of some problems and some more, those of all."""
-    return ProblemRows(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-_held_levels = bound_once(held_levels)  # called unseen
-#: of no point, the sums that :func:`search_posteriors` is offered
-NOTHING_OFFERED = np.empty((1, 0))
-NO_NUMBERS, NO_LEVELS = np.empty(0), np.empty((0, 4))
-NO_ROWS = LateRows(np.empty((1, 1, 0)), np.empty((1, 0)), np.empty((1, 0)), 0, 0)
 
 
 def _offered(problem: Problem, estimate: Estimate) -> Floats:

@@ -15,7 +15,12 @@ from torchglb.backend.dense import EPS, cholesky, dot, length, solve_factored
 from torchglb.carried.kernels import Carried
 from torchglb.carried.rounding import compensated
 from torchglb.families.compiled import CompiledFamily
-from torchglb.radii.posterior.centre_kernels import CompiledPrior, Matrices
+from torchglb.radii.posterior.centre_kernels import (
+    CompiledPrior,
+    Matrices,
+    carried_hessian,
+    carried_point,
+)
 from torchglb.radii.posterior.increment_kernels import growth, law_of
 
 #: above the rounding errors of log det W and tr(W^-1 H)
@@ -58,16 +63,6 @@ def divergence_of(
         return prior.log_volume + 0.5 * log_det + candidate[3] + LINEAR_ALGEBRA
     square = dot(point, point) / prior.variance
     return 0.5 * (inverse_trace - point.shape[0] + log_det + square) + LINEAR_ALGEBRA
-
-
-@kernel
-def carried_hessian(carried: Carried, slot: int, out: Floats) -> None:
-    """The Hessian at one carried point, ``(d, d)``."""
-    d, place = out.shape[0], 1 + out.shape[0]
-    for i in range(d):
-        for j in range(i, d):
-            out[i, j] = out[j, i] = carried.sums[place, slot]
-            place += 1
 
 
 @kernel
@@ -128,8 +123,7 @@ def screen(
     point, turned = memory.vectors[2], memory.vectors[0]
     best = BestCandidates(0, math.inf, 0, math.inf)
     for slot in range(etas.shape[0]):
-        for i in range(d):
-            point[i] = carried.points[i, slot]
+        carried_point(carried, slot, point)
         carried_hessian(carried, slot, memory.hessian)
         values, basis = np.linalg.eigh(memory.hessian)
         for i in range(d):

@@ -1,7 +1,7 @@
 """Posteriors around a centre, in torch: what each one costs, and what all of them promise.
 
-Whatever the prior, the precision of a posterior is a multiple of the Hessian, of the unit matrix
-and of the centre's outer product (:func:`precision_of`). The formulas of :mod:`.candidate_kernels`,
+Whatever the prior, the precision of a posterior is a sum of multiples of the Hessian, of the unit
+matrix and of ``c c'`` (:func:`precision_of`). The formulas are those of :mod:`.candidate_kernels`,
 for devices, custom families, rows in several processes and rows that require grad.
 """
 

@@ -75,10 +75,9 @@ INNER = PACBayes()
 
 def in_double(likelihood: NegativeLogLikelihood) -> NegativeLogLikelihood:
     """The same rows in float64."""
-    X, r, w = likelihood.X, likelihood.r, likelihood.w
-    if X.dtype == torch.float64:
+    if likelihood.X.dtype == torch.float64:
         return likelihood
-    return likelihood.over(X.double(), r.double(), None if w is None else w.double())
+    return likelihood.rebuild([t.double() for t in likelihood.tensors()])
 
 
 def prior_costs(
@@ -274,9 +273,8 @@ class Centred(Radius):
         of_loss = level + 0.5 * bend * farthest * (1.0 + SLACK)
         best = torch.where(bend > 0, torch.minimum(of_loss, outer), outer)
         refinement = _refinement(problem, point, level, bend, outer, region)
-        deltas, passes = (problem.delta, 0.0), found.passes + self.scales + 4.0
-        loss = estimate.loss.double()
-        whole = conclude(best, loss, problem.dtype, deltas, passes, found.state)
+        passes, loss = found.passes + self.scales + 4.0, estimate.loss.double()
+        whole = conclude(problem, best, loss, passes, found.state)
         return whole._replace(refinement=refinement)
 
     def _outer(self, problem: Problem) -> Problem:
@@ -345,7 +343,7 @@ def _refinement(
     ``eps lambda |c| S``.
     """
     dtype, eps = problem.dtype, torch.finfo(problem.dtype).eps
-    bend = scale if dtype == torch.float64 else round_up(scale, dtype).double()
+    bend = round_up(scale, dtype).double()
     norm = torch.linalg.vector_norm(point, dim=-1)
     paid = 4.0 * eps * bend * (problem.S + norm).square()
     shifted = level + 0.5 * bend * point.square().sum(-1) + paid
@@ -359,7 +357,5 @@ def _refinement(
             torch.where(none, torch.inf, region.size.detach()).to(dtype),
             region.curvature.detach().to(dtype),
         )
-    if dtype == torch.float64:
-        return Refinement(outer, shifted, -bend, point, proof)
     ends = (round_up(outer, dtype), round_up(shifted, dtype))
     return Refinement(*ends, -bend.to(dtype), point.to(dtype), proof)

@@ -25,11 +25,11 @@ from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.linalg import distance_to_sphere
 from torchglb.radii.base import (
     Evaluation,
     Radius,
     State,
-    check_likelihood,
     conclude,
     reward_length,
     rounding,
@@ -38,11 +38,10 @@ from torchglb.radii.base import (
 from torchglb.radii.posterior.centre import (
     Anchor,
     Barrier,
-    distance_to_sphere,
     expand_at,
     flatten_batch,
 )
-from torchglb.radii.posterior.uniform import PACBayes
+from torchglb.radii.posterior.uniform import PACBayes, problem_around
 from torchglb.radii.problem import Problem
 
 MAX_DIM = 3
@@ -113,15 +112,8 @@ def mixture_level(
         >>> round(float(mixture_level(loss, Ball(2, 4.0), 0.05, torch.zeros(2))), 2)
         4.39
     """
-    check_likelihood(likelihood)
     check_mixture_dim(domain.dim)
-    X = likelihood.X
-    norm = torch.linalg.vector_norm(centre, dim=-1)
-    if not bool((norm < (1 - 1e-6) * domain.radius_like(X)).all()):
-        raise refuse("centre", "a point strictly inside the ball", centre.tolist())
-    problem = Problem(
-        likelihood.family, domain, delta, tuple(likelihood.batch_shape), X.dtype, X.device
-    )
+    problem = problem_around(likelihood, domain, delta, centre)
     anchor = expand_at(likelihood, centre[..., None, :])
     return cubature_level(problem, likelihood, anchor, reward_length(likelihood))
 
@@ -253,5 +245,4 @@ class Mixture(Radius):
         rewards = statistics_of(problem, state).reward_length / problem.family.dispersion
         exact = cubature_level(flat, rows, anchor, rewards.reshape(-1)).reshape(loss.shape)
         level = torch.fmin(exact, inner.level.double())
-        deltas = (problem.delta, 0.0)
-        return conclude(level, loss, problem.dtype, deltas, inner.passes + 1.0, inner.state)
+        return conclude(problem, level, loss, inner.passes + 1.0, inner.state)

@@ -53,6 +53,18 @@ def shape_entropy(dim: int, shape: Tensor) -> Tensor:
     return entropy + shape * (torch.digamma(part) - torch.digamma(whole))
 
 
+def problem_around(
+    likelihood: NegativeLogLikelihood, domain: Ball, delta: float, centre: Tensor
+) -> Problem:
+    """The problem whose rows these are; refuses a centre that is not strictly inside the ball."""
+    check_likelihood(likelihood)
+    X, norm = likelihood.X, torch.linalg.vector_norm(centre, dim=-1)
+    if not bool((norm < (1 - 1e-6) * domain.radius_like(X)).all()):
+        raise refuse("centre", "a point strictly inside the ball", centre.tolist())
+    batch = tuple(likelihood.batch_shape)
+    return Problem(likelihood.family, domain, delta, batch, X.dtype, X.device)
+
+
 def uniform_prior(problem: Problem) -> Prior:
     """The uniform law on the ball; refuses a family without a finite self-concordance constant."""
     known = (problem.log_volume, problem.self_concordance, problem.max_variance)
@@ -106,7 +118,6 @@ def pac_bayes_level(
         5.81
     """
     check_choice("increments", increments, INCREMENTS)
-    check_likelihood(likelihood)
     if not 0.0 < kappa < 1.0:
         raise refuse("kappa", "a number in (0, 1)", kappa)
     if shape < 0.0:
@@ -114,13 +125,9 @@ def pac_bayes_level(
     rho2 = domain.dim + 2.0 * shape + 2.0 if rho2 is None else rho2
     if not 0.0 < rho2 < math.inf:
         raise refuse("rho2", "a positive number", rho2)
-    X, batch = likelihood.X, likelihood.batch_shape
-    norm = torch.linalg.vector_norm(centre, dim=-1)
-    if not bool((norm < (1 - 1e-6) * domain.radius_like(X)).all()):
-        raise refuse("centre", "a point strictly inside the ball", centre.tolist())
-    problem = Problem(likelihood.family, domain, delta, tuple(batch), X.dtype, X.device)
-    numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64, device=X.device)
-    candidate = on_ellipsoids(domain.dim, *(t.expand(batch) for t in numbers))
+    problem = problem_around(likelihood, domain, delta, centre)
+    numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64, device=problem.device)
+    candidate = on_ellipsoids(domain.dim, *(t.expand(problem.batch_shape) for t in numbers))
     prior = uniform_prior(problem)
     return posterior_level(likelihood, problem.log_failure, prior, centre, candidate, increments)
 
