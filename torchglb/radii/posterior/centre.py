@@ -96,8 +96,8 @@ class Barrier(NamedTuple):
     """``-eta log(S^2 - |theta|^2)``: keeps the centre inside the ball.
 
     Attributes:
-        S: ``(*B, 1)``.
-        eta: ``(P,)``.
+        S: ``(*B, 1)``, or ``(*B)`` for one point each.
+        eta: ``(P,)``, or ``(*B)``.
     """
 
     S: Tensor

@@ -38,8 +38,9 @@ def check_whole_line(family: GLMFamily) -> None:
 
 def normal_prior(family: GLMFamily, variance: Tensor) -> Prior:
     """``N(0, s0^2 I)`` for ``s0^2 (*B)``, of a family whose constants hold on the whole line."""
-    number, volume = largest_variance(family), torch.full_like(variance, math.inf)
-    top = None if number is None else torch.full_like(variance, number)
+    volume, top = torch.full_like(variance, math.inf), None
+    if not isinstance(family, Poisson):  # the largest m'' of all others is that on [-1, 1]
+        top = torch.full_like(variance, family.max_variance(1.0))
     return Prior(True, variance, volume, None, top, 0)
 
 
@@ -53,14 +54,8 @@ def normal_row_increments(
     likelihood: NegativeLogLikelihood, point: Tensor, cover: Tensor
 ) -> Tensor:
     """:func:`row_increments` for normal U and ``W^-1 = cover``: one pass, O(n d^2). ``(*B)``."""
-    number = largest_variance(likelihood.family)
-    largest = None if number is None else torch.full_like(point[..., 0], number)
-    return row_increments(likelihood, point, cover, NormalLaw(), None, largest)
-
-
-def largest_variance(family: GLMFamily) -> float | None:
-    """The largest m'' on the whole line, which the radius 1 shows; None for Poisson's."""
-    return None if isinstance(family, Poisson) else family.max_variance(1.0)
+    prior = normal_prior(likelihood.family, torch.ones_like(point[..., 0]))
+    return row_increments(likelihood, point, cover, NormalLaw(), None, prior.top)
 
 
 def gaussian_prior_level(

@@ -114,21 +114,19 @@ def mixture_level(
     """
     check_mixture_dim(domain.dim)
     problem = problem_around(likelihood, domain, delta, centre)
-    anchor = expand_at(likelihood, centre[..., None, :])
-    return cubature_level(problem, likelihood, anchor, reward_length(likelihood))
+    at = expand_at(likelihood, centre)
+    return cubature_level(problem, likelihood, at, reward_length(likelihood))
 
 
 def cubature_level(
-    problem: Problem, likelihood: NegativeLogLikelihood, anchor: Anchor, rewards: Tensor
+    problem: Problem, likelihood: NegativeLogLikelihood, at: Anchor, rewards: Tensor
 ) -> Tensor:
-    """The level from rays through the first centre of an anchor: no further expansion. ``(*B)``."""
-    d, device = problem.dim, anchor.point.device
-    vectors, cells, volumes = _directions(d, device)
-    point, loss = anchor.point[..., 0, :], anchor.loss[..., 0]
+    """The level from rays through one point each: no further expansion. ``(*B)``."""
+    d, point, loss = problem.dim, at.point, at.loss
+    vectors, cells, volumes = _directions(d, point.device)
     # local units: the loss and the barrier of the ball bend by 1 along each unit direction
-    eta = torch.ones(1, dtype=point.dtype, device=device)
-    barrier = Barrier(problem.S[..., None], eta)(anchor.point[..., :1, :]).hessian[..., 0, :, :]
-    factor, _ = torch.linalg.cholesky_ex(anchor.hessian[..., 0, :, :] + barrier)
+    barrier = Barrier(problem.S, torch.ones_like(problem.S))(point).hessian
+    factor, _ = torch.linalg.cholesky_ex(at.hessian + barrier)
     # theta = c + L^-T u: columns of L^-T applied to the directions
     rays = torch.linalg.solve_triangular(factor.mT, vectors.mT.expand(*point.shape, -1), upper=True)
     rays = rays.mT  # (*B, J, d)
@@ -241,8 +239,8 @@ class Mixture(Radius):
         loss = estimate.loss.double()
         inner, points = self.inner.evaluate_around(problem, state, likelihood, estimate)
         flat, rows = problem.flat, flatten_batch(likelihood)
-        anchor = expand_at(rows, points[:, :1])
+        at = expand_at(rows, points[:, 0])
         rewards = statistics_of(problem, state).reward_length / problem.family.dispersion
-        exact = cubature_level(flat, rows, anchor, rewards.reshape(-1)).reshape(loss.shape)
+        exact = cubature_level(flat, rows, at, rewards.reshape(-1)).reshape(loss.shape)
         level = torch.fmin(exact, inner.level.double())
         return conclude(problem, level, loss, inner.passes + 1.0, inner.state)
