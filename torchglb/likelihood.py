@@ -164,10 +164,6 @@ class NegativeLogLikelihood(RowSums, nn.Module):
             self.family, X, r, w, regularization=ridge, tilt=tilt, shards=self.shards
         )
 
-    def over(self, X: Tensor, r: Tensor, w: Tensor | None) -> NegativeLogLikelihood:
-        """The likelihood without ridge and tilt, of other rows (problems picked or reshaped)."""
-        return NegativeLogLikelihood(self.family, X, r, w, shards=self.shards)
-
     def check_values(self, *, rows: bool = True) -> None:
         """Raises :class:`InputError` unless the rows are finite, in support, with weights >= 0.
 

@@ -113,6 +113,22 @@ def cut_ball(x: Tensor, normal: Tensor, offset: Tensor, radius: Tensor) -> Cut:
     return Cut(radius, steep, reach, near, chord, along, across, whole, idle)
 
 
+def exit_distance(square: Tensor, along: Tensor, room: Tensor) -> Tensor:
+    """The positive root of ``square t^2 + 2 along t = room``, for ``room >= 0``."""
+    room = room.clamp_min(0.0)
+    root = (along * along + square * room).sqrt()
+    # of the two forms of the root the one that does not cancel
+    tiny = torch.finfo(root.dtype).tiny
+    outward = room / (along + root).clamp_min(tiny)
+    return torch.where(along > 0, outward, (root - along) / square.clamp_min(tiny))
+
+
+def distance_to_sphere(point: Tensor, direction: Tensor, S: Tensor) -> Tensor:
+    """The largest t with ``|point + t direction| <= S``, for a point of the ball; all broadcast."""
+    room = S.square() - point.square().sum(-1)
+    return exit_distance(direction.square().sum(-1), (point * direction).sum(-1), room)
+
+
 def inverse_forms(x: Tensor, matrix: Tensor) -> Tensor:
     """``|x|^2 in M^-1`` for vectors ``(*B, K, d)`` and positive definite ``(*B, d, d)``: O(d^3)."""
     factor = torch.linalg.cholesky(matrix)

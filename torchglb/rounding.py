@@ -57,6 +57,8 @@ def combine_rows(v: Tensor, rows: Tensor) -> Tensor:
 
 def round_up(value: Tensor, dtype: torch.dtype) -> Tensor:
     """The value in another dtype, not below what it was; differentiable."""
+    if value.dtype == dtype:
+        return value
     nearest = value.to(dtype)
     with torch.no_grad():
         above = torch.nextafter(nearest, torch.full_like(nearest, torch.inf))

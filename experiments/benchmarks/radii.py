@@ -147,7 +147,7 @@ def radius_share(B: int, d: int, X: Tensor, r: Tensor, rounds: int) -> float:
     for k in range(start, n):
         rows = glb.NegativeLogLikelihood(family, X[:, :k], r[:, :k])
         began = time.process_time()
-        found = radius.level(problem, state, lambda rows=rows: rows)  # type: ignore[misc]
+        found = radius.levels(problem, state, lambda rows=rows: rows)  # type: ignore[misc]
         assert found is not None
         state = radius.update(problem, found[1], X[:, k : k + 1], r[:, k : k + 1])
         spent += (time.process_time() - began) * (k > start)  # the first search is a cold one

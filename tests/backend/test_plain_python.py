@@ -83,8 +83,8 @@ def levels():
         for t in range(8):
             state = radius.update(problem, state, X[t : t + 1], r[t : t + 1])
             loss = glb.NegativeLogLikelihood(glb.Bernoulli(), X[: t + 1], r[: t + 1])
-            level, state = radius.level(problem, state, lambda loss=loss: loss)
-        found.append(float(level))
+            level, state = radius.levels(problem, state, lambda loss=loss: loss)
+        found.append(float(level[0]))
     return found
 
 

@@ -15,6 +15,7 @@ from torchglb.carried.monomials import monomials
 from torchglb.estimate import Estimate
 from torchglb.families import QuasiBounded
 from torchglb.mle import minimize_likelihood
+from torchglb.radii.base import as_level
 from torchglb.radii.statistics import carried_statistics
 
 FAMILIES = {
@@ -95,7 +96,7 @@ def test_carried_sums_are_those_of_a_pass(kind, generator):
     for t in range(n):
         state = radius.update(problem, state, X[t : t + 1], r[t : t + 1])
         loss = NegativeLogLikelihood(family, X[: t + 1], r[: t + 1])
-        state = radius.level(problem, state, lambda loss=loss: loss)[1]
+        state = radius.levels(problem, state, lambda loss=loss: loss)[1]
     P, count = len(radius.centre_weights(problem)), monomials(d, 2).count
     carried = carried_in(state["held"].numpy()[d * d + 4 :], d, P + 1, count)
     points = torch.from_numpy(carried.points.T.copy())
@@ -115,18 +116,19 @@ def test_carried_sums_are_those_of_a_pass(kind, generator):
 def play(radius, family, S, X, r, batch):
     """Levels of all rounds, ``(n, *B)``, and the last state; every third round needs an estimate."""
     problem = radii.Problem(family, Ball(X.shape[-1], S), 0.05, batch)
-    state, levels = radius.init(problem), []
+    state, seen = radius.init(problem), []
     for t in range(X.shape[-2]):
         state = radius.update(problem, state, X[..., t : t + 1, :], r[..., t : t + 1])
         loss = NegativeLogLikelihood(family, X[..., : t + 1, :], r[..., : t + 1])
         if t % 3:
-            level, state = radius.level(problem, state, lambda loss=loss: loss)
+            levels, state = radius.levels(problem, state, lambda loss=loss: loss)
+            level = as_level(problem, levels)
         else:
             known = Estimate.at(loss, problem.domain, torch.zeros_like(X[..., 0, :]))
             found = radius.evaluate(problem, state, loss, known)
             level, state = found.level, found.state
-        levels.append(level)
-    return torch.stack(levels), state
+        seen.append(level)
+    return torch.stack(seen), state
 
 
 @pytest.mark.parametrize("name", ["Bernoulli", "probit", "Poisson"])
@@ -190,9 +192,10 @@ def test_a_level_without_an_estimate(dtype, generator):
         best = lavish.update(problem, best, X[:, rows], r[:, rows])
         loss = NegativeLogLikelihood(family, X[:, : t + 1], r[:, : t + 1])
         read = []
-        level, state = radius.level(
+        levels, state = radius.levels(
             problem, state, lambda loss=loss, read=read: read.append(1) or loss
         )
+        level = as_level(problem, levels)
         asked += len(read) * (t >= 50)
         assert level.dtype == dtype
         if t % 10 == 9:
@@ -210,7 +213,7 @@ def test_radii_of_sums_need_an_estimate():
     problem = radii.Problem(Bernoulli(), Ball(2, 1.0), 0.05)
     for name in ("mean-loss", "lipschitz"):
         radius = radii.by_name(name)
-        assert radius.level(problem, radius.init(problem), lambda: None) is None
+        assert radius.levels(problem, radius.init(problem), lambda: None) is None
 
 
 @pytest.mark.parametrize("kind", HELD)
@@ -220,10 +223,10 @@ def test_a_posterior_of_unknown_numbers_gives_no_level(kind, generator):
     X, r = draw(family, 4, 2, generator)
     problem = radii.Problem(family, Ball(2, 2.0), 0.05)
     state = radius.update(problem, radius.init(problem), X, r)
-    assert radius.level(problem, state, lambda: NegativeLogLikelihood(family, X, r)) is not None
+    assert radius.levels(problem, state, lambda: NegativeLogLikelihood(family, X, r)) is not None
     unknown = state | {"held": torch.full_like(state["held"], torch.nan)}
     later = radius.update(problem, unknown, X, r)
-    assert radius.level(problem, later, lambda: None) is None
+    assert radius.levels(problem, later, lambda: None) is None
 
 
 # ---- rows that torch records -------------------------------------------------------------------

@@ -59,7 +59,7 @@ def largest_gradient(family, X, r, S, generator, w=None):
 
 def test_bounded_rows_of_table1():
     n, S = torch.tensor([0.0, 7.0, 1000.0]), torch.tensor([0.5, 4.0, 10.0])
-    found = radii.table1_bernoulli(n, S)
+    found = radii.table1_bounded(n, S, 0.25, 1.0)  # Bernoulli
     assert found.failure == 0.0
     torch.testing.assert_close(found.value, torch.tensor([0.0, 21.0, 6000.0]))
     # probit: M = 1, R_mudot = 1/sqrt(2 pi), g = sqrt(pi/8)
@@ -248,7 +248,8 @@ def test_theorem31_golden_values():
     ]:
         expected = mp.log(20) + d * mp.log(mp.e * 2 * S * (1 + mpf(S) / 2) * n / d)
         number, radius = (torch.tensor(float(v), dtype=torch.float64) for v in (n, S))
-        found = radii.theorem31(radii.table1_bernoulli(number, radius), S, d, 0.05)
+        constant = radii.table1_bounded(number, radius, 0.25, 1.0)
+        found = radii.theorem31(constant, S, d, 0.05)
         assert float(found.radius) == pytest.approx(float(expected), rel=1e-14)
         assert float(found.radius) == pytest.approx(rounded, abs=0.05)
         assert (found.delta_likelihood, found.delta_lipschitz) == (0.05, 0.0)
@@ -344,7 +345,9 @@ def test_ellipsoids_contain_the_set(family, S, generator):
     farthest = (step * (step @ W)).sum(-1).max()
     norm = torch.linalg.vector_norm(fit.theta)
     printed = radii.theorem32(beta2, S, R, lam, fit.gap)
-    outside = radii.theorem32_outside(beta2, S, R, lam, norm, fit.gap)
+    outside = (
+        2.0 * (1.0 + S * R) * (beta2 + fit.gap) + lam * (S + norm) ** 2
+    )  # lam behind the factor
     fixed = radii.theorem32_fixed_point(beta2, S, R, lam, norm, X, fit.hessian, gap=fit.gap)
     assert farthest <= fixed <= outside <= printed
 
@@ -355,8 +358,6 @@ def test_theorem32_golden_values():
     S, R, lam = 2.0, 0.5, 0.125
     printed = radii.theorem32(beta2, S, R, lam)
     torch.testing.assert_close(printed, torch.tensor([20.0, 28.0], dtype=torch.float64))
-    outside = radii.theorem32_outside(beta2, S, R, lam, norm)
-    torch.testing.assert_close(outside, torch.tensor([13.125, 22.0], dtype=torch.float64))
     # the fixed point, by hand for rows along one axis
     X = torch.tensor([[[1.0, 0.0]], [[0.5, 0.0]]], dtype=torch.float64).expand(2, 30, 2)
     hessian = torch.diag_embed(torch.tensor([[20.0, 0.0], [0.0, 0.0]], dtype=torch.float64))

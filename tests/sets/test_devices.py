@@ -64,7 +64,6 @@ LEVELS = {
     "fixed point": lambda d: radii.theorem32_fixed_point(
         numbers(d), 2.0, 1.0, numbers(d), numbers(d), numbers(d, 5, D), numbers(d, D, D)
     ),
-    "outside": lambda d: radii.theorem32_outside(numbers(d), 2.0, 1.0, numbers(d), numbers(d)),
     "infimum": lambda d: radii.shrinkage_infimum(numbers(d), dim=2),
     "theorem31": lambda d: radii.theorem31(numbers(d), 2.0, 2, 0.05).radius,
     "covering": lambda d: radii.covering(numbers(d), 2.0, 2, 0.05).radius,

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from torchglb.contrasts.rows import least_curvature
-from torchglb.families import Binomial, Gaussian, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.posterior.gaussian import normal_row_increments
+from torchglb.radii.posterior.gaussian import holds_on_line, normal_row_increments
 
 #: scales of the centred prior
 SCALES = 8
@@ -97,8 +96,7 @@ def centred_budgets(
         S: the radius of the ball; the scales are ``lam_k = 4^k d/S^2``.
         log_level: ``log A``.
     """
-    family = likelihood.family
-    if not isinstance(family, Gaussian | Binomial | Poisson | QuasiBounded):
+    if not holds_on_line(likelihood.family):
         return []  # the prior has no edge, and other families' constants hold on the ball only
     d, found = center.shape[-1], []
     values, basis = torch.linalg.eigh(hessian)

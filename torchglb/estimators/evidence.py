@@ -76,16 +76,12 @@ def whole_space_test(
 
 def parts_of(likelihood: NegativeLogLikelihood) -> list[NegativeLogLikelihood]:
     """The loss as a sum over blocks of rows, whose numbers stay in the cache; itself if few."""
-    X, r, w = likelihood.X, likelihood.r, likelihood.w
-    if len(r) <= PART or likelihood.is_ridged or likelihood.tilt is not None:
+    n = len(likelihood.r)
+    if n <= PART or likelihood.is_ridged or likelihood.tilt is not None:
         return [likelihood]
     return [
-        likelihood.over(
-            X[first : first + PART],
-            r[first : first + PART],
-            None if w is None else w[first : first + PART],
-        )
-        for first in range(0, len(r), PART)
+        likelihood.rebuild([t[first : first + PART] for t in likelihood.tensors()])
+        for first in range(0, n, PART)
     ]
 
 

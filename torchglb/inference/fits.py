@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import idle, settled
+from torchglb.arrays import idle, length, settled
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
@@ -60,25 +60,25 @@ def ridge_minimum(likelihood: NegativeLogLikelihood, start: Tensor) -> Fit:
     """
     lam = likelihood.regularization
     _, gradient = likelihood.value_and_gradient(start)
-    reach = _length(gradient) / lam
-    ball = Ball(likelihood.dim, 1.0).resized(1.0 + _length(start) + reach)
+    reach = length(gradient) / lam
+    ball = Ball(likelihood.dim, 1.0).resized(1.0 + length(start) + reach)
     rough = 1e-6 if start.dtype == torch.float64 else 1e-3
     found = minimize_likelihood(likelihood, ball, start=start, tol=rough, throw=False)
     theta, loss, gradient, hessian = found.theta, found.loss, found.gradient, found.hessian
     fine, coarse = (1e-9, 1e-6) if start.dtype == torch.float64 else (1e-4, 1e-2)
     for _ in range(4):
-        error = _length(gradient) / lam
-        open_ = ~(error <= fine * (1.0 + _length(theta)))
+        error = length(gradient) / lam
+        open_ = ~(error <= fine * (1.0 + length(theta)))
         if idle(open_):
             break
         step = torch.cholesky_solve(gradient[..., None], torch.linalg.cholesky_ex(hessian)[0])
         value, slope, bend = likelihood.expand(theta - step[..., 0])
-        better = open_ & (_length(slope) < _length(gradient))
+        better = open_ & (length(slope) < length(gradient))
         theta = torch.where(better[..., None], theta - step[..., 0], theta)
         loss = torch.where(better, value, loss)
         gradient = torch.where(better[..., None], slope, gradient)
         hessian = torch.where(better[..., None, None], bend, hessian)
-    certified = _length(gradient) / lam <= coarse * (1.0 + _length(theta))
+    certified = length(gradient) / lam <= coarse * (1.0 + length(theta))
     _require(certified, found.status)
     return Fit.exact(theta, loss, gradient, hessian)
 
@@ -93,10 +93,6 @@ def minimum_in_ball(likelihood: NegativeLogLikelihood, domain: Ball, start: Tens
     found = minimize_likelihood(likelihood, domain, start=start, tol=tol, throw=False)
     _require(found.gap <= coarse * (1.0 + found.loss.abs()), found.status)
     return Fit.exact(found.theta, found.loss, found.gradient, found.hessian)
-
-
-def _length(v: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(v, dim=-1)
 
 
 def _require(certified: Tensor, status: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchglb.array_like import ArrayLike
 from torchglb.backend import Floats
+from torchglb.carried.source import RowArrays
 from torchglb.checks import check_same, check_shape, refuse
 from torchglb.choices import EllipsoidKind
 from torchglb.estimate import Estimate
@@ -22,11 +23,12 @@ from torchglb.radii import (
     Radius,
     regularization_for,
     theorem32,
-    theorem32_fixed_point,
 )
-from torchglb.radii.base import LateRows, State, as_level
+from torchglb.radii.base import State, as_level
 from torchglb.radii.posterior.base import PosteriorRadius
+from torchglb.radii.theorems.theorem32 import fixed_point_around
 from torchglb.rounding import round_up
+from torchglb.row_checks import as_rows
 
 
 class Height(NamedTuple):
@@ -129,9 +131,8 @@ class GrowingLevel:
                 return 0
             assert isinstance(x, Tensor)
             assert isinstance(r, Tensor)
-            if x.dtype is not torch.float64 or not (x.is_contiguous() and r.is_contiguous()):
-                x, r = x.double().contiguous(), r.double().contiguous()
-            state = self.radius.update_plain(self.problem, self._state, x, r)
+            given = as_rows(x, r, self.problem.batch_shape, self.problem.dim)
+            state = self.radius.update(self.problem, self._state, *given)
         except BaseException:  # as in learn
             self.reset(mark)
             raise
@@ -187,7 +188,7 @@ class GrowingLevel:
         late = self._late()
         if late is None:
             self._catch_up()
-        known = self.radius.levels(self.problem, self._state, likelihood, late)
+        known = self.radius.levels(self.problem, self._state, likelihood, late, self._seen)
         if known is None:
             self._catch_up()
             radius = self.radius.above_minimum(self.problem, self._state)
@@ -207,17 +208,17 @@ class GrowingLevel:
 
     def _above(self, radius: float | Tensor | None) -> Height:
         """The level so far above the minimum, in the dtype of the rows."""
-        if isinstance(radius, Tensor) and radius.dtype != self.history.dtype:
-            radius = round_up(radius, self.history.dtype)
-        return Height(radius)
+        return Height(
+            round_up(radius, self.history.dtype) if isinstance(radius, Tensor) else radius
+        )
 
-    def _late(self) -> LateRows | None:
-        """The rows that the radius has not seen, if compiled code may read them where they lie."""
+    def _late(self) -> RowArrays | None:
+        """All rows, if the radius has not seen the last and compiled code may read them there."""
         history, rows = self.history, len(self.history)
         if self._seen >= rows or not self._reads_late or history.keeps_graph:
             return None
-        X, w, y, used = history.arrays()
-        return LateRows(X, w, y, self._seen, used) if used == rows else None
+        arrays = RowArrays(*history.arrays())
+        return arrays if arrays.used == rows else None
 
     def _evaluated(
         self, likelihood: NegativeLogLikelihood, problem: Problem, state: State
@@ -281,18 +282,8 @@ class GrowingLevel:
         if self.ellipsoid == "theorem":
             gamma = theorem32(radius, S, concordance, lam, gap)
         else:
-            length = torch.linalg.vector_norm(fit.theta, dim=-1)
-            gamma = theorem32_fixed_point(
-                radius,
-                S,
-                concordance,
-                lam,
-                length,
-                likelihood.X,
-                hessian,
-                likelihood.w,
-                gap,
-                shards=likelihood.shards,
+            gamma = fixed_point_around(
+                likelihood, fit.theta, hessian, radius, S, concordance, lam, gap
             )
         # |.| in H may be so much larger
         return gamma if fit.hessian_error is None else fit.hessian_error.exp() * gamma

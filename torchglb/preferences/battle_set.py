@@ -30,9 +30,10 @@ from torchglb.families import Bernoulli
 from torchglb.linalg import cut_ball
 from torchglb.preferences.bradley_terry import EPS, BattleLoss, ScorePoint, fit_scores
 from torchglb.radii import Problem
+from torchglb.radii.posterior.candidates import posterior_at
 from torchglb.radii.posterior.increments import increment
 from torchglb.radii.posterior.laws import NormalLaw
-from torchglb.radii.posterior.uniform import Candidates, ball_law, ellipsoid_at
+from torchglb.radii.posterior.uniform import on_ellipsoids, uniform_prior
 
 #: posteriors of the uniform prior that are tried: kappa, rho^2/(d + 2 + 2k), shape k
 KAPPA, SPREAD, SHAPES = (0.5, 0.75, 0.9), (1.0, 2.0), (0.0, 2.0, 8.0, 32.0)
@@ -117,6 +118,7 @@ class BattleSet:
         """
         scale, loss = 1.0 / self._longest, self.loss
         problem = Problem(Bernoulli(), Ball(loss.dim, self.S / scale), delta)
+        prior = uniform_prior(problem)
         norm = float(np.linalg.norm(self.theta))
         at = loss.at(min(1.0, DEEPEST * self.S / norm) * self.theta if norm > 0 else self.theta)
         point = torch.from_numpy(at.theta / scale)
@@ -127,8 +129,9 @@ class BattleSet:
                 for spread in SPREAD:
                     rho2 = spread * (loss.dim + 2.0 * shape + 2.0)
                     numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64)
-                    divergence, cover = ellipsoid_at(problem, point, hessian, Candidates(*numbers))
-                    law = ball_law(problem, numbers[2])
+                    candidate = on_ellipsoids(loss.dim, *numbers)
+                    divergence, cover = posterior_at(prior, point, hessian, candidate)
+                    law = prior.law(loss.dim, candidate.shape)
                     added = self._increments(problem, law, at, scale**2 * cover.numpy())
                     best = min(best, float(divergence) + added)
         return problem.log_failure + best + at.loss + at.loss_error

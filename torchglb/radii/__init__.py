@@ -29,7 +29,6 @@ from torchglb.radii.theorems.lipschitz import (
     data_lipschitz,
     gaussian_lipschitz,
     poisson_martingale,
-    table1_bernoulli,
     table1_bounded,
     table1_poisson,
     table1_subgaussian,
@@ -40,7 +39,6 @@ from torchglb.radii.theorems.theorem32 import (
     regularization_for,
     theorem32,
     theorem32_fixed_point,
-    theorem32_outside,
 )
 
 #: What the names stand for; ``"lipschitz"`` and ``"covering"`` are the paper's, with Table 1.
@@ -114,14 +112,12 @@ __all__ = [
     "require_weights",
     "self_concordance_of",
     "shrinkage_infimum",
-    "table1_bernoulli",
     "table1_bounded",
     "table1_poisson",
     "table1_subgaussian",
     "theorem31",
     "theorem32",
     "theorem32_fixed_point",
-    "theorem32_outside",
     "update_statistics",
     "warn_of_boundary",
 ]

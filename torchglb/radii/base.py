@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats
+from torchglb.carried.source import RowArrays
 from torchglb.checks import ValueChecks, refuse
 from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, carried_statistics, empty_statistics
 from torchglb.rounding import round_up
-from torchglb.row_checks import as_rows
 from torchglb.ucb.region import ConvexRegion
 
 State = dict[str, Tensor]
@@ -65,24 +65,6 @@ class Refinement(NamedTuple):
         """From what :meth:`tensors` gives."""
         outer, level, ridge, center, *region = tensors
         return cls(outer, level, ridge, center, ConvexRegion(*region))
-
-
-class LateRows(NamedTuple):
-    """Rows that a state does not know yet, where they lie in the memory of a history.
-
-    Attributes:
-        X: features, ``(N, d, capacity)``.
-        w: weights, ``(N, capacity)``.
-        y: weights times rewards, ``(N, capacity)``.
-        first: the first of them.
-        last: after the last one.
-    """
-
-    X: Floats
-    w: Floats
-    y: Floats
-    first: int
-    last: int
 
 
 class Evaluation(NamedTuple):
@@ -150,12 +132,6 @@ class Radius(ABC):
     ) -> State:
         """The state with k more rows, ``x (*B, k, d)``, ``r`` and ``w (*B, k)``; O(d^2) per row."""
 
-    def update_plain(
-        self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
-    ) -> State:
-        """:meth:`update` of float64 numbers of the CPU in a row, ``(*B, k, d)`` or ``(*B, d)``."""
-        return self.update(problem, state, *as_rows(x, r, problem.batch_shape, problem.dim), w)
-
     def of_rows(self, problem: Problem, rows: int) -> float | Tensor | None:
         """beta^2 where it depends on the number of rows alone, all of weight 1; else None."""
         return None
@@ -164,30 +140,25 @@ class Radius(ABC):
         """beta^2 ``(*B)`` where it needs no estimate, and holds for any; else None."""
         return None
 
-    def level(
-        self, problem: Problem, state: State, likelihood: Callable[[], NegativeLogLikelihood]
-    ) -> tuple[Tensor, State] | None:
-        """The level ``(*B)`` without an estimate, and the state to carry on; None if it needs one.
-
-        As valid as that of :meth:`evaluate`. The likelihood is asked for only if rows are needed.
-        """
-        known = self.levels(problem, state, likelihood)
-        return None if known is None else (as_level(problem, known[0]), known[1])
-
     def levels(
         self,
         problem: Problem,
         state: State,
         likelihood: Callable[[], NegativeLogLikelihood],
-        late: LateRows | None = None,
+        rows: RowArrays | None = None,
+        known: int = 0,
     ) -> tuple[Floats, State] | None:
-        """:meth:`level` of N problems as compiled code reads it, ``(N,)``.
+        """The levels of N problems without an estimate, ``(N,)``, and the state to carry on.
+
+        As valid as those of :meth:`evaluate`; None if it takes an estimate. The likelihood is asked
+        for only if rows are needed.
 
         Args:
             problem: as in ``init``.
-            state: with all rows of the likelihood, but for
+            state: with all rows of the likelihood.
             likelihood: makes it.
-            late: the last of its rows.
+            rows: where they lie in memory, if the state has the first of them only.
+            known: so many.
         """
         return None
 
@@ -208,8 +179,7 @@ class Radius(ABC):
 
 def as_level(problem: Problem, levels: Floats) -> Tensor:
     """``(*B)`` in the dtype of a problem, from ``(N,)``; not below what it was."""
-    level = torch.from_numpy(levels.reshape(problem.batch_shape))
-    return level if problem.dtype == torch.float64 else round_up(level, problem.dtype)
+    return round_up(torch.from_numpy(levels.reshape(problem.batch_shape)), problem.dtype)
 
 
 class StatisticsRadius(Radius):
@@ -259,8 +229,9 @@ class SimpleRadius(StatisticsRadius):
         loss, statistics = estimate.loss.double(), statistics_of(problem, state)
         found = self.squared(problem, statistics, loss)
         level = loss + found.radius + rounding_at(problem, statistics, estimate.theta, loss)
-        deltas = (found.delta_likelihood, found.delta_lipschitz)
-        return conclude(level, loss, problem.dtype, deltas, 0.0, state)
+        whole = conclude(problem, level, loss, 0.0, state)
+        deltas = found.delta_likelihood, found.delta_lipschitz
+        return whole._replace(delta_likelihood=deltas[0], delta_lipschitz=deltas[1])
 
 
 def statistics_of(problem: Problem, state: State) -> RowStatistics:
@@ -316,22 +287,17 @@ def rounding(
 
 
 def conclude(
-    level: Tensor,
-    loss_hat: Tensor,
-    dtype: torch.dtype,
-    deltas: tuple[float, float],
-    passes: float,
-    state: State,
+    problem: Problem, level: Tensor, loss_hat: Tensor, passes: float, state: State
 ) -> Evaluation:
-    """An evaluation in the caller's dtype, rounded upwards."""
-    radius = level - loss_hat
-    if dtype != torch.float64:
-        level, radius = (round_up(value, dtype) for value in (level, radius))
-    return Evaluation(level, radius, *deltas, passes, state)
+    """An evaluation in the caller's dtype, rounded upwards; all of delta is the likelihood's."""
+    level, radius = (round_up(value, problem.dtype) for value in (level, level - loss_hat))
+    return Evaluation(level, radius, problem.delta, 0.0, passes, state)
 
 
 def rounding_at(problem: Problem, statistics: RowStatistics, theta: Tensor, loss: Tensor) -> Tensor:
-    """What rounding may have taken from a loss at theta, ``(*B)``."""
+    """What rounding may have taken from a loss at theta, ``(*B)``; or at P of them, ``(*B, P)``."""
     norm = torch.linalg.vector_norm(theta.detach(), dim=-1)  # which need not have a derivative
-    rewards = statistics.reward_length / problem.family.dispersion
-    return rounding(problem.dtype, loss, rewards, norm, statistics.number)
+    rewards, number = statistics.reward_length / problem.family.dispersion, statistics.number
+    if loss.ndim > number.ndim:
+        rewards, number = rewards[..., None], number[..., None]
+    return rounding(problem.dtype, loss, rewards, norm, number)

@@ -88,12 +88,6 @@ class Problem:
         return self.domain.dim
 
     @cached_property
-    def has_bounded_rewards(self) -> bool:
-        """Whether the range of the rewards is finite."""
-        low, high = self.family.reward_range
-        return high - low < math.inf
-
-    @cached_property
     def log_failure(self) -> float:
         """``log(1/delta)``."""
         return -math.log(self.delta)
@@ -119,13 +113,18 @@ class Problem:
         return self.per_radius(self.family.max_variance)
 
     @cached_property
-    def bounded_slope(self) -> float | Tensor:
-        """``(b - a + 2 S R_mudot)/g`` for rewards in [a, b]: a number, or ``(*B)`` as S may be."""
+    def bounded_slope(self) -> float | Tensor | None:
+        """``2 S (b - a + 2 S R_mudot)/g`` for rewards in [a, b]: a number, or ``(*B)`` as S is.
+
+        None for rewards without bounds.
+        """
         low, high = self.family.reward_range
+        if high - low == math.inf:
+            return None
 
         def slope(radius: float) -> float:
             reach = 2.0 * radius * self.family.max_variance(radius)
-            return (high - low + reach) / self.family.dispersion
+            return 2.0 * radius * ((high - low + reach) / self.family.dispersion)
 
         distinct, _ = self._distinct
         return slope(float(distinct[0])) if len(distinct) == 1 else self.per_radius(slope)

@@ -20,7 +20,7 @@ from torchglb.checks import (
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
-from torchglb.linalg import inverse_form_bounds
+from torchglb.linalg import distance_to_sphere, exit_distance, inverse_form_bounds
 from torchglb.optim import Status
 from torchglb.recording import wants_gradient
 from torchglb.rounding import power_of_two, round_up
@@ -301,7 +301,8 @@ class EllipsoidSet(ConfidenceSet):
         )
         if not self.with_ball:
             return reach
-        return torch.minimum(reach, sphere_distance(origin, directions, self._S))
+        sphere = distance_to_sphere(origin[..., None, :], directions, self._S[..., None])
+        return torch.minimum(reach, sphere)
 
 
 def frame_of(metric: Tensor) -> Tensor:
@@ -311,20 +312,3 @@ def frame_of(metric: Tensor) -> Tensor:
     known = (failed == 0) & torch.isfinite(factor).all(-1).all(-1)
     factor = torch.where(known[..., None, None], factor, eye)
     return torch.linalg.solve_triangular(factor, eye, upper=False).mT
-
-
-def exit_distance(square: Tensor, along: Tensor, room: Tensor) -> Tensor:
-    """The positive root of ``square t^2 + 2 along t = room``, for ``room >= 0``."""
-    room = room.clamp_min(0.0)
-    root = (along * along + square * room).sqrt()
-    # of the two forms of the root the one that does not cancel
-    tiny = torch.finfo(root.dtype).tiny
-    outward = room / (along + root).clamp_min(tiny)
-    return torch.where(along > 0, outward, (root - along) / square.clamp_min(tiny))
-
-
-def sphere_distance(origin: Tensor, directions: Tensor, S: Tensor) -> Tensor:
-    """How far it is to the sphere of radius S ``(*B)``, along unit vectors ``(*B, P, d)``."""
-    along = (directions * origin[..., None, :]).sum(-1)
-    room = S.square() - origin.square().sum(-1)
-    return exit_distance(torch.ones_like(along), along, room[..., None])

@@ -25,13 +25,14 @@ from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.tests import TestResult, likelihood_ratio_test
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.linalg import distance_to_sphere, exit_distance
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
-from torchglb.radii import radius_refuted, self_concordance_of, theorem32_fixed_point
-from torchglb.radii.theorems.theorem32 import regularization_for
+from torchglb.radii import radius_refuted, regularization_for, self_concordance_of
+from torchglb.radii.theorems.theorem32 import fixed_point_around
 from torchglb.recording import is_transformed
 from torchglb.row_sums import Expansion
 from torchglb.sets.base import ConfidenceSet, Event
-from torchglb.sets.ellipsoid import EllipsoidSet, exit_distance, frame_of, sphere_distance
+from torchglb.sets.ellipsoid import EllipsoidSet, frame_of
 from torchglb.ucb import SublevelProgram, SupportResult
 from torchglb.ucb.solvers import solver_of
 from torchglb.ucb.solvers.settings import BoundSettings, NativeSettings
@@ -284,17 +285,9 @@ class LikelihoodRatioSet(ConfidenceSet):
         loss, gradient, hessian = self._at_center
         eye = torch.eye(self.dim, dtype=loss.dtype, device=loss.device)
         lam = torch.as_tensor(regularization, dtype=loss.dtype, device=loss.device)
-        gamma = theorem32_fixed_point(
-            self.level - loss,
-            S,
-            concordance,
-            lam,
-            torch.linalg.vector_norm(self.theta_hat, dim=-1),
-            self.likelihood.X,
-            hessian,
-            self.likelihood.w,
-            frank_wolfe_gap(self.theta_hat, gradient, S),
-            shards=self.likelihood.shards,
+        height, gap = self.level - loss, frank_wolfe_gap(self.theta_hat, gradient, S)
+        gamma = fixed_point_around(
+            self.likelihood, self.theta_hat, hessian, height, S, concordance, lam, gap
         )
         shape = hessian + lam[..., None, None] * eye
         return EllipsoidSet(
@@ -319,7 +312,8 @@ class LikelihoodRatioSet(ConfidenceSet):
         def slack_at(t: Tensor) -> Tensor:
             return self._slack(origin[..., None, :] + t[..., None] * directions)
 
-        sphere = sphere_distance(origin, directions, self._search_radius)
+        S = self._search_radius[..., None]
+        sphere = distance_to_sphere(origin[..., None, :], directions, S)
         low, high = torch.zeros_like(sphere), sphere
         at_low, at_high = slack_at(low), slack_at(high)
         whole = at_high >= 0

@@ -20,78 +20,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.arrays import numbers_on
 from torchglb.backend import Floats, bound_once
-from torchglb.carried.kernels import ProblemRows, memory_size
+from torchglb.carried.kernels import memory_size
 from torchglb.carried.monomials import monomials
+from torchglb.carried.source import RowArrays
 from torchglb.choices import RadiusIncrements
 from torchglb.compiled_rows import blocks, compiled_family
 from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import (
     Evaluation,
-    LateRows,
     State,
     StatisticsRadius,
     check_likelihood,
     conclude,
-    reward_length,
-    rounding,
+    rounding_at,
     statistics_of,
 )
+from torchglb.radii.posterior.candidates import Candidates, Prior, posterior_level, screen
 from torchglb.radii.posterior.centre import (
-    Anchor,
-    Penalty,
-    expand_at,
+    Barrier,
+    Ridge,
     flatten_batch,
     minimisers,
     recentre,
-    rounding_at_centres,
     select,
 )
-from torchglb.radii.posterior.increments import aggregated_increment, row_increments
-from torchglb.radii.posterior.laws import Law, series_terms
+from torchglb.radii.posterior.laws import series_terms
 from torchglb.radii.posterior.search_kernels import (
     Priors,
-    carry_posteriors,
     held_levels,
     search_posteriors,
 )
 from torchglb.radii.problem import Problem
-from torchglb.radii.statistics import RowStatistics
+from torchglb.radii.statistics import RowStatistics, row_arrays
 from torchglb.recording import constant, is_recorded, is_transformed, wants_gradient
-from torchglb.row_checks import as_rows
 
 EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its loss
 NEAR = 1e-6  # a held level that is lower by this need not be compared with the fallback
-
-
-class Posteriors(NamedTuple):
-    """J posteriors around each of P centres, as far as no row is needed; each ``(N, P, J)``.
-
-    Attributes:
-        law: of a coordinate.
-        divergence: ``KL(P || Q)``.
-        trace: ``tr(W^-1 H)``.
-        longest: at least ``max_s x_s' W^-1 x_s``.
-    """
-
-    law: Law
-    divergence: Tensor
-    trace: Tensor
-    longest: Tensor
-
-
-def posterior_level(
-    likelihood: NegativeLogLikelihood,
-    log_failure: float,
-    anchor: Anchor,
-    divergence: Tensor,
-    added: Tensor,
-) -> Tensor:
-    """``log(1/delta) + KL(P || Q) + L(c) + added`` at one centre each, from above, ``(*B)``."""
-    loss, norm = anchor.loss[..., 0], torch.linalg.vector_norm(anchor.point[..., 0, :], dim=-1)
-    slack = rounding(likelihood.X.dtype, loss.abs() + added, reward_length(likelihood), norm)
-    return log_failure + divergence + loss + added + slack
+_held_levels = bound_once(held_levels)  # called unseen
+#: of no point, the sums that :func:`search_posteriors` is offered
+NOTHING_OFFERED = np.empty((1, 0))
+NO_NUMBERS, NO_LEVELS = np.empty(0), np.empty((0, 4))
+NO_ROWS = RowArrays(np.empty((1, 1, 0)), np.empty((1, 0)), np.empty((1, 0)), 0)
 
 
 class _Memory(NamedTuple):
@@ -157,30 +129,12 @@ class PosteriorRadius(StatisticsRadius):
         return (1.0,)
 
     @abstractmethod
-    def candidates(self, problem: Problem) -> Tensor:
-        """The J kinds of posterior: kappa, rho^2 (or a), k and the entropy of the shape."""
+    def prior(self, problem: Problem) -> Prior:
+        """The prior; refuses a family whose constants it would need and are not known."""
 
     @abstractmethod
-    def prior_variance(self, problem: Problem) -> Tensor:
-        """s0^2 of a Gaussian prior; the square of S for the uniform one, ``(*B)``."""
-
-    @abstractmethod
-    def curvature_bounds(self, problem: Problem) -> tuple[Tensor | None, Tensor | None]:
-        """R_s and the largest m'' on the support of the prior, ``(*B)``, or None: not known."""
-
-    @abstractmethod
-    def penalty(self, problem: Problem) -> Penalty:
-        """Whose minimisers together with the loss are the centres."""
-
-    @abstractmethod
-    def posteriors(self, problem: Problem, anchor: Anchor, reach: Tensor) -> Posteriors:
-        """All of them around the centres, for rows of norm at most ``reach (N,)``: no pass."""
-
-    @abstractmethod
-    def posterior_at(
-        self, problem: Problem, point: Tensor, hessian: Tensor, kind: Tensor
-    ) -> tuple[Law, Tensor, Tensor]:
-        """Law, divergence ``(N,)`` and ``W^-1`` of one posterior each, differentiable: O(d^3)."""
+    def candidates(self, problem: Problem) -> Candidates:
+        """The J kinds of posterior around each centre."""
 
     def fallback(
         self, problem: Problem, statistics: RowStatistics, theta_hat: Tensor, loss: Tensor
@@ -192,10 +146,11 @@ class PosteriorRadius(StatisticsRadius):
 
     def init(self, problem: Problem) -> State:  # noqa: D102
         state, d, P = super().init(problem), problem.dim, len(self.centre_weights(problem))
+        variance = self.prior(problem).variance
         if self.increments != "auto" or problem.compiled is None:
             return state | {"centres": problem.zeros(P, d)}
         held = problem.zeros(d * d + 4 + memory_size(d, P + 1, monomials(d, 2).count))
-        held[..., : d * d : d + 1] = self.prior_variance(problem)[..., None]  # the prior
+        held[..., : d * d : d + 1] = variance[..., None]  # the prior
         return state | {"held": held}
 
     def update(  # noqa: D102
@@ -204,35 +159,26 @@ class PosteriorRadius(StatisticsRadius):
         if "held" not in state:
             return super().update(problem, state, x, r, w)
         given = (x, r) if w is None else (x, r, w)
-        recorded = is_recorded(state["statistics"], *given)
         if is_transformed(state["statistics"], *given):  # values that nobody shows: not carried
             unknown = torch.full_like(state["held"], torch.nan)
             return super().update(problem, state, x, r, w) | {"held": unknown}
-        plain = [constant(t) if recorded else t for t in given]
-        plain[1:] = [t.expand(r.shape) for t in plain[1:]]
-        new = self.update_plain(problem, state, *(t.double().contiguous() for t in plain))
-        if recorded:
-            return super().update(problem, state, x, r, w) | {"held": new["held"]}
-        return new
-
-    def update_plain(  # noqa: D102
-        self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
-    ) -> State:
-        if "held" not in state:
-            return self.update(problem, state, *as_rows(x, r, problem.batch_shape, problem.dim), w)
+        x_, r_, w_ = row_arrays(*(constant(t) for t in given))
+        late = RowArrays(np.ascontiguousarray(x_.transpose(0, 2, 1)), w_, w_ * r_, r_.shape[1])
         ready = self._prepared(problem)
         sums, held = (memory.copy() for memory in ready.arrays(state))
-        weights = 0 if w is None else w.data_ptr()
-        rows = (x.data_ptr(), r.data_ptr(), weights, r.numel() // len(sums))
-        _carry_posteriors(ready.priors, *rows, sums, held)
-        return ready.state(problem, sums, held)
+        _held_levels(ready.priors, late, 0, sums, held, NO_NUMBERS, NO_LEVELS)
+        new = ready.state(problem, sums, held)
+        if is_recorded(state["statistics"], *given):
+            return super().update(problem, state, x, r, w) | {"held": new["held"]}
+        return new
 
     def levels(  # noqa: D102
         self,
         problem: Problem,
         state: State,
         likelihood: Callable[[], NegativeLogLikelihood],
-        late: LateRows | None = None,
+        rows: RowArrays | None = None,
+        known: int = 0,
     ) -> tuple[Floats, State] | None:
         if "held" not in state:
             return None
@@ -241,7 +187,8 @@ class PosteriorRadius(StatisticsRadius):
             wants_gradient(state["statistics"]) or not _is_known(state)
         ):
             return None
-        out, new, _ = self._search(problem, state, likelihood, NO_NUMBERS, NOTHING_OFFERED, late)
+        given = (NO_NUMBERS, NOTHING_OFFERED, rows or NO_ROWS, known)
+        out, new, _ = self._search(problem, state, likelihood, *given)
         return out[:, 2].copy(), new
 
     def evaluate(  # noqa: D102
@@ -274,8 +221,7 @@ class PosteriorRadius(StatisticsRadius):
             statistics = statistics_of(problem, state)
             # fmin: a posterior whose arithmetic overflowed leaves the fallback, which is valid
             best = torch.fmin(best, self.fallback(problem, statistics, estimate.theta, loss))
-        deltas = (problem.delta, 0.0)
-        return conclude(best, loss, problem.dtype, deltas, passes, new), points
+        return conclude(problem, best, loss, passes, new), points
 
     def centres(self, problem: Problem, state: State) -> Tensor:
         """Where the centres of a state are, ``(*B, P, d)``."""
@@ -293,20 +239,21 @@ class PosteriorRadius(StatisticsRadius):
         if ready is None or ready.radius is not self:
             S, family = problem.S.reshape(-1), problem.compiled
             assert family is not None
-            bounds = self.curvature_bounds(problem)
+            prior = self.prior(problem)
+            bounds = (prior.concordance, prior.top)
             columns = (
                 S,
-                self.prior_variance(problem),
-                problem.log_volume,
+                prior.variance,
+                prior.log_volume,
                 *(torch.full_like(S, torch.inf) if t is None else t for t in bounds),
                 torch.full_like(S, problem.log_failure),
                 torch.full_like(S, self.tolerance),
                 problem.per_radius(lambda radius: float(series_terms(radius))),
             )
-            prior = torch.stack([t.reshape(-1) for t in columns], dim=-1).numpy()
-            numbers = np.concatenate([prior, problem.compiled_rules()], axis=-1)
+            known = torch.stack([t.reshape(-1) for t in columns], dim=-1).numpy()
+            numbers = np.concatenate([known, problem.compiled_rules()], axis=-1)
             etas = np.asarray(self.centre_weights(problem))
-            candidates = np.ascontiguousarray(self.candidates(problem).numpy())
+            candidates = torch.stack(self.candidates(problem), dim=-1).numpy()
             table = monomials(problem.dim, 2)
             priors = Priors(family, not self.confined, numbers, etas, candidates, table)
             ready = problem.prepared[id(self)] = Prepared(self, priors, [])
@@ -319,27 +266,26 @@ class PosteriorRadius(StatisticsRadius):
         likelihood: Callable[[], NegativeLogLikelihood],
         loss_hat: Floats,
         offers: Floats,
-        late: LateRows | None = None,
+        rows: RowArrays = NO_ROWS,
+        known: int = 0,
     ) -> tuple[Floats, State, float]:
         """What :func:`held_levels` puts out; the new state; the passes."""
         ready = self._prepared(problem)
         sums, held = ready.arrays(state)
-        N = len(sums)
+        N, grows = len(sums), rows.used > known
         out = np.empty((N, 4))
-        if late is not None:
+        if grows:
             sums, held = sums.copy(), held.copy()
-        if not _held_levels(ready.priors, *(late or NO_ROWS), sums, held, loss_hat, out):
-            return out, state if late is None else ready.state(problem, sums, held), 0.0
-        where, held = out[:, 3].nonzero()[0], held.copy()
-        part = flatten_batch(likelihood())
+        if not _held_levels(ready.priors, rows, known, sums, held, loss_hat, out):
+            return out, ready.state(problem, sums, held) if grows else state, 0.0
+        where, held, part = out[:, 3].nonzero()[0], held.copy(), likelihood()
         if len(where) < N:
-            part = select(part, torch.from_numpy(where))
-        copies = [block.rows for block in blocks(part, ready.priors.family, 1.0, None)]
-        rows = copies[0] if len(copies) == 1 else _joined(copies)
+            part = select(flatten_batch(part), torch.from_numpy(where))
         offered = offers if len(offers) == N else np.repeat(offers, N, axis=0)
-        search_posteriors(ready.priors, rows, held, offered, where, out)
+        for block in blocks(part, ready.priors.family, 1.0, None):
+            search_posteriors(ready.priors, block.rows, held, offered, where[block.where], out)
         new = ready.state(problem, sums, held)
-        if late is None and state["statistics"].requires_grad:  # asked without grad: keep the graph
+        if not grows and state["statistics"].requires_grad:  # asked without grad: keep the graph
             new = new | {"statistics": state["statistics"]}
         return out, new, float(out[:, 3].sum()) / N
 
@@ -350,65 +296,31 @@ class PosteriorRadius(StatisticsRadius):
     ) -> tuple[Tensor, Tensor, float]:
         """The least level ``(*B)`` over all posteriors, the centres, and the passes."""
         flat, rows, d = problem.flat, flatten_batch(likelihood), problem.dim
+        prior, candidates = self.prior(flat), self.candidates(flat)
+        etas = numbers_on(self.centre_weights(flat), flat.S.device)
+        barrier, ridge = Barrier(flat.S[:, None], etas), Ridge(prior.variance[:, None])
+        penalty = ridge if prior.normal else barrier
         with torch.no_grad():
             start = self.centres(problem, state).reshape(*flat.batch_shape, -1, d)
             tolerance = EXACT if smooth else self.tolerance
-            anchor, passes = recentre(self.penalty(flat), rows, start, tolerance)
+            anchor, passes = recentre(penalty, rows, start, tolerance)
             sums = state["statistics"].reshape(*flat.batch_shape, -1)
-            certain, hoped = self._screen(flat, anchor, RowStatistics.of(sums, d))
-        points = minimisers(self.penalty(flat), rows, anchor.point) if smooth else anchor.point
+            statistics = RowStatistics.of(sums, d)
+            found = screen(flat.family, prior, candidates, anchor, statistics.longest)
+            slack = 2.0 * rounding_at(flat, statistics, anchor.point, anchor.loss)
+            start = flat.log_failure + (anchor.loss + slack)[..., None]
+            certain, hoped = ((start + cost).flatten(1) for cost in found)
+        points = minimisers(penalty, rows, anchor.point) if smooth else anchor.point
         certain, safest = torch.nan_to_num(certain, nan=torch.inf).min(-1)
         if self.increments == "aggregated" and not smooth:
             return certain.reshape(problem.batch_shape), points, passes
-        kinds = (hoped.argmin(-1), safest)
-        levels = [self._level_around(flat, rows, points, kind) for kind in kinds]
+        levels, every = [], torch.arange(len(points), device=points.device)
+        for chosen in (hoped.argmin(-1), safest):
+            slot, kind = chosen // len(candidates.rho2), chosen % len(candidates.rho2)
+            candidate, centre = Candidates(*(t[kind] for t in candidates)), points[every, slot]
+            levels.append(posterior_level(rows, flat.log_failure, prior, centre, candidate))
         passes += 6.0 if smooth else 4.0  # two for exact centres, two for each posterior
         return torch.fmin(*levels).reshape(problem.batch_shape), points, passes
-
-    def _screen(
-        self, problem: Problem, anchor: Anchor, statistics: RowStatistics
-    ) -> tuple[Tensor, Tensor]:
-        """What is known of all Q = P J posteriors of each problem without a pass, ``(N, Q)`` twice.
-
-        A valid level, from ``tr(W^-1 H)``; and the level to second order in the width, below which
-        the rows hardly ever lead.
-        """
-        found = self.posteriors(problem, anchor, statistics.longest)
-        concordance, _ = self.curvature_bounds(problem)
-        rate = None if concordance is None else concordance[:, None, None]
-        slack = 2.0 * rounding_at_centres(problem, statistics, anchor)
-        start = problem.log_failure + (anchor.loss + slack)[..., None] + found.divergence
-        added = aggregated_increment(problem.family, found.law, found.trace, found.longest, rate)
-        hoped = 0.5 * found.trace * found.law.second_moment()
-        return (start + added).flatten(1), (start + hoped).flatten(1)
-
-    def _level_around(
-        self, problem: Problem, likelihood: NegativeLogLikelihood, points: Tensor, chosen: Tensor
-    ) -> Tensor:
-        """The level of chosen posteriors around ``points (N, P, d)``, differentiable. ``(N,)``."""
-        kinds, every = (
-            len(self.candidates(problem)),
-            torch.arange(len(chosen), device=chosen.device),
-        )
-        anchor = expand_at(likelihood, points[every, chosen // kinds][:, None])
-        point = anchor.point[:, 0]
-        kind, hessian = chosen % kinds, anchor.hessian[:, 0]
-        law, divergence, cover = self.posterior_at(problem, point, hessian, kind)
-        added = row_increments(likelihood, point, cover, law, *self.curvature_bounds(problem))
-        return posterior_level(likelihood, problem.log_failure, anchor, divergence, added)
-
-
-def _joined(parts: list[ProblemRows]) -> ProblemRows:
-    """Of some problems and some more, those of all."""
-    return ProblemRows(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-#: called unseen
-_carry_posteriors, _held_levels = bound_once(carry_posteriors), bound_once(held_levels)
-#: of no point, the sums that :func:`search_posteriors` is offered
-NOTHING_OFFERED = np.empty((1, 0))
-NO_NUMBERS = np.empty(0)
-NO_ROWS = LateRows(np.empty((1, 1, 0)), np.empty((1, 0)), np.empty((1, 0)), 0, 0)
 
 
 def _offered(problem: Problem, estimate: Estimate) -> Floats:

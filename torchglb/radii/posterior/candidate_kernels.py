@@ -15,7 +15,12 @@ from torchglb.backend.dense import EPS, cholesky, dot, length, solve_factored
 from torchglb.carried.kernels import Carried
 from torchglb.carried.rounding import compensated
 from torchglb.families.compiled import CompiledFamily
-from torchglb.radii.posterior.centre_kernels import Matrices, Prior
+from torchglb.radii.posterior.centre_kernels import (
+    CompiledPrior,
+    Matrices,
+    carried_hessian,
+    carried_point,
+)
 from torchglb.radii.posterior.increment_kernels import growth, law_of
 
 #: above the rounding errors of log det W and tr(W^-1 H)
@@ -24,7 +29,7 @@ TINY = 2.3e-308
 
 
 @kernel
-def level_of(prior: Prior, point: Floats, loss: float, cost: float, facts: Floats) -> float:
+def level_of(prior: CompiledPrior, point: Floats, loss: float, cost: float, facts: Floats) -> float:
     """``log(1/delta) + L(c) + cost``, and what rounding may have taken from it."""
     lost = (compensated(point.shape[0]) + facts[2]) * EPS
     slack = lost * (abs(loss) + cost + 2.0 * length(point) * facts[1])
@@ -32,63 +37,63 @@ def level_of(prior: Prior, point: Floats, loss: float, cost: float, facts: Float
 
 
 @kernel
-def room_around(prior: Prior, point: Floats) -> float:
-    """``S^2 - |c|^2``, a little less than there is: the containment then survives rounding."""
-    return max(prior.S * prior.S * (1.0 - 1e-12) - dot(point, point), TINY)
-
-
-@kernel
-def posterior_at(
-    prior: Prior, point: Floats, carried: Carried, slot: int, candidate: Floats, memory: Matrices
-) -> float:
-    """W^-1 of one posterior around a centre, into ``memory.cover``, and ``KL(P || Q)``.
-
-    Uniform prior: ``W = H/rho^2 + (I + c c'/((1 - kappa) q))/(kappa q)``, ``q = S^2 - |c|^2``.
-    Gaussian prior: ``W = H/a + I/s0^2``, computed in units of the prior's precision.
+def precision_of(
+    prior: CompiledPrior, point: Floats, candidate: Floats
+) -> tuple[float, float, float, float]:
+    """temper, unit, tilt and scale of W: :func:`torchglb.radii.posterior.candidates.precision_of`.
 
     Args:
         prior: of the problem.
         point: c.
-        carried: has the Hessian there,
-        slot: at this point.
         candidate: kappa, rho^2 (or a), k and the entropy of the shape.
-        memory: for algebra.
     """
-    d, W, cover = point.shape[0], memory.hessian, memory.cover
     kappa, rho2 = candidate[0], candidate[1]
-    unit, tilt = 1.0, 0.0
     if prior.normal:
-        rho2 = rho2 / prior.variance
-    else:
-        room = kappa * room_around(prior, point)
-        unit, tilt = 1.0 / room, kappa / (1.0 - kappa) / (room * room)
-    place = 1 + d
+        return rho2 / prior.variance, 1.0, 0.0, prior.variance
+    room = kappa * max(prior.variance * (1.0 - 1e-12) - dot(point, point), TINY)
+    return rho2, 1.0 / room, kappa / (1.0 - kappa) / (room * room), 1.0
+
+
+@kernel
+def divergence_of(
+    prior: CompiledPrior, point: Floats, candidate: Floats, log_det: float, inverse_trace: float
+) -> float:
+    """``KL(P || Q)``: :func:`torchglb.radii.posterior.candidates.divergence_of`."""
+    if not prior.normal:
+        return prior.log_volume + 0.5 * log_det + candidate[3] + LINEAR_ALGEBRA
+    square = dot(point, point) / prior.variance
+    return 0.5 * (inverse_trace - point.shape[0] + log_det + square) + LINEAR_ALGEBRA
+
+
+@kernel
+def posterior_at(
+    prior: CompiledPrior,
+    point: Floats,
+    carried: Carried,
+    slot: int,
+    candidate: Floats,
+    memory: Matrices,
+) -> float:
+    """W^-1 of one posterior around a carried point, into ``memory.cover``, and ``KL(P || Q)``."""
+    d, W, cover, column = point.shape[0], memory.hessian, memory.cover, memory.vectors[0]
+    temper, unit, tilt, scale = precision_of(prior, point, candidate)
+    carried_hessian(carried, slot, W)
     for i in range(d):
-        for j in range(i, d):
-            entry_ = carried.sums[place, slot] / rho2 + tilt * point[i] * point[j]
-            W[i, j] = entry_
-            W[j, i] = entry_
-            place += 1
+        for j in range(d):
+            W[i, j] = W[i, j] / temper + tilt * point[i] * point[j]
         W[i, i] += unit
     if not cholesky(W, 0.0, memory.factor):
         return math.inf
-    half_log_det, trace = 0.0, 0.0
-    column = memory.vectors[0]
+    log_det, trace = 0.0, 0.0
     for i in range(d):
-        half_log_det += math.log(memory.factor[i, i])
+        log_det += 2.0 * math.log(memory.factor[i, i])
         column[:] = 0.0
         column[i] = 1.0
         solve_factored(memory.factor, column, column)
-        for j in range(d):
-            cover[j, i] = column[j]
         trace += column[i]
-    if not prior.normal:
-        return prior.log_volume + half_log_det + candidate[3] + LINEAR_ALGEBRA
-    for i in range(d):
         for j in range(d):
-            cover[i, j] *= prior.variance
-    square = dot(point, point) / prior.variance
-    return half_log_det + 0.5 * (trace - d + square) + LINEAR_ALGEBRA
+            cover[j, i] = scale * column[j]
+    return divergence_of(prior, point, candidate, log_det, trace)
 
 
 class BestCandidates(NamedTuple):
@@ -103,7 +108,7 @@ class BestCandidates(NamedTuple):
 @allocating
 def screen(
     family: CompiledFamily,
-    prior: Prior,
+    prior: CompiledPrior,
     etas: Floats,
     candidates: Floats,
     carried: Carried,
@@ -115,16 +120,11 @@ def screen(
     H(c) serves all J of them: ``W = diag(scale) + alpha c c'`` there.
     """
     d, kinds = carried.points.shape[0], candidates.shape[0]
-    point, turned, scale = memory.vectors[2], memory.vectors[0], memory.vectors[1]
+    point, turned = memory.vectors[2], memory.vectors[0]
     best = BestCandidates(0, math.inf, 0, math.inf)
     for slot in range(etas.shape[0]):
-        place = 1 + d
-        for i in range(d):
-            point[i] = carried.points[i, slot]
-            for j in range(i, d):
-                memory.hessian[i, j] = carried.sums[place, slot]
-                memory.hessian[j, i] = carried.sums[place, slot]
-                place += 1
+        carried_point(carried, slot, point)
+        carried_hessian(carried, slot, memory.hessian)
         values, basis = np.linalg.eigh(memory.hessian)
         for i in range(d):
             turned[i] = 0.0
@@ -132,34 +132,24 @@ def screen(
                 turned[i] += basis[j, i] * point[j]
         start = level_of(prior, point, carried.sums[0, slot], 0.0, carried.facts)
         for kind in range(kinds):
-            kappa, rho2, shape = candidates[kind, 0], candidates[kind, 1], candidates[kind, 2]
-            unit, alpha = 1.0 / prior.variance, 0.0
-            if not prior.normal:
-                room = room_around(prior, point)
-                unit, alpha = 1.0 / (kappa * room), 1.0 / (kappa * (1.0 - kappa) * room * room)
-            log_det, trace, inflation, tilted = 0.0, 0.0, 1.0, 0.0
-            widest, inverse_trace = 0.0, 0.0
+            candidate = candidates[kind]
+            temper, unit, tilt, scale = precision_of(prior, point, candidate)
+            log_det, trace, inverse_trace, inflation, tilted, widest = 0.0, 0.0, 0.0, 1.0, 0.0, 0.0
             for i in range(d):
                 eigen = max(values[i], 0.0)
-                scale[i] = eigen / rho2 + unit
-                log_det += math.log(scale[i])
-                trace += eigen / scale[i]
-                inverse_trace += 1.0 / scale[i]
-                share = turned[i] * turned[i] / scale[i]
-                inflation += alpha * share
-                tilted += eigen * share / scale[i]
-                widest = max(widest, 1.0 / scale[i])
-            trace -= alpha / inflation * tilted
-            if prior.normal:
-                log_det += d * math.log(prior.variance)
-                square = dot(point, point)
-                cost = 0.5 * (log_det - d + (inverse_trace + square) / prior.variance)
-            else:
-                cost = prior.log_volume + 0.5 * (log_det + math.log(inflation))
-                cost += candidates[kind, 3]
-            law = law_of(family, prior.normal, d, shape, prior.terms)
-            reach = max(carried.facts[0] * carried.facts[0] * widest, 1e-12)
-            begun = start + cost + LINEAR_ALGEBRA
+                inverse = 1.0 / (eigen / temper + unit)
+                log_det -= math.log(inverse)
+                trace += eigen * inverse
+                inverse_trace += inverse
+                share = turned[i] * turned[i] * inverse
+                inflation += tilt * share
+                tilted += eigen * share * inverse
+                widest = max(widest, inverse)
+            log_det += math.log(inflation)
+            trace = scale * (trace - tilt / inflation * tilted)
+            law = law_of(family, prior.normal, d, candidate[2], prior.terms)
+            reach = max(carried.facts[0] * carried.facts[0] * scale * widest, 1e-12)
+            begun = start + divergence_of(prior, point, candidate, log_det, inverse_trace)
             hoped = begun + 0.5 * trace * law.second
             certain = begun
             if trace > 0.0:

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from torchglb.arrays import which
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.linalg import distance_to_sphere
 from torchglb.optim.implicit import newton_polish
-from torchglb.radii.base import rounding
-from torchglb.radii.problem import Problem
-from torchglb.radii.statistics import RowStatistics
 
 MAX_STEPS = 40
 
@@ -60,21 +58,17 @@ def expand_at(likelihood: NegativeLogLikelihood, point: Tensor) -> Anchor:
 
 def flatten_batch(likelihood: NegativeLogLikelihood) -> NegativeLogLikelihood:
     """The same rows with one batch axis ``(N, n, d)``: views, no copies."""
-    X, r, w = likelihood.X, likelihood.r, likelihood.w
-    if X.ndim == 3:
+    axes, N = len(likelihood.batch_shape), likelihood.batch_shape.numel()
+    if axes == 1:
         return likelihood
-    N, n, d = X.shape[:-2].numel(), *X.shape[-2:]
-    return likelihood.over(
-        X.reshape(N, n, d), r.reshape(N, n), None if w is None else w.reshape(N, n)
-    )
+    return likelihood.rebuild([t.reshape(N, *t.shape[axes:]) for t in likelihood.tensors()])
 
 
 def select(likelihood: NegativeLogLikelihood, index: Tensor) -> NegativeLogLikelihood:
     """The rows of some problems of the one batch axis; the whole if they are all."""
-    X, r, w = likelihood.X, likelihood.r, likelihood.w
-    if index.shape[0] == X.shape[0]:
+    if index.shape[0] == likelihood.X.shape[0]:
         return likelihood
-    return likelihood.over(X[index], r[index], None if w is None else w[index])
+    return likelihood.rebuild([t[index] for t in likelihood.tensors()])
 
 
 # ---- penalties ---------------------------------------------------------------------------------
@@ -102,8 +96,8 @@ class Barrier(NamedTuple):
     """``-eta log(S^2 - |theta|^2)``: keeps the centre inside the ball.
 
     Attributes:
-        S: ``(*B, 1)``.
-        eta: ``(P,)``.
+        S: ``(*B, 1)``, or ``(*B)`` for one point each.
+        eta: ``(P,)``, or ``(*B)``.
     """
 
     S: Tensor
@@ -146,19 +140,6 @@ class Ridge(NamedTuple):
     def longest(self, point: Tensor, step: Tensor) -> Tensor:
         """No limit but the full step."""
         return torch.ones_like(step[..., 0])
-
-
-def distance_to_sphere(point: Tensor, direction: Tensor, S: Tensor) -> Tensor:
-    """The largest t with ``|point + t direction| <= S``, for a point of the ball."""
-    room = (S.square() - point.square().sum(-1)).clamp_min(0.0)
-    along = (point * direction).sum(-1)
-    square = direction.square().sum(-1)
-    root = (along.square() + square * room).sqrt()
-    # of the two forms of the root, the one without cancellation
-    outward = room / torch.where(along > 0, along + root, torch.ones_like(root))
-    inward = (root - along) / torch.where(square > 0, square, torch.ones_like(square))
-    distance = torch.where(along > 0, outward, inward)
-    return torch.where(square > 0, distance, torch.full_like(distance, math.inf))
 
 
 # ---- moving ------------------------------------------------------------------------------------
@@ -238,10 +219,3 @@ def _safe_length(penalty: Penalty, point: Tensor, step: Tensor) -> Tensor:
     short = torch.log1p(euclidean) / euclidean.clamp_min(0.5)
     loss = torch.where(euclidean > 0.5, short, torch.ones_like(short))
     return torch.minimum(loss, penalty.longest(point, step))
-
-
-def rounding_at_centres(problem: Problem, statistics: RowStatistics, anchor: Anchor) -> Tensor:
-    """The same at P centres of each problem, ``(N, P)``."""
-    rewards = (statistics.reward_length / problem.family.dispersion)[:, None]
-    norm = torch.linalg.vector_norm(anchor.point, dim=-1)
-    return rounding(problem.dtype, anchor.loss, rewards, norm, statistics.number[:, None])

@@ -23,7 +23,7 @@ MAX_STEPS = 40
 PRIOR = 8
 
 
-class Prior(NamedTuple):
+class CompiledPrior(NamedTuple):
     """The prior of one problem, and what bounds its losses.
 
     Attributes:
@@ -50,10 +50,10 @@ class Prior(NamedTuple):
 
 
 @inlined
-def prior_in(normal: bool, numbers: Floats) -> Prior:
+def prior_in(normal: bool, numbers: Floats) -> CompiledPrior:
     """From the eight numbers of a problem."""
     n = numbers
-    return Prior(normal, n[0], n[1], n[2], n[3], n[4], n[5], n[6], int(n[7]))
+    return CompiledPrior(normal, n[0], n[1], n[2], n[3], n[4], n[5], n[6], int(n[7]))
 
 
 class Matrices(NamedTuple):
@@ -73,11 +73,28 @@ def matrices(dim: int) -> Matrices:
     )
 
 
+@kernel
+def carried_point(carried: Carried, slot: int, out: Floats) -> None:
+    """One carried point, ``(d,)``."""
+    for k in range(out.shape[0]):
+        out[k] = carried.points[k, slot]
+
+
+@kernel
+def carried_hessian(carried: Carried, slot: int, out: Floats) -> None:
+    """The Hessian at one carried point, ``(d, d)``."""
+    d, place = out.shape[0], 1 + out.shape[0]
+    for i in range(d):
+        for j in range(i, d):
+            out[i, j] = out[j, i] = carried.sums[place, slot]
+            place += 1
+
+
 # ---- centres -----------------------------------------------------------------------------------
 
 
 @kernel
-def penalty_at(prior: Prior, eta: float, point: Floats) -> float:
+def penalty_at(prior: CompiledPrior, eta: float, point: Floats) -> float:
     """``-eta log(S^2 - |theta|^2)``, or ``|theta|^2/(2 s0^2)``; infinite outside the ball."""
     square = dot(point, point)
     if prior.normal:
@@ -88,7 +105,7 @@ def penalty_at(prior: Prior, eta: float, point: Floats) -> float:
 
 @kernel
 def newton_step(
-    prior: Prior, eta: float, carried: Carried, slot: int, point: Floats, memory: Matrices
+    prior: CompiledPrior, eta: float, carried: Carried, slot: int, point: Floats, memory: Matrices
 ) -> float:
     """The Newton step of loss plus penalty at a centre, into ``vectors[1]``.
 
@@ -98,18 +115,15 @@ def newton_step(
     """
     d, hessian = point.shape[0], memory.hessian
     gradient, step = memory.vectors[0], memory.vectors[1]
-    room = prior.S * prior.S - dot(point, point)
-    pull = 1.0 / prior.variance if prior.normal else 2.0 * eta / room
-    place = 1 + d
+    pull, bend = 1.0 / prior.variance, 0.0
+    if not prior.normal:
+        room = prior.S * prior.S - dot(point, point)
+        pull, bend = 2.0 * eta / room, 4.0 * eta / (room * room)
+    carried_hessian(carried, slot, hessian)
     for i in range(d):
         gradient[i] = carried.sums[1 + i, slot] + pull * point[i]
-        for j in range(i, d):
-            entry_ = carried.sums[place, slot]
-            if not prior.normal:
-                entry_ += pull * 2.0 * point[i] * point[j] / room
-            hessian[i, j] = entry_
-            hessian[j, i] = entry_
-            place += 1
+        for j in range(d):
+            hessian[i, j] += bend * point[i] * point[j]
         hessian[i, i] += pull
     if not cholesky(hessian, 0.0, memory.factor):
         return 0.0
@@ -150,7 +164,7 @@ def pass_at(data: Pass, point: Floats) -> None:
 @kernel
 def recentre(
     data: Pass,
-    prior: Prior,
+    prior: CompiledPrior,
     eta: float,
     carried: Carried,
     slot: int,
@@ -177,8 +191,7 @@ def recentre(
     """
     d, work, passes, damping = carried.points.shape[0], data.work, 0, 1.0
     point, trial = memory.vectors[2], memory.vectors[3]
-    for i in range(d):
-        point[i] = carried.points[i, slot]
+    carried_point(carried, slot, point)
     value = carried.sums[0, slot] + penalty_at(prior, eta, point)
     behind = newton_step(prior, eta, carried, slot, point, memory)
     if offer.shape[0] > 0 and behind > prior.tolerance:
@@ -194,8 +207,7 @@ def recentre(
             after = work.sums[0] + penalty_at(prior, eta, place)
             if after < value:
                 put_point(carried, slot, place, work.sums, work.rest, trace_of(work.sums, d))
-                for i in range(d):
-                    point[i] = place[i]
+                copy_vector(place, point)
                 value = after
             behind = newton_step(prior, eta, carried, slot, point, memory)
     for _ in range(MAX_STEPS):
@@ -215,8 +227,7 @@ def recentre(
         if after <= value + 64.0 * EPS * abs(value):
             put_point(carried, slot, trial, work.sums, work.rest, trace_of(work.sums, d))
             value, damping = after, 1.0
-            for i in range(d):
-                point[i] = trial[i]
+            copy_vector(trial, point)
             behind = newton_step(prior, eta, carried, slot, point, memory)
         else:
             damping *= 0.25

@@ -49,8 +49,14 @@ from torchglb.radii.base import (
     reward_length,
     rounding,
 )
+from torchglb.radii.posterior.candidates import posterior_at
 from torchglb.radii.posterior.curvature import SLACK, curved_region
-from torchglb.radii.posterior.gaussian import check_whole_line, normal_at, normal_row_increments
+from torchglb.radii.posterior.gaussian import (
+    check_whole_line,
+    normal_prior,
+    normal_row_increments,
+    tempered,
+)
 from torchglb.radii.posterior.uniform import PACBayes
 from torchglb.radii.problem import Problem
 from torchglb.rounding import round_up
@@ -69,10 +75,9 @@ INNER = PACBayes()
 
 def in_double(likelihood: NegativeLogLikelihood) -> NegativeLogLikelihood:
     """The same rows in float64."""
-    X, r, w = likelihood.X, likelihood.r, likelihood.w
-    if X.dtype == torch.float64:
+    if likelihood.X.dtype == torch.float64:
         return likelihood
-    return likelihood.over(X.double(), r.double(), None if w is None else w.double())
+    return likelihood.rebuild([t.double() for t in likelihood.tensors()])
 
 
 def prior_costs(
@@ -90,10 +95,10 @@ def prior_costs(
         hessian: H(c), ``(*B, d, d)``; any positive semidefinite matrix keeps the statement.
         scales: ``(*B, K)``.
     """
-    variance = 1.0 / scales
+    prior = normal_prior(likelihood.family, 1.0 / scales)
+    candidate = tempered(torch.ones_like(scales))
     origin = torch.zeros_like(point)[..., None, :]  # divergence from a prior that is centred at c
-    one = torch.ones_like(variance)
-    divergence, cover = normal_at(origin, hessian[..., None, :, :], variance, one)
+    divergence, cover = posterior_at(prior, origin, hessian[..., None, :, :], candidate)
     added = torch.stack(
         [normal_row_increments(likelihood, point, part) for part in cover.unbind(-3)], dim=-1
     )
@@ -268,9 +273,8 @@ class Centred(Radius):
         of_loss = level + 0.5 * bend * farthest * (1.0 + SLACK)
         best = torch.where(bend > 0, torch.minimum(of_loss, outer), outer)
         refinement = _refinement(problem, point, level, bend, outer, region)
-        deltas, passes = (problem.delta, 0.0), found.passes + self.scales + 4.0
-        loss = estimate.loss.double()
-        whole = conclude(best, loss, problem.dtype, deltas, passes, found.state)
+        passes, loss = found.passes + self.scales + 4.0, estimate.loss.double()
+        whole = conclude(problem, best, loss, passes, found.state)
         return whole._replace(refinement=refinement)
 
     def _outer(self, problem: Problem) -> Problem:
@@ -339,7 +343,7 @@ def _refinement(
     ``eps lambda |c| S``.
     """
     dtype, eps = problem.dtype, torch.finfo(problem.dtype).eps
-    bend = scale if dtype == torch.float64 else round_up(scale, dtype).double()
+    bend = round_up(scale, dtype).double()
     norm = torch.linalg.vector_norm(point, dim=-1)
     paid = 4.0 * eps * bend * (problem.S + norm).square()
     shifted = level + 0.5 * bend * point.square().sum(-1) + paid
@@ -353,7 +357,5 @@ def _refinement(
             torch.where(none, torch.inf, region.size.detach()).to(dtype),
             region.curvature.detach().to(dtype),
         )
-    if dtype == torch.float64:
-        return Refinement(outer, shifted, -bend, point, proof)
     ends = (round_up(outer, dtype), round_up(shifted, dtype))
     return Refinement(*ends, -bend.to(dtype), point.to(dtype), proof)

@@ -18,7 +18,11 @@ from torch import Tensor
 
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import least_eigenvalue
-from torchglb.radii.theorems.theorem32 import regularization_for, theorem32_fixed_point
+from torchglb.radii.theorems.theorem32 import (
+    fixed_point_around,
+    lengths_in_inverse,
+    regularization_for,
+)
 from torchglb.rounding import round_up
 from torchglb.row_sums import Expansion
 from torchglb.ucb import ConvexRegion
@@ -59,28 +63,13 @@ def curved_region(
     eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
     lam = torch.as_tensor(regularization_for(S, self_concordance))
     norm = torch.linalg.vector_norm(point, dim=-1)
-    gamma = theorem32_fixed_point(
-        height,
-        S,
-        self_concordance,
-        lam,
-        norm,
-        X,
-        at.hessian,
-        w,
-        gap,
-        shards=likelihood.shards,
-    )
+    gamma = fixed_point_around(likelihood, point, at.hessian, height, S, self_concordance, lam, gap)
     exact = at.hessian + lam[..., None, None] * eye
     shape = exact.to(dtype).double()
     change = torch.linalg.matrix_norm(shape - exact)  # of the rounding to the dtype
     gamma = round_up((gamma + change * (S + norm).square()) * (1.0 + SLACK), dtype).double()
-    factor, failed = torch.linalg.cholesky_ex(shape)
-    square = torch.linalg.solve_triangular(factor, X.mT, upper=False).square().sum(-2)
     reach = torch.linalg.vector_norm(X, dim=-1) * (S + norm)[..., None]
-    tiny = torch.finfo(X.dtype).tiny
-    local = (gamma[..., None] * square).clamp_min(tiny).sqrt()
-    local = torch.where((failed == 0)[..., None], local, reach)
+    local = gamma.sqrt()[..., None] * lengths_in_inverse(X, shape)
     # points drawn to the edge of the ellipsoid or of the ball may be some roundings outside
     outside = max(SLACK, 64.0 * X.shape[-1] * torch.finfo(dtype).eps)
     D = torch.minimum(local, reach) * (1.0 + outside)

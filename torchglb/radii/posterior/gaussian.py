@@ -15,9 +15,8 @@ from torchglb.errors import InputError
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import State, check_likelihood
-from torchglb.radii.posterior.base import PosteriorRadius, Posteriors, posterior_level
-from torchglb.radii.posterior.candidate_kernels import LINEAR_ALGEBRA
-from torchglb.radii.posterior.centre import Anchor, Ridge, expand_at
+from torchglb.radii.posterior.base import PosteriorRadius
+from torchglb.radii.posterior.candidates import Candidates, Prior, posterior_level
 from torchglb.radii.posterior.increments import row_increments
 from torchglb.radii.posterior.laws import NormalLaw
 from torchglb.radii.problem import Problem
@@ -37,56 +36,26 @@ def check_whole_line(family: GLMFamily) -> None:
         )
 
 
-def gaussian_divergence(
-    values: Tensor, point: Tensor, variance: Tensor, temper: Tensor
-) -> tuple[Tensor, Tensor]:
-    """``KL(N(c, W^-1) || N(0, s0^2 I))`` and the eigenvalues of W, for ``W = H/a + I/s0^2``.
+def normal_prior(family: GLMFamily, variance: Tensor) -> Prior:
+    """``N(0, s0^2 I)`` for ``s0^2 (*B)``, of a family whose constants hold on the whole line."""
+    volume, top = torch.full_like(variance, math.inf), None
+    if not isinstance(family, Poisson):  # the largest m'' of all others is that on [-1, 1]
+        top = torch.full_like(variance, family.max_variance(1.0))
+    return Prior(True, variance, volume, None, top, 0)
 
-    ``KL = (tr(W^-1)/s0^2 + |c|^2/s0^2 - d + d log s0^2 + log det W)/2``.
 
-    Args:
-        values: eigenvalues of H, ``(*B, d)``.
-        point: c, ``(*B, d)``.
-        variance: ``s0^2``, ``(*B)``.
-        temper: a, ``(J,)``.
-
-    Returns:
-        ``(*B, J)`` and ``(*B, J, d)``.
-    """
-    prior = variance[..., None]  # (*B, 1)
-    scale = values[..., None, :] / temper[:, None] + 1.0 / prior[..., None]
-    relative = scale * prior[..., None]  # W in units of the prior's precision, at least 1
-    each = (1.0 / relative - 1.0 + relative.log()).sum(-1)
-    return 0.5 * (each + point.square().sum(-1)[..., None] / prior), scale
+def tempered(temper: Tensor) -> Candidates:
+    """Posteriors with ``W = H/a + I/s0^2``."""
+    zero = torch.zeros_like(temper)
+    return Candidates(zero, temper, zero, zero)
 
 
 def normal_row_increments(
     likelihood: NegativeLogLikelihood, point: Tensor, cover: Tensor
 ) -> Tensor:
     """:func:`row_increments` for normal U and ``W^-1 = cover``: one pass, O(n d^2). ``(*B)``."""
-    number = largest_variance(likelihood.family)
-    largest = None if number is None else torch.full_like(point[..., 0], number)
-    return row_increments(likelihood, point, cover, NormalLaw(), None, largest)
-
-
-def largest_variance(family: GLMFamily) -> float | None:
-    """The largest m'' on the whole line, which the radius 1 shows; None for Poisson's."""
-    return None if isinstance(family, Poisson) else family.max_variance(1.0)
-
-
-def normal_at(
-    point: Tensor, hessian: Tensor, variance: Tensor, temper: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Divergence ``(*B)`` and ``W^-1 (*B, d, d)`` of one posterior each, differentiable: O(d^3)."""
-    eye = torch.eye(point.shape[-1], dtype=point.dtype, device=point.device)
-    relative = (variance / temper)[..., None, None] * hessian + eye  # W in units of the prior's
-    factor, _ = torch.linalg.cholesky_ex(relative)
-    log_det = 2.0 * torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
-    inverse = torch.cholesky_inverse(factor)
-    trace = torch.diagonal(inverse, dim1=-2, dim2=-1).sum(-1)
-    square = point.square().sum(-1) / variance
-    divergence = 0.5 * (trace - point.shape[-1] + log_det + square)
-    return divergence + LINEAR_ALGEBRA, variance[..., None, None] * inverse
+    prior = normal_prior(likelihood.family, torch.ones_like(point[..., 0]))
+    return row_increments(likelihood, point, cover, NormalLaw(), None, prior.top)
 
 
 def gaussian_prior_level(
@@ -123,13 +92,11 @@ def gaussian_prior_level(
     check_whole_line(likelihood.family)
     if not 0.0 < temper < math.inf:
         raise refuse("temper", "a positive number", temper)
-    prior = torch.as_tensor(variance, dtype=torch.float64, device=likelihood.X.device)
-    prior = prior.expand(likelihood.batch_shape)
-    anchor = expand_at(likelihood, centre[..., None, :])
-    point, hessian = anchor.point[..., 0, :], anchor.hessian[..., 0, :, :]
-    divergence, cover = normal_at(point, hessian, prior, torch.full_like(prior, temper))
-    added = normal_row_increments(likelihood, point, cover)
-    return posterior_level(likelihood, -math.log(delta), anchor, divergence, added)
+    scale = torch.as_tensor(variance, dtype=torch.float64, device=likelihood.X.device)
+    scale = scale.expand(likelihood.batch_shape)
+    candidate = tempered(torch.full_like(scale, temper))
+    prior = normal_prior(likelihood.family, scale)
+    return posterior_level(likelihood, -math.log(delta), prior, centre, candidate)
 
 
 @dataclass(frozen=True)
@@ -176,35 +143,9 @@ class GaussianPrior(PosteriorRadius):
             raise refuse("increments", expected, repr(self.increments))
         return super().init(problem)
 
-    def prior_variance(self, problem: Problem) -> Tensor:
-        """``s0^2 = scale^2 S^2/d``, ``(*B)``."""
-        return (self.scale * problem.S).square() / problem.dim
+    def prior(self, problem: Problem) -> Prior:
+        """``s0^2 = scale^2 S^2/d``."""
+        return normal_prior(problem.family, (self.scale * problem.S).square() / problem.dim)
 
-    def curvature_bounds(self, problem: Problem) -> tuple[None, Tensor | None]:  # noqa: D102
-        largest = largest_variance(problem.family)
-        return None, None if largest is None else torch.full_like(problem.S, largest)
-
-    def penalty(self, problem: Problem) -> Ridge:  # noqa: D102
-        return Ridge(self.prior_variance(problem)[:, None])
-
-    def posteriors(self, problem: Problem, anchor: Anchor, reach: Tensor) -> Posteriors:  # noqa: D102
-        values = torch.linalg.eigvalsh(anchor.hessian).clamp_min(0.0)
-        variance, tempers = self.prior_variance(problem)[:, None], self._tempers(problem)
-        divergence, scale = gaussian_divergence(values, anchor.point, variance, tempers)
-        trace = (values[..., None, :] / scale).sum(-1)
-        longest = reach.square()[:, None, None] / scale.amin(-1)
-        return Posteriors(NormalLaw(), divergence, trace, longest)
-
-    def posterior_at(  # noqa: D102
-        self, problem: Problem, point: Tensor, hessian: Tensor, kind: Tensor
-    ) -> tuple[NormalLaw, Tensor, Tensor]:
-        variance, tempers = self.prior_variance(problem), self._tempers(problem)[kind]
-        return NormalLaw(), *normal_at(point, hessian, variance, tempers)
-
-    def candidates(self, problem: Problem) -> Tensor:  # noqa: D102
-        tempers = self._tempers(problem)
-        zero = torch.zeros_like(tempers)
-        return torch.stack([zero, tempers, zero, zero], dim=-1)
-
-    def _tempers(self, problem: Problem) -> Tensor:
-        return numbers_on(self.tempers, problem.S.device)
+    def candidates(self, problem: Problem) -> Candidates:  # noqa: D102
+        return tempered(numbers_on(self.tempers, problem.S.device))

@@ -24,7 +24,7 @@ from torchglb.families.compiled import (
     CompiledFamily,
 )
 from torchglb.families.row_terms import CHUNK, SCRATCH
-from torchglb.radii.posterior.centre_kernels import Prior
+from torchglb.radii.posterior.centre_kernels import CompiledPrior
 
 #: beyond this exponent a bound is infinite
 OVERFLOW = 700.0
@@ -120,7 +120,7 @@ def growth(family: CompiledFamily, law: CompiledLaw, s2: float, concordance: flo
 
 @kernel
 def row_increment(
-    family: CompiledFamily, prior: Prior, law: CompiledLaw, z: float, s2: float
+    family: CompiledFamily, prior: CompiledPrior, law: CompiledLaw, z: float, s2: float
 ) -> float:
     """At least ``E m(z + sU) - m(z)``: :func:`torchglb.radii.posterior.increments.increment`.
 
@@ -175,7 +175,12 @@ def squared_widths(X: Floats, start: int, count: int, cover: Floats, out: Floats
 
 @kernel
 def add_increment(
-    family: CompiledFamily, prior: Prior, law: CompiledLaw, x: Floats, point: Floats, cover: Floats
+    family: CompiledFamily,
+    prior: CompiledPrior,
+    law: CompiledLaw,
+    x: Floats,
+    point: Floats,
+    cover: Floats,
 ) -> float:
     """``(E m(z + s U) - m(z))/g`` of one row, ``s^2 = x' W^-1 x``."""
     d, s2 = x.shape[0], 0.0
@@ -190,7 +195,7 @@ def add_increment(
 @allocating
 def sum_increments(
     family: CompiledFamily,
-    prior: Prior,
+    prior: CompiledPrior,
     law: CompiledLaw,
     rows: LossRows,
     point: Floats,

@@ -25,11 +25,11 @@ from torchglb.checks import refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.linalg import distance_to_sphere
 from torchglb.radii.base import (
     Evaluation,
     Radius,
     State,
-    check_likelihood,
     conclude,
     reward_length,
     rounding,
@@ -38,11 +38,10 @@ from torchglb.radii.base import (
 from torchglb.radii.posterior.centre import (
     Anchor,
     Barrier,
-    distance_to_sphere,
     expand_at,
     flatten_batch,
 )
-from torchglb.radii.posterior.uniform import PACBayes
+from torchglb.radii.posterior.uniform import PACBayes, problem_around
 from torchglb.radii.problem import Problem
 
 MAX_DIM = 3
@@ -113,30 +112,21 @@ def mixture_level(
         >>> round(float(mixture_level(loss, Ball(2, 4.0), 0.05, torch.zeros(2))), 2)
         4.39
     """
-    check_likelihood(likelihood)
     check_mixture_dim(domain.dim)
-    X = likelihood.X
-    norm = torch.linalg.vector_norm(centre, dim=-1)
-    if not bool((norm < (1 - 1e-6) * domain.radius_like(X)).all()):
-        raise refuse("centre", "a point strictly inside the ball", centre.tolist())
-    problem = Problem(
-        likelihood.family, domain, delta, tuple(likelihood.batch_shape), X.dtype, X.device
-    )
-    anchor = expand_at(likelihood, centre[..., None, :])
-    return cubature_level(problem, likelihood, anchor, reward_length(likelihood))
+    problem = problem_around(likelihood, domain, delta, centre)
+    at = expand_at(likelihood, centre)
+    return cubature_level(problem, likelihood, at, reward_length(likelihood))
 
 
 def cubature_level(
-    problem: Problem, likelihood: NegativeLogLikelihood, anchor: Anchor, rewards: Tensor
+    problem: Problem, likelihood: NegativeLogLikelihood, at: Anchor, rewards: Tensor
 ) -> Tensor:
-    """The level from rays through the first centre of an anchor: no further expansion. ``(*B)``."""
-    d, device = problem.dim, anchor.point.device
-    vectors, cells, volumes = _directions(d, device)
-    point, loss = anchor.point[..., 0, :], anchor.loss[..., 0]
+    """The level from rays through one point each: no further expansion. ``(*B)``."""
+    d, point, loss = problem.dim, at.point, at.loss
+    vectors, cells, volumes = _directions(d, point.device)
     # local units: the loss and the barrier of the ball bend by 1 along each unit direction
-    eta = torch.ones(1, dtype=point.dtype, device=device)
-    barrier = Barrier(problem.S[..., None], eta)(anchor.point[..., :1, :]).hessian[..., 0, :, :]
-    factor, _ = torch.linalg.cholesky_ex(anchor.hessian[..., 0, :, :] + barrier)
+    barrier = Barrier(problem.S, torch.ones_like(problem.S))(point).hessian
+    factor, _ = torch.linalg.cholesky_ex(at.hessian + barrier)
     # theta = c + L^-T u: columns of L^-T applied to the directions
     rays = torch.linalg.solve_triangular(factor.mT, vectors.mT.expand(*point.shape, -1), upper=True)
     rays = rays.mT  # (*B, J, d)
@@ -249,9 +239,8 @@ class Mixture(Radius):
         loss = estimate.loss.double()
         inner, points = self.inner.evaluate_around(problem, state, likelihood, estimate)
         flat, rows = problem.flat, flatten_batch(likelihood)
-        anchor = expand_at(rows, points[:, :1])
+        at = expand_at(rows, points[:, 0])
         rewards = statistics_of(problem, state).reward_length / problem.family.dispersion
-        exact = cubature_level(flat, rows, anchor, rewards.reshape(-1)).reshape(loss.shape)
+        exact = cubature_level(flat, rows, at, rewards.reshape(-1)).reshape(loss.shape)
         level = torch.fmin(exact, inner.level.double())
-        deltas = (problem.delta, 0.0)
-        return conclude(level, loss, problem.dtype, deltas, inner.passes + 1.0, inner.state)
+        return conclude(problem, level, loss, inner.passes + 1.0, inner.state)

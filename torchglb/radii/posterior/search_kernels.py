@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, allocating, entry, floats_at, inlined, kernel
+from torchglb.backend import Floats, Ints, allocating, entry, inlined, kernel
 from torchglb.backend.dense import copy_vector
 from torchglb.carried.kernels import (
     Carried,
@@ -27,28 +27,28 @@ from torchglb.carried.kernels import (
     trace_of,
     workspace,
 )
-from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.source import RowArrays
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
 from torchglb.radii.posterior.candidate_kernels import level_of, posterior_at, screen
 from torchglb.radii.posterior.centre_kernels import (
     PRIOR,
+    CompiledPrior,
     Matrices,
     Pass,
-    Prior,
+    carried_point,
     matrices,
     newton_step,
     prior_in,
     recentre,
 )
 from torchglb.radii.posterior.increment_kernels import (
-    CompiledLaw,
     add_increment,
     law_of,
     sum_increments,
 )
 from torchglb.radii.statistics_kernels import (
-    CompiledRule,
     CompiledStatistics,
     add_statistics,
     rule_in,
@@ -110,15 +110,15 @@ def held_in(memory: Floats, dim: int, points: int, count: int) -> Held:
 
 @allocating
 def hold_if_better(
-    data: Pass, prior: Prior, priors: Priors, at: int, held: Held, memory: Matrices
+    data: Pass, prior: CompiledPrior, priors: Priors, at: int, held: Held, memory: Matrices
 ) -> None:
     """Sums the increments of one of the candidates (a pass) and holds it if its level is lower."""
     carried, candidates, family = held.carried, priors.candidates, data.family
     d, last, slot = carried.points.shape[0], priors.etas.shape[0], at // candidates.shape[0]
     candidate = candidates[at % candidates.shape[0]]
     point, before = memory.vectors[2], memory.vectors[3]
-    for i in range(d):
-        point[i], before[i] = carried.points[i, slot], carried.points[i, last]
+    carried_point(carried, slot, point)
+    carried_point(carried, last, before)
     divergence = posterior_at(prior, point, carried, slot, candidate, memory)
     law = law_of(family, prior.normal, d, candidate[2], prior.terms)
     cost = divergence + sum_increments(family, prior, law, data.rows, point, memory.cover)
@@ -150,118 +150,76 @@ def row_memory(dim: int, count: int) -> RowMemory:
     return RowMemory(np.zeros(SCRATCH), np.empty(count), np.empty(dim), np.empty(dim))
 
 
-@kernel
-def add_row(
-    family: CompiledFamily,
-    prior: Prior,
-    law: CompiledLaw,
-    rule: CompiledRule,
-    x: Floats,
-    r: float,
-    w: float,
-    table: Monomials,
+@allocating
+def add_rows(
+    priors: Priors,
+    b: int,
+    rows: RowArrays,
+    known: int,
     seen: CompiledStatistics,
     held: Held,
     memory: RowMemory,
 ) -> None:
-    """Adds a row to all that is carried of a problem; ``law`` is that of its posterior."""
-    sums, point, scratch = held.carried, memory.point, memory.scratch
-    for i in range(x.shape[0]):
-        point[i] = sums.points[i, sums.points.shape[1] - 1]
-    add_statistics(undispersed(family), rule, prior.S, x, r, w, seen, scratch)
-    carry_row(family, x, w, w * r, sums, table, scratch, memory.monomial)
-    held.rest[1] += w * add_increment(family, prior, law, x, point, held.cover)
+    """Adds the rows that problem b does not know to all that is carried of it."""
+    family, sums, numbers = priors.family, held.carried, priors.numbers[b]
+    prior, rule = prior_in(priors.normal, numbers), rule_in(numbers[PRIOR:])
+    table, plain, scratch = unpack(priors.table), undispersed(family), memory.scratch
+    law = law_of(family, prior.normal, priors.table.dim, held.rest[0], prior.terms)
+    x, point = memory.row, memory.point
+    carried_point(sums, sums.points.shape[1] - 1, point)
+    for s in range(known, rows.used):
+        for i in range(x.shape[0]):
+            x[i] = rows.X[b, i, s]
+        w, y = rows.w[b, s], rows.y[b, s]
+        reward = y / w if w > 0.0 else 0.0
+        add_statistics(plain, rule, prior.S, x, reward, w, seen, scratch)
+        carry_row(family, x, w, y, sums, table, scratch, memory.monomial)
+        held.rest[1] += w * add_increment(family, prior, law, x, point, held.cover)
 
 
 # ---- doors -------------------------------------------------------------------------------------
 
 
 @entry
-def carry_posteriors(
-    priors: Priors,
-    x_address: int,
-    r_address: int,
-    w_address: int,
-    k: int,
-    statistics: Floats,
-    held: Floats,
-) -> None:
-    """Adds k rows of every problem to all that is carried.
-
-    Args:
-        priors: the problems.
-        x_address: of the rows, float64 numbers ``(N, k, d)`` in a row.
-        r_address: of their rewards, ``(N, k)``.
-        w_address: of their weights, ``(N, k)``; 0 if all are 1.
-        k: how many.
-        statistics: ``(N, size)``.
-        held: of :func:`held_in`, ``(N, size)``.
-    """
-    family, normal, packed = priors.family, priors.normal, priors.table
-    table, d, N, points = unpack(packed), packed.dim, held.shape[0], priors.etas.shape[0] + 1
-    x, r = floats_at(x_address, (N, k, d)), floats_at(r_address, (N, k))
-    w, memory = floats_at(w_address, (N, k)), row_memory(d, packed.count)
-    for b in range(N):
-        numbers = priors.numbers[b]
-        prior, rule = prior_in(normal, numbers), rule_in(numbers[PRIOR:])
-        found, seen = held_in(held[b], d, points, packed.count), statistics_in(statistics[b], d)
-        law = law_of(family, normal, d, found.rest[0], prior.terms)
-        for s in range(k):
-            weight = 1.0 if w_address == 0 else w[b, s]
-            add_row(family, prior, law, rule, x[b, s], r[b, s], weight, table, seen, found, memory)
-
-
-@entry
 def held_levels(
     priors: Priors,
-    X: Floats,
-    w: Floats,
-    y: Floats,
-    first: int,
-    last: int,
+    rows: RowArrays,
+    known: int,
     statistics: Floats,
     held: Floats,
     loss_hat: Floats,
     out: Floats,
 ) -> bool:
-    """The levels of the held posteriors, once they know the rows from first to last.
+    """The levels of the held posteriors, once they know all rows.
 
     Args:
         priors: the problems.
-        X: features, ``(N, d, capacity)``.
-        w: weights, ``(N, capacity)``.
-        y: weights times rewards, ``(N, capacity)``.
-        first: the first row that they do not know.
-        last: after the last one; where it is ``first`` no row is read, and nothing is changed.
+        rows: all rows.
+        known: so many are known already; where these are all, no row is read and nothing changed.
         statistics: ``(N, size)``.
         held: of :func:`held_in`, ``(N, size)``.
         loss_hat: loss at a point of the ball, ``(N,)``, or nothing for that of the centre in use.
         out: for each problem the level, that of the mean loss, the smaller one, and what is wanted
-            of the rows, ``(N, 4)``.
+            of the rows, ``(N, 4)``; or nothing, if the rows are all that is to be done.
 
     Returns:
         Whether anything is wanted of the rows.
     """
     family, normal, packed, etas = priors.family, priors.normal, priors.table, priors.etas
     d, slots, kinds, any_wanted = packed.dim, etas.shape[0], priors.candidates.shape[0], False
-    memory, adding, table = matrices(d), row_memory(d, packed.count), unpack(packed)
-    point, row = adding.point, adding.row
+    memory, adding = matrices(d), row_memory(d, packed.count)
+    point = adding.point
     for b in range(held.shape[0]):
-        numbers, found = priors.numbers[b], held_in(held[b], d, slots + 1, packed.count)
-        prior, sums, rule = prior_in(normal, numbers), found.carried, rule_in(numbers[PRIOR:])
+        found = held_in(held[b], d, slots + 1, packed.count)
+        prior, sums = prior_in(normal, priors.numbers[b]), found.carried
         seen = statistics_in(statistics[b], d)
-        if first < last:
-            law = law_of(family, normal, d, found.rest[0], prior.terms)
-            for s in range(first, last):
-                for i in range(d):
-                    row[i] = X[b, i, s]
-                weight = w[b, s]
-                reward = y[b, s] / weight if weight > 0.0 else 0.0
-                add_row(family, prior, law, rule, row, reward, weight, table, seen, found, adding)
+        if known < rows.used:
+            add_rows(priors, b, rows, known, seen, found, adding)
+        if out.shape[0] == 0:
+            continue
         level = held_level(prior, found, point)
         slot = int(found.rest[2]) // kinds
-        for i in range(d):
-            point[i] = sums.points[i, slot]
+        carried_point(sums, slot, point)
         mean = math.inf
         if not normal:
             loss = loss_hat[b] if loss_hat.shape[0] > 0 else sums.sums[0, slot]
@@ -270,9 +228,9 @@ def held_levels(
             mean = level_of(prior, point, loss, infimum, sums.facts)
         behind = newton_step(prior, etas[slot], sums, slot, point, memory)
         allowed = max(prior.tolerance, SHARE * (min(level, mean) - sums.sums[0, slot]))
-        rows = sums.facts[2]
+        number = sums.facts[2]
         wanted = REFRESH if behind > allowed else NOTHING
-        if rows >= GROWTH * found.rest[3] and rows > found.rest[3]:
+        if number >= GROWTH * found.rest[3] and number > found.rest[3]:
             wanted = LOOK
         any_wanted = any_wanted or wanted != NOTHING
         out[b, 0], out[b, 1], out[b, 2], out[b, 3] = level, mean, smaller(level, mean), wanted
@@ -286,11 +244,10 @@ def smaller(level: float, mean: float) -> float:
 
 
 @kernel
-def held_level(prior: Prior, held: Held, point: Floats) -> float:
+def held_level(prior: CompiledPrior, held: Held, point: Floats) -> float:
     """The level of the held posterior; its centre goes into ``point``."""
     sums, last = held.carried, held.carried.points.shape[1] - 1
-    for i in range(point.shape[0]):
-        point[i] = sums.points[i, last]
+    carried_point(sums, last, point)
     return level_of(prior, point, sums.sums[0, last], held.rest[1], sums.facts)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,29 +32,13 @@ from torchglb.choices import (
 )
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import State, check_likelihood, rounding_at
-from torchglb.radii.posterior.base import PosteriorRadius, Posteriors, posterior_level
-from torchglb.radii.posterior.candidate_kernels import LINEAR_ALGEBRA
-from torchglb.radii.posterior.centre import Anchor, Barrier, expand_at, flatten_batch
-from torchglb.radii.posterior.increments import aggregated_increment, row_increments
-from torchglb.radii.posterior.laws import BallLaw, series_terms
+from torchglb.radii.base import check_likelihood, rounding_at
+from torchglb.radii.posterior.base import PosteriorRadius
+from torchglb.radii.posterior.candidates import Candidates, Prior, posterior_level
+from torchglb.radii.posterior.laws import series_terms
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
 from torchglb.radii.theorems.mean_loss import MeanLoss
-
-
-class Candidates(NamedTuple):
-    """J kinds of posterior around a centre, as tensors ``(J,)``.
-
-    Attributes:
-        kappa: how far towards the sphere the ellipsoid may reach, in (0, 1).
-        rho2: ``rho^2``, the scale against the Hessian.
-        shape: k >= 0 of the Pearson-II density; 0 is uniform.
-    """
-
-    kappa: Tensor
-    rho2: Tensor
-    shape: Tensor
 
 
 def shape_entropy(dim: int, shape: Tensor) -> Tensor:
@@ -70,30 +53,27 @@ def shape_entropy(dim: int, shape: Tensor) -> Tensor:
     return entropy + shape * (torch.digamma(part) - torch.digamma(whole))
 
 
-def room_around(S: Tensor, point: Tensor) -> Tensor:
-    """``S^2 - |c|^2``, a little less than there is: the containment then survives rounding."""
-    room = S.square() * (1 - 1e-12) - point.square().sum(-1)
-    return room.clamp_min(torch.finfo(room.dtype).tiny)
+def problem_around(
+    likelihood: NegativeLogLikelihood, domain: Ball, delta: float, centre: Tensor
+) -> Problem:
+    """The problem whose rows these are; refuses a centre that is not strictly inside the ball."""
+    check_likelihood(likelihood)
+    X, norm = likelihood.X, torch.linalg.vector_norm(centre, dim=-1)
+    if not bool((norm < (1 - 1e-6) * domain.radius_like(X)).all()):
+        raise refuse("centre", "a point strictly inside the ball", centre.tolist())
+    batch = tuple(likelihood.batch_shape)
+    return Problem(likelihood.family, domain, delta, batch, X.dtype, X.device)
 
 
-def ellipsoid_at(
-    problem: Problem, point: Tensor, hessian: Tensor, candidate: Candidates
-) -> tuple[Tensor, Tensor]:
-    """Divergence ``(*B)`` and ``W^-1 (*B, d, d)`` of one posterior each, differentiable: O(d^3)."""
-    kappa, rho2, shape = candidate
-    room = (kappa * room_around(problem.S, point))[..., None, None]
-    eye = torch.eye(problem.dim, dtype=point.dtype, device=point.device)
-    outer = point[..., :, None] * point[..., None, :]
-    tilt = (kappa / (1.0 - kappa))[..., None, None] * outer / room
-    factor, _ = torch.linalg.cholesky_ex(hessian / rho2[..., None, None] + (eye + tilt) / room)
-    half_log_det = torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
-    divergence = problem.log_volume + half_log_det + shape_entropy(problem.dim, shape)
-    return divergence + LINEAR_ALGEBRA, torch.cholesky_inverse(factor)
+def uniform_prior(problem: Problem) -> Prior:
+    """The uniform law on the ball; refuses a family without a finite self-concordance constant."""
+    known = (problem.log_volume, problem.self_concordance, problem.max_variance)
+    return Prior(False, problem.S.square(), *known, series_terms(problem.max_radius))
 
 
-def ball_law(problem: Problem, shape: Tensor) -> BallLaw:
-    """The law of a coordinate of a posterior of shape k."""
-    return BallLaw(0.5 * problem.dim + shape, series_terms(problem.max_radius))
+def on_ellipsoids(dim: int, kappa: Tensor, rho2: Tensor, shape: Tensor) -> Candidates:
+    """Posteriors of shape k on the ellipsoids of the module's formula."""
+    return Candidates(kappa, rho2, shape, shape_entropy(dim, shape))
 
 
 def pac_bayes_level(
@@ -138,7 +118,6 @@ def pac_bayes_level(
         5.81
     """
     check_choice("increments", increments, INCREMENTS)
-    check_likelihood(likelihood)
     if not 0.0 < kappa < 1.0:
         raise refuse("kappa", "a number in (0, 1)", kappa)
     if shape < 0.0:
@@ -146,27 +125,11 @@ def pac_bayes_level(
     rho2 = domain.dim + 2.0 * shape + 2.0 if rho2 is None else rho2
     if not 0.0 < rho2 < math.inf:
         raise refuse("rho2", "a positive number", rho2)
-    X, batch = likelihood.X, likelihood.batch_shape
-    norm = torch.linalg.vector_norm(centre, dim=-1)
-    if not bool((norm < (1 - 1e-6) * domain.radius_like(X)).all()):
-        raise refuse("centre", "a point strictly inside the ball", centre.tolist())
-    problem = Problem(likelihood.family, domain, delta, tuple(batch), X.dtype, X.device).flat
-    numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64, device=X.device)
-    candidate = Candidates(*numbers[:, None].expand(-1, len(problem.S)))
-    rows = flatten_batch(likelihood)
-    anchor = expand_at(rows, centre.reshape(-1, 1, domain.dim))
-    point, hessian = anchor.point[:, 0], anchor.hessian[:, 0]
-    divergence, cover = ellipsoid_at(problem, point, hessian, candidate)
-    law, concordance = ball_law(problem, candidate.shape), problem.self_concordance
-    if increments == "rows":
-        added = row_increments(rows, point, cover, law, concordance, problem.max_variance)
-    else:
-        lengths = torch.linalg.vector_norm(rows.X, dim=-1).double()
-        reach = torch.cat([lengths, lengths.new_zeros(len(lengths), 1)], dim=-1).amax(-1)
-        longest = rows.shards.maximum(reach).square() * torch.linalg.eigvalsh(cover)[..., -1]
-        trace = (cover * hessian).sum((-2, -1))
-        added = aggregated_increment(problem.family, law, trace, longest, concordance)
-    return posterior_level(rows, problem.log_failure, anchor, divergence, added).reshape(batch)
+    problem = problem_around(likelihood, domain, delta, centre)
+    numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64, device=problem.device)
+    candidate = on_ellipsoids(domain.dim, *(t.expand(problem.batch_shape) for t in numbers))
+    prior = uniform_prior(problem)
+    return posterior_level(likelihood, problem.log_failure, prior, centre, candidate, increments)
 
 
 @dataclass(frozen=True)
@@ -223,65 +186,20 @@ class PACBayes(PosteriorRadius):
             return self.etas
         return (1.0,) if problem.dim <= 2 else (1.0, 0.5 * problem.dim)
 
-    def init(self, problem: Problem) -> State:  # noqa: D102
-        _ = problem.self_concordance, problem.max_variance  # refuses a family without R_s
-        return super().init(problem)
+    def prior(self, problem: Problem) -> Prior:  # noqa: D102
+        return uniform_prior(problem)
 
-    def prior_variance(self, problem: Problem) -> Tensor:  # noqa: D102
-        return problem.S.square()
-
-    def curvature_bounds(self, problem: Problem) -> tuple[Tensor, Tensor]:  # noqa: D102
-        return problem.self_concordance, problem.max_variance
-
-    def penalty(self, problem: Problem) -> Barrier:  # noqa: D102
-        eta = numbers_on(self.centre_weights(problem), problem.S.device)
-        return Barrier(problem.S[:, None], eta)
-
-    def fallback(  # noqa: D102
-        self, problem: Problem, statistics: RowStatistics, theta_hat: Tensor, loss: Tensor
-    ) -> Tensor:
-        slack = rounding_at(problem, statistics, theta_hat, loss)
-        return loss + MeanLoss().squared(problem, statistics, loss).radius + slack
-
-    def posteriors(self, problem: Problem, anchor: Anchor, reach: Tensor) -> Posteriors:
-        """All candidates at once: O(P (d^3 + J d)), no pass.
-
-        W is diagonal plus rank one in the eigenvectors of the Hessian, so that one decomposition of
-        H(c) serves all J of them in O(d) each: ``W = diag(scale) + alpha c c'`` there.
-        """
-        kappa, rho2, shape = self._candidates(problem)
-        values, basis = torch.linalg.eigh(anchor.hessian)
-        values = values.clamp_min(0.0)
-        centre = (basis.mT @ anchor.point[..., None])[..., 0]
-        room = room_around(problem.S[..., None], anchor.point)[..., None]  # (*B, P, 1)
-        scale = values[..., None, :] / rho2[:, None] + (1.0 / (kappa * room))[..., None]
-        alpha = 1.0 / (kappa * (1.0 - kappa) * room.square())
-        eigen, square = values[..., None, :], centre.square()[..., None, :]
-        inflation = 1.0 + alpha * (square / scale).sum(-1)
-        tilt = alpha / inflation
-        log_det = scale.log().sum(-1) + inflation.log()
-        divergence = problem.log_volume[..., None, None] + 0.5 * log_det
-        divergence = divergence + shape_entropy(problem.dim, shape) + LINEAR_ALGEBRA
-        trace = (eigen / scale).sum(-1) - tilt * (eigen * square / scale.square()).sum(-1)
-        longest = reach.square()[..., None, None] / scale.amin(-1)
-        return Posteriors(ball_law(problem, shape), divergence, trace, longest)
-
-    def posterior_at(  # noqa: D102
-        self, problem: Problem, point: Tensor, hessian: Tensor, kind: Tensor
-    ) -> tuple[BallLaw, Tensor, Tensor]:
-        candidate = Candidates(*(t[kind] for t in self._candidates(problem)))
-        law = ball_law(problem, candidate.shape)
-        return law, *ellipsoid_at(problem, point, hessian, candidate)
-
-    def candidates(self, problem: Problem) -> Tensor:  # noqa: D102
-        found = self._candidates(problem)
-        return torch.stack([*found, shape_entropy(problem.dim, found.shape)], dim=-1)
-
-    def _candidates(self, problem: Problem) -> Candidates:
+    def candidates(self, problem: Problem) -> Candidates:  # noqa: D102
         shapes = self.shapes if self.posterior == "pearson" else (0.0,)
         grid = tuple(
             number
             for kappa, rho, shape in itertools.product(self.kappas, self.rhos, shapes)
             for number in (kappa, rho * (problem.dim + 2.0 * shape + 2.0), shape)
         )
-        return Candidates(*numbers_on(grid, problem.S.device).reshape(-1, 3).mT)
+        return on_ellipsoids(problem.dim, *numbers_on(grid, problem.S.device).reshape(-1, 3).mT)
+
+    def fallback(  # noqa: D102
+        self, problem: Problem, statistics: RowStatistics, theta_hat: Tensor, loss: Tensor
+    ) -> Tensor:
+        slack = rounding_at(problem, statistics, theta_hat, loss)
+        return loss + MeanLoss().squared(problem, statistics, loss).radius + slack

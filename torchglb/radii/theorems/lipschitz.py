@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.arrays import length
 from torchglb.checks import check_probability
 from torchglb.families import Gaussian, GLMFamily, Poisson
 from torchglb.radii.statistics import RowStatistics
@@ -27,7 +28,7 @@ class LipschitzBound(NamedTuple):
         failure: 0 for a deterministic bound.
 
     Example:
-        >>> table1_bernoulli(torch.tensor(100.0), torch.tensor(4.0)).failure
+        >>> table1_bounded(torch.tensor(100.0), torch.tensor(4.0), 0.25, noise=1.0).failure
         0.0
     """
 
@@ -43,7 +44,8 @@ def table1_bounded(
 ) -> LipschitzBound:
     """Table 1, "bounded by M": ``(M + 2 S R_mudot) n / g``.
 
-    Assumes ``|r - mu(<x, theta*>)| <= M`` almost surely. Deterministic.
+    Assumes ``|r - mu(<x, theta*>)| <= M`` almost surely. Deterministic. The row of the Bernoulli
+    family, ``(1 + S/2) n``, is that of M = 1 and R_mudot = 1/4; loose, as n is a bound too.
 
     Args:
         count: n, or the sum of the weights; ``(*B)``.
@@ -58,16 +60,6 @@ def table1_bounded(
         300.0
     """
     return LipschitzBound((noise + 2.0 * S * max_variance) * count / dispersion, 0.0)
-
-
-def table1_bernoulli(count: Tensor, S: Tensor) -> LipschitzBound:
-    """Table 1, Bernoulli: ``(1 + S/2) n``. Deterministic, and loose: n is a bound too.
-
-    Example:
-        >>> table1_bernoulli(torch.tensor(100.0), torch.tensor(4.0)).value
-        tensor(300.)
-    """
-    return table1_bounded(count, S, 0.25, noise=1.0)
 
 
 def table1_subgaussian(
@@ -205,8 +197,8 @@ def data_lipschitz(family: GLMFamily, statistics: RowStatistics, S: Tensor) -> L
     widest = torch.linalg.eigvalsh(statistics.width_gram)[..., -1].clamp_min(0.0)
     steepest = torch.linalg.eigvalsh(statistics.slope_gram)[..., -1].clamp_min(0.0)
     u1 = statistics.extreme
-    u2 = _norm(statistics.middle) + torch.sqrt(widest * statistics.width)
-    u3 = _norm(statistics.residual) + S * steepest
+    u2 = length(statistics.middle) + torch.sqrt(widest * statistics.width)
+    u3 = length(statistics.residual) + S * steepest
     least = torch.minimum(u1, torch.minimum(u2, u3))
     return LipschitzBound((1.0 + ROUNDING) * least / family.dispersion, 0.0)
 
@@ -255,7 +247,3 @@ def gaussian_lipschitz(
     lam = top.square() + tau
     square = lam * S.square() + (b.square() * lam[..., None] / (excess + tau[..., None])).sum(-1)
     return LipschitzBound((1.0 + ROUNDING) * square.sqrt() / dispersion, 0.0)
-
-
-def _norm(vector: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(vector, dim=-1)

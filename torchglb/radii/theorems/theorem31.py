@@ -149,14 +149,12 @@ class Lipschitz(ConstantRadius):
 
     def of_rows(self, problem: Problem, rows: int) -> float | Tensor | None:
         """Table 1 has rewards of finite range at ``(b - a + 2 S R_mudot) n/g``."""
-        if self.constant != "table1" or not problem.has_bounded_rewards:
+        per_row = problem.bounded_slope if self.constant == "table1" else None
+        if per_row is None:
             return None
-        per_row = problem.bounded_slope
         if isinstance(per_row, float):  # one ball for all
-            slope = 2.0 * problem.max_radius * per_row * rows
-            return shrinkage(slope, problem.dim, self.inf) + problem.log_failure
-        slopes = 2.0 * problem.S * per_row * rows
-        return shrinkage_infimum(slopes, problem.dim, self.inf) + problem.log_failure
+            return shrinkage(per_row * rows, problem.dim, self.inf) + problem.log_failure
+        return shrinkage_infimum(per_row * rows, problem.dim, self.inf) + problem.log_failure
 
     def by_constant(  # noqa: D102
         self, problem: Problem, statistics: RowStatistics

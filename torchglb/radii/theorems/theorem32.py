@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchglb.checks import check_float, check_shape, refuse
 from torchglb.distributed import WHOLE, Shards
+from torchglb.likelihood import NegativeLogLikelihood
 
 
 def regularization_for(S: Tensor | float, self_concordance: Tensor | float) -> Tensor | float:
@@ -34,6 +35,10 @@ def theorem32(
 ) -> Tensor:
     """Theorem 3.2 as printed: ``gamma = 2 (1 + S R_s) (4 S^2 lam + beta^2)``.
 
+    (The factor pays for replacing the Hessian between two points by that at theta_hat, which lam
+    does not need: ``2 (1 + S R_s) beta^2 + lam (S + |theta_hat|)^2`` is valid too, and smaller. The
+    fixed point below is never above that.)
+
     Args:
         radius: beta^2, ``(*B)``.
         S: radius of the ball.
@@ -49,36 +54,12 @@ def theorem32(
     return factor * (4.0 * S * S * regularization + radius + gap)
 
 
-def theorem32_outside(
-    radius: Tensor,
-    S: Tensor | float,
-    self_concordance: Tensor | float,
-    regularization: Tensor | float,
-    center_norm: Tensor,
-    gap: Tensor | float = 0.0,
-) -> Tensor:
-    """Theorem 3.2 with lam added behind the factor, which is valid and smaller.
-
-    ``gamma = 2 (1 + S R_s) beta^2 + lam (S + |theta_hat|)^2``: the factor pays for replacing the
-    Hessian between two points by that at theta_hat, and lam |theta - theta_hat|^2 needs no such
-    replacement.
-
-    Args:
-        radius: beta^2, ``(*B)``.
-        S: radius of the ball.
-        self_concordance: R_s on the ball.
-        regularization: lam >= 0.
-        center_norm: ``|theta_hat|``, ``(*B)``.
-        gap: Frank-Wolfe gap of theta_hat.
-
-    Example:
-        >>> beta, length = torch.tensor(3.0), torch.tensor(1.0)
-        >>> smaller = theorem32_outside(beta, 2.0, 1.0, 0.5, length)
-        >>> bool(smaller <= theorem32(beta, 2.0, 1.0, 0.5))
-        True
-    """
-    factor = 2.0 * (1.0 + S * self_concordance)
-    return factor * (radius + gap) + regularization * (S + center_norm).square()
+def lengths_in_inverse(X: Tensor, matrix: Tensor) -> Tensor:
+    """``|x_s| in matrix^-1``, ``(*B, n)``; infinite where the matrix is not positive definite."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    square = torch.linalg.solve_triangular(factor, X.mT, upper=False).square().sum(-2)
+    length = square.clamp_min(torch.finfo(X.dtype).tiny).sqrt()  # with a derivative at x = 0 too
+    return torch.where((failed == 0)[..., None], length, torch.full_like(length, torch.inf))
 
 
 def theorem32_fixed_point(
@@ -129,12 +110,9 @@ def theorem32_fixed_point(
         raise refuse("steps", "at least 1", steps)
     eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
     lam = torch.as_tensor(regularization, dtype=X.dtype, device=X.device)
-    factor, failed = torch.linalg.cholesky_ex(hessian + lam[..., None, None] * eye)
-    square = torch.linalg.solve_triangular(factor, X.mT, upper=False).square().sum(-2)
-    local = square.clamp_min(torch.finfo(X.dtype).tiny).sqrt()  # with a derivative at x = 0 too
     # a matrix that is not positive definite bounds nothing; ``reach`` is left
-    local = torch.where((failed == 0)[..., None], local, torch.full_like(local, torch.inf))
-    reach = torch.linalg.vector_norm(X, dim=-1) * _row(S + center_norm)  # both (*B, n)
+    local = lengths_in_inverse(X, hessian + lam[..., None, None] * eye)
+    reach = torch.linalg.vector_norm(X, dim=-1) * (S + center_norm)[..., None]  # both (*B, n)
     if w is not None:
         local, reach = (torch.where(w > 0, t, torch.zeros_like(t)) for t in (local, reach))
     ridge = lam * (S + center_norm).square()
@@ -148,6 +126,22 @@ def theorem32_fixed_point(
     return gamma
 
 
+def fixed_point_around(
+    likelihood: NegativeLogLikelihood,
+    theta_hat: Tensor,
+    hessian: Tensor,
+    radius: Tensor,
+    S: Tensor,
+    self_concordance: Tensor,
+    regularization: Tensor,
+    gap: Tensor,
+) -> Tensor:
+    """:func:`theorem32_fixed_point` for the rows of a likelihood, around ``theta_hat (*B, d)``."""
+    constants = (S, self_concordance, regularization, torch.linalg.vector_norm(theta_hat, dim=-1))
+    rows = (likelihood.X, hessian, likelihood.w)
+    return theorem32_fixed_point(radius, *constants, *rows, gap, shards=likelihood.shards)
+
+
 def _contraction(D: Tensor) -> Tensor:
     """``phi(D) = (D - 1 + e^-D)/D^2 = int_0^1 (1 - v) e^(-v D) dv``, 1/2 at D = 0."""
     series = 0.5 - D / 6.0 + D**2 / 24.0 - D**3 / 120.0  # below phi, as the terms alternate
@@ -158,7 +152,3 @@ def _contraction(D: Tensor) -> Tensor:
 def _largest(rows: Tensor) -> Tensor:
     """The maximum over the last axis, 0 where it is empty."""
     return torch.cat([rows, rows.new_zeros((*rows.shape[:-1], 1))], dim=-1).amax(-1)
-
-
-def _row(value: Tensor) -> Tensor:
-    return value[..., None]

@@ -1,0 +1,176 @@
+"""Posteriors around a centre, in torch: what each one costs, and what all of them promise.
+
+Whatever the prior, the precision of a posterior is a sum of multiples of the Hessian, of the unit
+matrix and of ``c c'`` (:func:`precision_of`). The formulas are those of :mod:`.candidate_kernels`,
+for devices, custom families, rows in several processes and rows that require grad.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchglb.choices import Increments
+from torchglb.families import GLMFamily
+from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.radii.base import reward_length, rounding
+from torchglb.radii.posterior.candidate_kernels import LINEAR_ALGEBRA
+from torchglb.radii.posterior.centre import Anchor, expand_at
+from torchglb.radii.posterior.increments import aggregated_increment, row_increments
+from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw
+
+
+class Prior(NamedTuple):
+    """The prior of every problem, and what bounds its losses; tensors ``(*B)``.
+
+    Attributes:
+        normal: ``N(0, s0^2 I)``; else uniform on the ball.
+        variance: s0^2; for the uniform prior the square of S.
+        log_volume: of the ball.
+        concordance: R_s on the support of the prior, or None: not known.
+        top: the largest m'' there, or None.
+        terms: of the series of a law.
+    """
+
+    normal: bool
+    variance: Tensor
+    log_volume: Tensor
+    concordance: Tensor | None
+    top: Tensor | None
+    terms: int
+
+    def law(self, dim: int, shape: Tensor) -> Law:
+        """Of a coordinate of a posterior of shape k."""
+        return NormalLaw() if self.normal else BallLaw(0.5 * dim + shape, self.terms)
+
+
+class Candidates(NamedTuple):
+    """Kinds of posterior around a centre, tensors ``(J,)``; or one for every problem.
+
+    Attributes:
+        kappa: how far towards the sphere the ellipsoid may reach, in (0, 1); none if it is normal.
+        rho2: ``rho^2``, the scale against the Hessian; a for normal ones.
+        shape: k >= 0 of the Pearson-II density; 0 is uniform.
+        entropy: ``E log p(U)`` of that density on the unit ball.
+    """
+
+    kappa: Tensor
+    rho2: Tensor
+    shape: Tensor
+    entropy: Tensor
+
+
+def precision_of(prior: Prior, point: Tensor, candidate: Candidates) -> tuple[Tensor, ...]:
+    """temper, unit, tilt and scale of ``W = (H/temper + unit I + tilt c c')/scale``.
+
+    Uniform prior: ``W = H/rho^2 + (I + c c'/((1 - kappa) q))/(kappa q)``, ``q = S^2 - |c|^2``, a
+    little less than there is: that the ellipsoid lies in the ball then survives rounding. Normal
+    prior: ``W = H/a + I/s0^2``, in units of the prior's precision.
+    """
+    kappa, rho2, variance = candidate.kappa, candidate.rho2, prior.variance
+    if prior.normal:
+        one = torch.ones_like(variance)
+        return rho2 / variance, one, torch.zeros_like(one), variance
+    room = variance * (1 - 1e-12) - point.square().sum(-1)
+    room = kappa * room.clamp_min(torch.finfo(room.dtype).tiny)
+    return rho2, 1.0 / room, kappa / (1.0 - kappa) / room.square(), torch.ones_like(room)
+
+
+def divergence_of(
+    prior: Prior, point: Tensor, candidate: Candidates, log_det: Tensor, inverse_trace: Tensor
+) -> Tensor:
+    """``KL(P || Q)`` from the determinant and the inverse of ``scale W``.
+
+    Uniform prior: ``log vol B(S) + log det(W)/2 + E log p(U)``. Normal prior: ``(tr(W^-1)/s0^2 +
+    |c|^2/s0^2 - d + d log s0^2 + log det W)/2``.
+    """
+    if not prior.normal:
+        return prior.log_volume + 0.5 * log_det + candidate.entropy + LINEAR_ALGEBRA
+    square = point.square().sum(-1) / prior.variance
+    return 0.5 * (inverse_trace - point.shape[-1] + log_det + square) + LINEAR_ALGEBRA
+
+
+def posterior_at(
+    prior: Prior, point: Tensor, hessian: Tensor, candidate: Candidates
+) -> tuple[Tensor, Tensor]:
+    """Divergence ``(*B)`` and ``W^-1 (*B, d, d)`` of one posterior each, differentiable: O(d^3)."""
+    numbers = precision_of(prior, point, candidate)
+    temper, unit, tilt, scale = (t[..., None, None] for t in numbers)
+    eye = torch.eye(point.shape[-1], dtype=point.dtype, device=point.device)
+    outer = point[..., :, None] * point[..., None, :]
+    factor, _ = torch.linalg.cholesky_ex(hessian / temper + unit * eye + tilt * outer)
+    log_det = 2.0 * torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
+    inverse = torch.cholesky_inverse(factor)
+    trace = torch.diagonal(inverse, dim1=-2, dim2=-1).sum(-1)
+    return divergence_of(prior, point, candidate, log_det, trace), scale * inverse
+
+
+def posterior_level(
+    likelihood: NegativeLogLikelihood,
+    log_failure: float,
+    prior: Prior,
+    centre: Tensor,
+    candidate: Candidates,
+    increments: Increments = "rows",
+) -> Tensor:
+    """``log(1/delta) + KL(P || Q) + E_P L`` of one posterior each, from above: ``(*B)``.
+
+    Differentiable. Two passes, or one where the increments are aggregated.
+    """
+    at = expand_at(likelihood, centre)
+    divergence, cover = posterior_at(prior, at.point, at.hessian, candidate)
+    law = prior.law(at.point.shape[-1], candidate.shape)
+    if increments == "rows":
+        added = row_increments(likelihood, at.point, cover, law, prior.concordance, prior.top)
+    else:
+        lengths = torch.linalg.vector_norm(likelihood.X, dim=-1).double()
+        reach = torch.cat([lengths, torch.zeros_like(at.loss)[..., None]], dim=-1).amax(-1)
+        widest = torch.linalg.eigvalsh(cover)[..., -1]
+        longest = likelihood.shards.maximum(reach).square() * widest
+        trace = (cover * at.hessian).sum((-2, -1))
+        added = aggregated_increment(likelihood.family, law, trace, longest, prior.concordance)
+    norm = torch.linalg.vector_norm(at.point, dim=-1)
+    slack = rounding(likelihood.X.dtype, at.loss.abs() + added, reward_length(likelihood), norm)
+    return log_failure + divergence + at.loss + added + slack
+
+
+def screen(
+    family: GLMFamily, prior: Prior, candidates: Candidates, anchor: Anchor, reach: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``KL(P || Q) + E_P L - L(c)`` of J posteriors around each of P centres: no pass.
+
+    W is diagonal plus rank one in the eigenvectors of the Hessian, so that one decomposition of
+    H(c) serves all J of them in O(d) each.
+
+    Args:
+        family: gives m.
+        prior: of N problems.
+        candidates: J of them.
+        anchor: P centres of every problem.
+        reach: the length of the longest row, ``(N,)``.
+
+    Returns:
+        An upper bound, from ``tr(W^-1 H)``; and the value to second order in the width, below which
+        the rows hardly ever lead. ``(N, P, J)`` each.
+    """
+    point, d, rate = anchor.point[..., None, :], anchor.point.shape[-1], prior.concordance
+    variance, log_volume = (t[:, None, None] for t in (prior.variance, prior.log_volume))
+    rate = None if rate is None else rate[:, None, None]
+    prior = prior._replace(variance=variance, log_volume=log_volume)
+    eigen, basis = torch.linalg.eigh(anchor.hessian)
+    eigen = eigen.clamp_min(0.0)[..., None, :]
+    square = (basis.mT @ anchor.point[..., None]).mT.square()  # both (N, P, 1, d)
+    temper, unit, tilt, scale = precision_of(prior, point, candidates)
+    diagonal = eigen / temper[..., None] + unit[..., None]
+    inflation = 1.0 + tilt * (square / diagonal).sum(-1)
+    share = square / diagonal.square() * (tilt / inflation)[..., None]
+    inverse = 1.0 / diagonal - share
+    log_det = diagonal.log().sum(-1) + inflation.log()
+    divergence = divergence_of(prior, point, candidates, log_det, inverse.sum(-1))
+    trace = scale * (eigen * inverse).sum(-1)
+    longest = reach.square()[:, None, None] * scale / diagonal.amin(-1)
+    law = prior.law(d, candidates.shape)
+    added = aggregated_increment(family, law, trace, longest, rate)
+    return divergence + added, divergence + 0.5 * trace * law.second_moment()
