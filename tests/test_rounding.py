@@ -13,6 +13,7 @@ from programs import ExactLoss, exact_value, random_program
 
 import torchglb as glb
 from torchglb.optim import Status
+from torchglb.rounding import round_up
 from torchglb.ucb.solvers import native
 
 DOUBLE = torch.float64
@@ -215,3 +216,15 @@ def test_float32_heads_choose(n):
     )
     assert head.select(torch.randn(20, 5, generator=generator)).shape == ()
     assert torch.isfinite(head.confidence(torch.randn(4, 5, generator=generator)).width).all()
+
+
+def test_rounding_up_leaves_no_number_below_what_it_was():
+    edge = [0.1, -0.1, 1e300, -1e300, 3.5e38, -3.5e38, 1e-60, -1e-60, torch.inf, -torch.inf, 0.0]
+    value = torch.tensor(edge, dtype=DOUBLE)
+    found = round_up(value, torch.float32)
+    assert found.dtype == torch.float32
+    assert bool((found.double() >= value).all())
+    fits = value.abs() < 3.4e38
+    assert bool((found.double() - value)[fits].le(2e-7 * value.abs()[fits] + 2e-45).all())
+    assert float(found[3]) == torch.finfo(torch.float32).min  # and the lowest only if it is less
+    assert float(found[-2]) == -torch.inf

@@ -60,6 +60,8 @@ def round_up(value: Tensor, dtype: torch.dtype) -> Tensor:
     if value.dtype == dtype:
         return value
     nearest = value.to(dtype)
+    # a number below the range of the dtype is above the least of them
+    nearest = torch.where(nearest == value, nearest, nearest.clamp_min(torch.finfo(dtype).min))
     with torch.no_grad():
         above = torch.nextafter(nearest, torch.full_like(nearest, torch.inf))
         short = torch.where(nearest.double() < value, above - nearest, torch.zeros_like(nearest))

@@ -218,7 +218,7 @@ def test_both_constraints_active_give_the_smaller_bound():
     angle = torch.linspace(0.0, 6.2, 240, dtype=torch.float64)
     arms = torch.stack([angle.cos(), angle.sin()], dim=-1)
     result = both.support(arms)
-    plain = glb.support(both.program, arms)
+    plain = glb.support(both.program, arms, center=both.theta_hat)
     assert bool((result.upper <= plain.upper).all())
     unsure = torch.nonzero(result.status == Status.INACCURATE)[:, 0].tolist()
     assert unsure, "one set holds the other's maximiser"

@@ -487,3 +487,22 @@ def test_short_arms_are_bounded_too():
         choice = program.argmax(arms, radius=1.0, value_tol=1e-6)
         assert (choice.upper >= 1.9 * size).all()
         assert (choice.upper <= 2.01 * size).all()
+
+
+def test_a_choice_that_is_not_certain_is_not_played_unseen(generator, monkeypatch):
+    program = AnchoredProgram(glb.Bernoulli(), glb.Ball(2, S))
+    X = in_ball(generator, 50, 2) / S
+    program.append(X, (X[:, 0] > 0).double())
+    arms = in_ball(generator, 5, 2) / S
+    assert program.decide(arms, 5.0, 1.0) == program.argmax(arms, 5.0).index
+    play = CarriedRounds.play
+
+    def uncertain(self, *given):
+        played = play(self, *given)
+        given[-1].status[:] = int(Status.INACCURATE)
+        return played
+
+    monkeypatch.setattr(CarriedRounds, "play", uncertain)
+    assert program.decide(arms, 5.0, 1.0) is None
+    with pytest.raises(glb.SolverError):
+        program.argmax(arms, 5.0)

@@ -334,6 +334,6 @@ def expand_all(objectives: Objectives, slot: int, theta: Floats, found: Polynomi
         found.value[b] = expand(model, theta[b], memory, found.gradient[b], True)
         for i in range(d):
             copy_vector(memory.hessian[i], found.hessian[b, i])
-        error = error_at(model, theta[b], model.sums[0], memory)
+        error = error_at(model, theta[b], found.value[b], memory)
         for k in range(5):
             found.errors[b, k] = error[k]

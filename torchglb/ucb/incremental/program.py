@@ -254,8 +254,8 @@ class AnchoredProgram(GrowingProgram):
             levels: B, ``(N,)``.
 
         Returns:
-            ``(*B)``; or None for arms that are not plain or do not fit, and where the set of some
-            problem may be empty: :meth:`argmax` says more.
+            ``(*B)``; or None for arms that are not plain or do not fit, and where a choice is not
+            certain or a set may be empty: :meth:`argmax` says more.
         """
         rounds, plain = self._rounds, self._plain
         if not (rounds.source.is_direct and rounds.is_current and is_plain(arms)):
@@ -274,7 +274,7 @@ class AnchoredProgram(GrowingProgram):
             simple = type(radius) is float
             heights[:] = radius if simple else self._each(self._numbers("radius", radius))
         played = rounds.play(arms, heights, self._no_ridge, settings, longest, out)
-        if not played or (levels is not None and np.count_nonzero(out.status)):
+        if not played or np.count_nonzero(out.status):
             return None
         return winner.clone()
 
