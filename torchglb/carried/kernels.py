@@ -372,15 +372,27 @@ def add_columns(
     """Adds one row, whose derivatives in z at some points are known, to the sums there."""
     d = carried.points.shape[0]
     for i in range(1 + d):
-        column, total, rest = terms[table.degree[i] * CHUNK :], carried.sums[i], carried.rest[i]
-        for a in range(count):
-            careful_add(total, rest, start + a, monomial[i] * column[a])
+        column, stop = terms[table.degree[i] * CHUNK :], start + count
+        total, rest = carried.sums[i, start:stop], carried.rest[i, start:stop]
+        careful_columns(column, monomial[i], total, rest)
     add_higher(terms, start, count, monomial, carried.sums, table)
     squared = 0.0
     for k in range(d):
         squared += monomial[1 + k] * monomial[1 + k]
     for a in range(count):
         carried.trace[start + a] += squared * terms[2 * CHUNK + a]
+
+
+@kernel
+def careful_columns(column: Floats, factor: float, total: Floats, rest: Floats) -> None:
+    """:func:`careful_add` of ``factor column`` for neighbouring points, in vector registers."""
+    for a in range(total.shape[0]):
+        step = factor * column[a] - rest[a]
+        before = total[a]
+        after = before + step
+        lost = (after - before) - step
+        total[a] = after
+        rest[a] = lost if abs(lost) < math.inf else 0.0
 
 
 @vectorised
