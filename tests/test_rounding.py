@@ -228,3 +228,31 @@ def test_rounding_up_leaves_no_number_below_what_it_was():
     assert bool((found.double() - value)[fits].le(2e-7 * value.abs()[fits] + 2e-45).all())
     assert float(found[3]) == torch.finfo(torch.float32).min  # and the lowest only if it is less
     assert float(found[-2]) == -torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("family", [glb.Bernoulli(), glb.Binomial(5), glb.Poisson()], ids=repr)
+def test_a_refitted_program_encloses_its_level(family, dtype, generator):
+    """``min L + beta^2`` is as uncertain as the loss that was computed: both bounds pay for it."""
+    d, S = 3, 2.0
+    for _ in range(6):
+        X = torch.nn.functional.normalize(torch.randn(600, d, generator=generator), dim=-1)
+        X = (X * (1 - 1e-6)).to(dtype)
+        r = family.sample(X @ torch.tensor([1.0, -0.5, 0.5], dtype=dtype), generator).to(dtype)
+        program = glb.ucb.RefitProgram(family, glb.Ball(d, S), dtype=dtype)
+        program.append(X, r)
+        arms = torch.nn.functional.normalize(torch.randn(8, d, generator=generator), dim=-1)
+        arms = 0.999 * arms.to(dtype)
+        loss = glb.NegativeLogLikelihood(family, X.double(), r.double())
+        fit = glb.constrained_mle(family, glb.Rows(X.double(), r.double()), glb.Ball(d, S))
+        for radius in (0.002, 0.05, 2.0, 10.0):
+            choice = program.argmax(arms, radius=radius)
+            exact = glb.SublevelProgram(loss, glb.Ball(d, S), fit.loss + radius)
+            truth = native.native_support(exact, arms.double(), tol=1e-10)
+            assert bool((choice.upper.double() >= truth.lower - 1e-8).all())
+            assert bool((choice.lower.double() <= truth.upper + 1e-8).all())
+            # an estimate of seven digits leaves a gap that small levels drown in
+            if dtype == DOUBLE or radius >= 2.0:
+                wide = choice.upper - choice.lower
+                assert bool((wide <= 1e-2 * (1.0 + choice.upper.abs())).all())
+            assert float(program.program(radius=radius).level) >= float(fit.loss - fit.gap) + radius

@@ -34,6 +34,7 @@ from torchglb.families import GLMFamily
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import raise_unless_converged
+from torchglb.rounding import round_up
 from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.program import SublevelProgram
 
@@ -191,7 +192,7 @@ class GrowingProgram(ABC):
         name, height = self._height(radius, level)
         ridge = self._numbers("regularization", regularization)
         if name == "radius":
-            height = self.minimum(ridge).loss + height
+            height = round_up(self.minimum(ridge).loss.double() + height, self.history.dtype)
         else:
             dtype, device = self.history.dtype, self.history.device
             height = torch.zeros(self.batch_shape, dtype=dtype, device=device) + height
