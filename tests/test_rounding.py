@@ -245,6 +245,8 @@ def test_a_refitted_program_encloses_its_level(family, dtype, generator):
         arms = 0.999 * arms.to(dtype)
         loss = glb.NegativeLogLikelihood(family, X.double(), r.double())
         fit = glb.constrained_mle(family, glb.Rows(X.double(), r.double()), glb.Ball(d, S))
+        whole = program.argmax(arms, radius=torch.inf)
+        torch.testing.assert_close(whole.lower, S * torch.linalg.vector_norm(arms, dim=-1))
         for radius in (0.002, 0.05, 2.0, 10.0):
             choice = program.argmax(arms, radius=radius)
             exact = glb.SublevelProgram(loss, glb.Ball(d, S), fit.loss + radius)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 
 
-class CarriedSearch:
+class CarriedSearch(ABC):
     """The minimisers of N growing losses, followed from round to round.
 
     Args:
@@ -45,9 +46,9 @@ class CarriedSearch:
         self.carried = CarriedLoss(source.family, domain, source.problems, points, order)
         self.search = np.zeros(source.problems, kind)
 
+    @abstractmethod
     def _kept(self) -> dict[str, NDArray[Any]]:
         """What is kept from one search to the next beside the sums, as views by name."""
-        raise NotImplementedError
 
     def _search_from_here(
         self,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
+from torchglb.arrays import length
 from torchglb.checks import check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
@@ -38,6 +39,9 @@ EPS = torch.finfo(torch.float64).eps
 
 class RefitProgram(GrowingProgram):
     """What :class:`torchglb.ucb.AnchoredProgram` is on a CPU, with the same questions.
+
+    A level above the minimum is as uncertain as that, and both bounds pay for it: where beta^2 is
+    below what an estimate leaves open (some 1e-2 in float32), ``lower`` is minus infinity.
 
     Args:
         family: the GLM family.
@@ -133,16 +137,16 @@ class RefitProgram(GrowingProgram):
 
     def _certified(self, loss: NegativeLogLikelihood, fit: MLEResult) -> Estimate:
         """A fit with bounds on its loss and on the least one that rounding cannot break."""
-        theta, dtype, radius = fit.theta, self.history.dtype, self.domain.radius_like(fit.theta)
+        theta, dtype = fit.theta, self.history.dtype
         if theta.is_cpu and dtype != torch.float64:  # there float32 is a storage format
             loss, theta = loss.rebuild(tuple(t.double() for t in loss.tensors())), theta.double()
         at, errors = loss.expand_with_errors(theta)
-        S = radius.to(theta.dtype).expand(self.batch_shape)
-        gap = frank_wolfe_gap(theta, at.gradient, S) + 2.0 * S * errors.gradient
-        low = at.loss.double() - errors.loss.double() - gap.double()
-        high = at.loss.double() + errors.loss.double()
-        bounds = (round_up(high, dtype), -round_up(-low, dtype))
-        return replace(fit.estimate(), loss=bounds[0], lower_bound=bounds[1])
+        value, off = at.loss.double(), errors.loss.double()
+        gradient, S = at.gradient.double(), self.domain.radius_like(value).expand(self.batch_shape)
+        gap = frank_wolfe_gap(theta.double(), gradient, S) + 2.0 * S * errors.gradient.double()
+        gap = gap + (8.0 + theta.shape[-1]) * EPS * S * length(gradient)
+        low = -round_up(_raised(gap + off - value), dtype)
+        return replace(fit.estimate(), loss=round_up(_raised(value + off), dtype), lower_bound=low)
 
     @torch.no_grad()
     def _round(
@@ -153,8 +157,8 @@ class RefitProgram(GrowingProgram):
         level, least = torch.zeros_like(fit.loss) + height, None
         if settings.relative:
             known = self._certified(loss, fit)
-            level = round_up(known.loss.double() + height, self.history.dtype)
-            least = known.lower_bound.double() + height
+            level = round_up(_raised(known.loss.double() + height), self.history.dtype)
+            least = -_raised(-known.lower_bound.double() - height)
         found = native_support(
             SublevelProgram(loss, self.domain, level),
             arms,
@@ -164,13 +168,14 @@ class RefitProgram(GrowingProgram):
             throw=False,
             validate=False,
         )
-        self._start = torch.where(torch.isfinite(fit.theta), fit.theta, self._start)
-        passes = fit.num_steps.to(self._passes.dtype) + 1.0
-        self._passes = self._passes + passes
         index, lower = found.upper.argmax(-1), found.lower
         status = found.status.gather(-1, index[..., None])[..., 0]
         if least is not None:
             lower = self._lowered(lower, arms, fit.theta, known.loss.double(), least, level)
+        start = torch.where(torch.isfinite(fit.theta), fit.theta, self._start)
+        passes = fit.num_steps.to(self._passes.dtype) + 1.0
+        # all or nothing
+        self._start, self._passes = start, self._passes + passes
         return Choice(index, found.upper, lower, status, passes)
 
     def _lowered(
@@ -192,9 +197,17 @@ class RefitProgram(GrowingProgram):
             least: the lowest level.
             level: that was solved.
         """
-        share = ((least - loss) / (level.double() - loss)).clamp_max(1.0)[..., None]
-        inner = (arms.double() @ center.double()[..., None])[..., 0]
+        share = ((least - loss) / (level.double() - loss)).clamp_max(1.0)
+        share = torch.where(level.isinf(), 1.0, share)[..., None]  # the whole ball, either way
+        x, theta = arms.double(), center.double()
+        inner = (x @ theta[..., None])[..., 0]
         found = inner + share * (lower.double() - inner)
-        found = found - 16.0 * EPS * (inner.abs() + found.abs())
+        size = length(x) * length(theta)[..., None] + found.abs()
+        found = found - (16.0 + x.shape[-1]) * EPS * size
         found = torch.where(share > 0.0, torch.minimum(found, lower.double()), -torch.inf)
         return -round_up(-found, self.history.dtype)
+
+
+def _raised(value: Tensor) -> Tensor:
+    """A float64 sum of a few terms that were rounded, from above."""
+    return torch.where(value.isinf(), value, value + 4.0 * EPS * value.abs())
