@@ -23,6 +23,8 @@ from torchglb.row_sums import RowSums
 BLOCK = 1 << 22
 #: a problem with more numbers than this is not copied
 HUGE = 1 << 26
+#: rows that are turned into columns at a time
+TOGETHER = 8
 #: rows of more numbers than this are read where they lie, if they do so feature by feature
 IN_PLACE = 1 << 16
 
@@ -241,26 +243,31 @@ def _load_rows(
         Whether features and weights are finite, weights not negative, and rewards in their range.
     """
     count, n, d = X.shape
-    rest, sound = 0.0, True  # zero times NaN or infinity is not zero
+    sound, strange = True, 0
     for b in range(count):
-        for start in range(0, n, CHUNK):
-            stop = min(start + CHUNK, n)
+        for start in range(0, n - n % TOGETHER, TOGETHER):
             for k in range(d):
-                for s in range(start, stop):
-                    entry = X[b, s, k]
-                    rows.X[b, k, s] = entry
-                    rest += 0.0 * entry
+                part = rows.X[b, k, start : start + TOGETHER]
+                for s in range(TOGETHER):
+                    part[s] = X[b, start + s, k]
+        for s in range(n - n % TOGETHER, n):
+            for k in range(d):
+                rows.X[b, k, s] = X[b, s, k]
+        for k in range(d):
+            column = rows.X[b, k]
+            for s in range(n):
+                strange += 0 if abs(column[s]) < math.inf else 1
         for s in range(n):
             weight, reward = w[b, s] if weighted else 1.0, np.float64(r[b, s])
             rows.w[b, s] = weight
             rows.y[b, s] = weight * reward
-            rest += 0.0 * weight + 0.0 * reward
-            if not (weight >= 0.0 and family.low <= reward <= family.high):
+            if not (0.0 <= weight < math.inf and family.low <= reward <= family.high):
                 sound = False
             # the reward of merged rows is a mean
             if family.whole and not weighted and reward != math.floor(reward):
                 sound = False
-    return sound and rest == 0.0
+            strange += 0 if abs(reward) < math.inf else 1
+    return sound and strange == 0
 
 
 @entry
