@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from torchglb.backend import entry, inlined, kernel
+from torchglb.backend import StoredCalls, entry, inlined, kernel
 
 PACKAGE = Path(__file__).parents[2] / "torchglb"
 
@@ -65,6 +65,29 @@ def test_borrowed_arrays_are_neither_kept_nor_freed():
         called(*given)
     assert [sys.getrefcount(each) for each in given[3:]] == before
     assert called(*given) == 23.5  # still there
+
+
+@entry
+def called_by_reference(whole, times):
+    pair = whole.pair
+    return through(whole, times) + pair.first[:2].sum()
+
+
+def test_a_stored_tuple_is_read_by_every_call_where_it_lies():
+    number, flag, share, first, second, matrix = arguments()
+    calls = StoredCalls(called_by_reference, 1.0)
+    other = np.ones(3), np.zeros(3), np.ones((3, 2))
+    calls.with_stored(Whole(0, False, 2.0, Pair(*other[:2]), other[2]), "float64")
+    call = calls.with_stored(Whole(number, flag, share, Pair(first, second), matrix), "float64")
+    counts = [sys.getrefcount(each) for each in (first, second, matrix)]
+    for _ in range(100):
+        assert call(2.0) == 23.5 + 1.0
+    assert [sys.getrefcount(each) for each in (first, second, matrix)] == counts
+    np.testing.assert_array_equal(second, [400.0] * 3)
+    matrix[:] = 0.0  # what it reads are the arrays themselves
+    assert call(2.0) == 0.5 + 1.0
+    del first, second, matrix
+    assert call(2.0) == 1.5  # kept alive
 
 
 def test_a_kernel_that_returns_an_array_is_refused():

@@ -331,8 +331,9 @@ def test_an_interruption_leaves_rows_and_sums_in_step(where, weighted, generator
     arms = in_ball(generator, 3, 6, 2) / S
     targets = {"commit": glb.History, "append": glb.History, "catch_up": CarriedLoss}
     rounds = program._rounds
-    owner = targets.get(where, rounds._calls)  # else a compiled call
-    real = getattr(owner, where)
+    owner = targets.get(where)
+    call = getattr(rounds, f"_{where}", None)  # a compiled one
+    real = call.run if owner is None else getattr(owner, where)
     for after in (False, True):
 
         def broken(*args, after=after, **kwargs):
@@ -345,7 +346,7 @@ def test_an_interruption_leaves_rows_and_sums_in_step(where, weighted, generator
             if where in targets:
                 patch.setattr(owner, where, broken)
             else:
-                patch.setattr(rounds, "_calls", rounds._calls._replace(**{where: broken}))
+                patch.setattr(rounds, f"_{where}", call._replace(run=broken))
             try:
                 program.append(x, r, weight)
                 program.argmax(arms, radius=4.0)
@@ -499,7 +500,7 @@ def test_a_choice_that_is_not_certain_is_not_played_unseen(generator, monkeypatc
 
     def uncertain(self, *given):
         played = play(self, *given)
-        given[-1].status[:] = int(Status.INACCURATE)
+        given[-1].out.status[:] = int(Status.INACCURATE)
         return played
 
     monkeypatch.setattr(CarriedRounds, "play", uncertain)

@@ -15,11 +15,13 @@ from torchglb.backend.compiled import (
     record_type,
     vectorised,
 )
+from torchglb.backend.stored import StoredCalls
 
 __all__ = [
     "Floats",
     "Ints",
     "Reals",
+    "StoredCalls",
     "allocating",
     "bound",
     "bound_once",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, entry, floats_at, inlined, kernel, record
+from torchglb.backend import Floats, Ints, StoredCalls, entry, floats_at, inlined, kernel, record
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.carried.kernels import LossRows, carried_in, carry_row, sum_rows
@@ -120,80 +120,90 @@ class RoundInput(NamedTuple):
         heights: of the levels, ``(N,)``.
         ridge: ``(N,)``.
         tilt: ``(N, d)``.
-        settings: what is asked of all problems.
-        number: of this round.
-        longest: an arm may be so long; 0 if that has been checked.
-        rows: how many must be in the sums.
     """
 
     heights: Floats
     ridge: Floats
     tilt: Floats
-    settings: Settings
-    number: int
-    longest: float
-    rows: int
 
 
 class RoundOutput(NamedTuple):
     """What comes out of a round.
 
     Attributes:
-        upper: bounds on ``h``, ``(N, K)``.
-        lower: ``(N, K)``.
+        bounds: on ``h`` of K arms, at least ``(2 N K,)``: all upper ones, then the lower ones.
         winner: the index of the winner, ``(N,)``.
         status: how each problem ended, ``(N,)`` of :class:`torchglb.optim.Status`.
         passes: over the history, ``(N,)``.
     """
 
-    upper: Floats
-    lower: Floats
+    bounds: Floats
     winner: Ints
     status: Ints
     passes: Floats
 
 
-def new_output(problems: int, arms: int) -> RoundOutput:
-    """Memory for the results of one round."""
-    return RoundOutput(
-        np.empty((problems, arms)),
-        np.empty((problems, arms)),
-        np.empty(problems, np.int64),
-        np.empty(problems, np.int64),
-        np.empty(problems),
+class RoundBuffers(NamedTuple):
+    """Where rounds find what they are about, and leave what comes out.
+
+    Attributes:
+        given: what they are about.
+        out: what comes out.
+        memory: for one problem at a time.
+        arms: there may be so many.
+    """
+
+    given: RoundInput
+    out: RoundOutput
+    memory: Memory
+    arms: int
+
+
+def round_buffers(batch: Batch, arms: int) -> RoundBuffers:
+    """For rounds of the problems of a batch with so many arms at most."""
+    sums, N = batch.sums, len(batch.passes)
+    d, count, least = sums.table.dim, sums.table.count, sums.minimum_table.count
+    return RoundBuffers(
+        RoundInput(np.zeros(N), np.zeros(N), np.zeros((N, d))),
+        RoundOutput(
+            np.empty(2 * N * arms), np.empty(N, np.int64), np.empty(N, np.int64), np.empty(N)
+        ),
+        round_memory(d, sums.number, count, least, arms),
+        arms,
     )
 
 
 @inlined
 def arms_of(given: Floats, out: RoundOutput, b: int, memory: Memory) -> Arms:
     """The arms of one problem, of ``(N, K, d)``, as unit vectors and lengths."""
-    K, d, numbers, places = given.shape[1], given.shape[2], memory.arm_numbers, memory.arm_places
+    (N, K, d), numbers, places = given.shape, memory.arm_numbers, memory.arm_places
     units = numbers[: K * d].reshape(K, d)
     lengths, weight = numbers[K * d : K * (d + 1)], numbers[K * (d + 1) : K * (d + 2)]
+    upper, lower = out.bounds[b * K : (b + 1) * K], out.bounds[(N + b) * K : (N + b + 1) * K]
     for k in range(K):
         size = length(given[b, k])
         lengths[k] = size
         for i in range(d):
             units[k, i] = given[b, k, i] / size if size > 0.0 else 0.0
-    return Arms(units, lengths, out.upper[b], out.lower[b], places[:K], places[K:], weight)
+    return Arms(units, lengths, upper, lower, places[:K], places[K : 2 * K], weight)
 
 
 @kernel
-def start_round(batch: Batch, given: RoundInput, b: int) -> None:
+def start_round(batch: Batch, given: RoundInput, settings: Settings, number: int, b: int) -> None:
     """The state of a round before its first step."""
     state = record(batch.rounds, b)
     state.phase, state.looks, state.passes, state.minorant_passes = MINIMUM, 0, 0, 0
     state.height = HUGE if given.heights[b] > HUGE else given.heights[b]  # NaN stays NaN
-    state.tolerance = first_tolerance(state, given.settings)
-    state.number, state.leader = given.number, 0
+    state.tolerance = first_tolerance(state, settings)
+    state.number, state.leader = number, 0
     search = record(batch.search, b)
     state.awaited, search.answered, search.passes = 0, 0, 0
 
 
 @kernel
-def end_round(batch: Batch, out: RoundOutput, b: int) -> None:
+def end_round(batch: Batch, upper: Floats, out: RoundOutput, b: int) -> None:
     """How a round has ended."""
-    state, search, upper = record(batch.rounds, b), record(batch.search, b), out.upper[b]
+    state, search = record(batch.rounds, b), record(batch.search, b)
     out.winner[b] = state.leader
     out.passes[b] = state.passes + state.minorant_passes + search.passes
     batch.passes[b] += out.passes[b]
@@ -209,14 +219,6 @@ def end_round(batch: Batch, out: RoundOutput, b: int) -> None:
     if math.isnan(search.high + state.level) or (math.isnan(total) and not empty):
         status = _NONFINITE
     out.status[b] = status
-
-
-@inlined
-def memory_for(batch: Batch, arms: int) -> Memory:
-    """For the problems of a batch with so many arms."""
-    sums = batch.sums
-    count, least = sums.table.count, sums.minimum_table.count
-    return round_memory(sums.table.dim, sums.number, count, least, arms)
 
 
 @kernel
@@ -248,103 +250,113 @@ def play_one(
         trace = sum_rows(family, rows, problem.rows, point, table, work)
 
 
+class RoundCall(NamedTuple):
+    """All that the rounds of a batch read and write, in arrays that stay where they are.
+
+    Attributes:
+        family: the family.
+        X: features, ``(N, d, capacity)``.
+        w: weights, ``(N, capacity)``.
+        y: weights times rewards, ``(N, capacity)``.
+        batch: what is carried.
+        buffers: the rest.
+    """
+
+    family: CompiledFamily
+    X: Floats
+    w: Floats
+    y: Floats
+    batch: Batch
+    buffers: RoundBuffers
+
+
 @kernel
-def play_all(
-    family: CompiledFamily,
-    X: Floats,
-    w: Floats,
-    y: Floats,
-    rows: int,
-    batch: Batch,
-    every: Floats,
-    given: RoundInput,
-    out: RoundOutput,
-    memory: Memory,
-) -> bool:
+def play_all(call: RoundCall, used: int, every: Floats, settings: Settings, number: int) -> bool:
     """The rounds of all problems; whether all of them have converged."""
-    converged = True
-    for b in range(out.upper.shape[0]):
-        start_round(batch, given, b)
-        problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
+    converged, batch, given = True, call.batch, call.buffers.given
+    out, memory = call.buffers.out, call.buffers.memory
+    for b in range(every.shape[0]):
+        start_round(batch, given, settings, number, b)
+        problem = problem_of(batch, b, given.ridge[b], given.tilt[b], used)
         arms = arms_of(every, out, b, memory)
         state, search, loss_rows = (
             record(batch.rounds, b),
             record(batch.search, b),
-            LossRows(X[b], w[b], y[b]),
+            LossRows(call.X[b], call.w[b], call.y[b]),
         )
-        play_one(family, loss_rows, state, search, problem, arms, given.settings, memory)
-        end_round(batch, out, b)
+        play_one(call.family, loss_rows, state, search, problem, arms, settings, memory)
+        end_round(batch, arms.upper, out, b)
         converged = converged and out.status[b] == _CONVERGED
     return converged
 
 
 @entry
 def play_round(
-    family: CompiledFamily,
-    X: Floats,
-    w: Floats,
-    y: Floats,
+    call: RoundCall,
+    used: int,
     rows: int,
-    batch: Batch,
     address: int,
-    given: RoundInput,
-    out: RoundOutput,
+    arms: int,
+    settings: Settings,
+    number: int,
+    longest: float,
 ) -> int:
     """The round of every problem, with all passes that it needs; how it ends, DONE to BEHIND.
 
     Args:
-        family: the family.
-        X: features, ``(N, d, capacity)``.
-        w: weights, ``(N, capacity)``.
-        y: weights times rewards, ``(N, capacity)``.
-        rows: how many of them there are.
-        batch: what is carried.
+        call: what is carried, and what the round is about.
+        used: rows of the arrays that are in use.
+        rows: how many must be in the sums.
         address: of the arms, float64 numbers ``(N, K, d)`` in a row.
-        given: what else the round is about.
-        out: what comes out.
+        arms: K.
+        settings: what is asked of all problems.
+        number: of this round.
+        longest: an arm may be so long; 0 if that has been checked.
     """
-    (N, K), d, sums = out.upper.shape, batch.sums.table.dim, batch.sums
-    every = floats_at(address, (N, K, d))
+    N, sums = call.X.shape[0], call.batch.sums
+    every = floats_at(address, (N, arms, sums.table.dim))
     for b in range(N):
-        if not rows_held(sums.anchors[b], sums.minimum[b], given.rows):
+        if not rows_held(sums.anchors[b], sums.minimum[b], rows):
             return BEHIND
-        if given.longest > 0.0 and not rows_within(every[b], given.longest):
+        if longest > 0.0 and not rows_within(every[b], longest):
             return REFUSED
-    memory = memory_for(batch, K)
-    return DONE if play_all(family, X, w, y, rows, batch, every, given, out, memory) else OPEN
+    return DONE if play_all(call, used, every, settings, number) else OPEN
 
 
 @entry
 def go_on(
     batch: Batch,
+    buffers: RoundBuffers,
     every: Floats,
-    given: RoundInput,
+    settings: Settings,
+    number: int,
+    rows: int,
     b: int,
     begins: bool,
     trace: float,
-    out: RoundOutput,
-    memory: Memory,
 ) -> int:
     """The round of one problem up to the next pass, which is made elsewhere.
 
     Args:
         batch: what is carried.
+        buffers: what else the round is about, and the sums of that pass.
         every: all arms, ``(N, K, d)``.
-        given: what else the round is about.
+        settings: what is asked.
+        number: of this round.
+        rows: of a pass.
         b: which problem.
         begins: whether this is the start.
         trace: of the Hessian at the point of the pass that was asked for.
-        out: what comes out.
-        memory: with the sums of that pass.
     """
+    given, out, memory = buffers.given, buffers.out, buffers.memory
     if begins:
-        start_round(batch, given, b)
+        start_round(batch, given, settings, number, b)
     state, search = record(batch.rounds, b), record(batch.search, b)
-    problem = problem_of(batch, b, given.ridge[b], given.tilt[b], given.rows)
+    problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
     arms = arms_of(every, out, b, memory)
-    asked = choose(state, search, problem, arms, given.settings, trace, memory)
+    asked = choose(state, search, problem, arms, settings, trace, memory)
     if asked == DECIDED:
-        end_round(batch, out, b)
+        end_round(batch, arms.upper, out, b)
     return asked
 
 
@@ -368,73 +380,84 @@ def rows_fit(family: CompiledFamily, x: Floats, r: Floats, longest: float) -> bo
     return True
 
 
+class RowCall(NamedTuple):
+    """All that a row is written and added to, in arrays that stay where they are.
+
+    Attributes:
+        family: the family.
+        X: features, ``(N, d, capacity)``.
+        w: weights, ``(N, capacity)``.
+        y: weights times rewards, ``(N, capacity)``.
+        sums: what is carried.
+        scratch: memory of :func:`row_terms`.
+        row: memory, ``(d,)``.
+        powers: memory for the monomials of a row,
+        least_powers: and for those of the minimum.
+    """
+
+    family: CompiledFamily
+    X: Floats
+    w: Floats
+    y: Floats
+    sums: Sums
+    scratch: Floats
+    row: Floats
+    powers: Floats
+    least_powers: Floats
+
+
+def row_call(family: CompiledFamily, X: Floats, w: Floats, y: Floats, sums: Sums) -> RowCall:
+    """With memory."""
+    row, powers = np.empty(sums.table.dim), np.empty(sums.table.count)
+    least_powers = np.empty(sums.minimum_table.count)
+    return RowCall(family, X, w, y, sums, np.zeros(SCRATCH), row, powers, least_powers)
+
+
 @entry
 def learn_rows(
-    family: CompiledFamily,
-    x_address: int,
-    r_address: int,
-    rows: int,
-    longest: float,
-    X: Floats,
-    w: Floats,
-    y: Floats,
-    used: int,
-    sums: Sums,
+    call: RowCall, used: int, x_address: int, r_address: int, rows: int, longest: float
 ) -> int:
     """Checks k rows of weight 1 of every problem, writes them and carries them: O(A k d^q).
 
     Args:
-        family: the family.
+        call: where they go, behind the rows that are
+        used: already.
         x_address: of the rows, float64 numbers ``(N, k, d)`` in a row.
         r_address: of their rewards, ``(N, k)``.
         rows: k.
         longest: they may be so long at most; 0 for no checks at all.
-        X: where features go, ``(N, d, capacity)``,
-        w: weights, ``(N, capacity)``,
-        y: and weighted rewards, ``(N, capacity)``: behind the rows that are
-        used: already.
-        sums: what is carried.
 
     Returns:
         DONE, REFUSED or BEHIND.
     """
-    N, d = X.shape[0], X.shape[1]
+    N, d, sums = call.X.shape[0], call.X.shape[1], call.sums
     x, r = floats_at(x_address, (N, rows, d)), floats_at(r_address, (N, rows))
     for b in range(N):
         if not rows_held(sums.anchors[b], sums.minimum[b], used):
             return BEHIND
-    if longest > 0.0 and not rows_fit(family, x, r, longest):
+    if longest > 0.0 and not rows_fit(call.family, x, r, longest):
         return REFUSED
-    scratch, row = np.zeros(SCRATCH), np.empty(d)
-    powers, least_powers = np.empty(sums.table.count), np.empty(sums.minimum_table.count)
-    add_rows(family, x, r, X, w, y, used, sums, scratch, row, powers, least_powers)
+    add_rows(call, used, x, r)
     return DONE
 
 
 @kernel
-def add_rows(
-    family: CompiledFamily,
-    x: Floats,
-    r: Floats,
-    X: Floats,
-    w: Floats,
-    y: Floats,
-    used: int,
-    sums: Sums,
-    scratch: Floats,
-    row: Floats,
-    powers: Floats,
-    least_powers: Floats,
-) -> None:
-    """Writes and carries the rows; the last four arguments are memory."""
-    (N, rows, d), table, least = x.shape, unpack(sums.table), unpack(sums.minimum_table)
+def add_rows(call: RowCall, used: int, x: Floats, r: Floats) -> None:
+    """Writes and carries the rows."""
+    (N, rows, d), sums, family, row = x.shape, call.sums, call.family, call.row
+    table, least, scratch = unpack(sums.table), unpack(sums.minimum_table), call.scratch
     for b in range(N):
         anchors = carried_in(sums.anchors[b], d, sums.number, table.count)
         minimum = carried_in(sums.minimum[b], d, 1, least.count)
         for s in range(rows):
             for k in range(d):
                 row[k] = x[b, s, k]
-                X[b, k, used + s] = x[b, s, k]
-            w[b, used + s], y[b, used + s] = 1.0, r[b, s]
-            carry_row(family, row, 1.0, r[b, s], anchors, table, scratch, powers)
-            carry_row(family, row, 1.0, r[b, s], minimum, least, scratch, least_powers)
+                call.X[b, k, used + s] = x[b, s, k]
+            call.w[b, used + s], call.y[b, used + s] = 1.0, r[b, s]
+            carry_row(family, row, 1.0, r[b, s], anchors, table, scratch, call.powers)
+            carry_row(family, row, 1.0, r[b, s], minimum, least, scratch, call.least_powers)
+
+
+#: calls of both, for rows of some dtypes
+PLAY = StoredCalls(play_round, 0, 0, 0, 0, Settings(True, 0.0, 0.0, 0.0, False, 0), 0, 0.0)
+LEARN = StoredCalls(learn_rows, 0, 0, 0, 0, 0.0)

@@ -25,7 +25,7 @@ from torchglb.history import History
 from torchglb.recording import is_plain
 from torchglb.rounding import round_up
 from torchglb.ucb.growing import Choice, GrowingProgram
-from torchglb.ucb.incremental.batches import RoundOutput, new_output
+from torchglb.ucb.incremental.batches import RoundBuffers
 from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.incremental.rounds import CarriedRounds
 
@@ -40,8 +40,7 @@ class _PlainRound(NamedTuple):
     shape: torch.Size  # (*B, K, d)
     settings: Settings  # for heights above the minimum
     absolute: Settings  # for levels
-    heights: Floats
-    out: RoundOutput
+    buffers: RoundBuffers
     winner: Tensor  # (*B), the memory of ``out.winner``
 
 
@@ -266,15 +265,18 @@ class AnchoredProgram(GrowingProgram):
                 return None
         if arms.dtype is not torch.float64 or not self._is_double or not arms.is_contiguous():
             return None
-        _, settings, absolute, heights, out, winner = plain
+        _, settings, absolute, buffers, winner = plain
+        heights, ridge, _ = buffers.given
+        ridge.fill(0.0)
         if levels is not None:
             heights[:] = levels
             settings = absolute
+        elif type(radius) is float:
+            heights.fill(radius)
         else:
-            simple = type(radius) is float
-            heights[:] = radius if simple else self._each(self._numbers("radius", radius))
-        played = rounds.play(arms, heights, self._no_ridge, settings, longest, out)
-        if not played or np.count_nonzero(out.status):
+            heights[:] = self._each(self._numbers("radius", radius))
+        played = rounds.play(arms, plain.shape[-2], settings, longest, buffers)
+        if not played or np.count_nonzero(buffers.out.status):
             return None
         return winner.clone()
 
@@ -284,11 +286,10 @@ class AnchoredProgram(GrowingProgram):
         if K == 0 or shape != (*self.batch_shape, K, self.domain.dim) or self.check_every:
             return None
         settings = Settings(True, self.level_tol, self.tie_tol, np.inf, False, self._steps(K))
-        N = len(self._no_ridge)
-        out = new_output(N, K)
-        winner = torch.from_numpy(out.winner).reshape(self.batch_shape)
+        buffers = self._rounds.buffers(K)
+        winner = torch.from_numpy(buffers.out.winner).reshape(self.batch_shape)
         absolute = settings._replace(relative=False)
-        self._plain = _PlainRound(shape, settings, absolute, np.empty(N), out, winner)
+        self._plain = _PlainRound(shape, settings, absolute, buffers, winner)
         return self._plain
 
     def _round(
@@ -298,12 +299,16 @@ class AnchoredProgram(GrowingProgram):
         if self.check_every is not None and (self._rounds.number + 1) % self.check_every == 0:
             self.self_check()
         self._rounds.catch_up()
-        out, given = new_output(shape.numel(), K), arms.double().contiguous()
-        self._rounds.play(given, self._each(height), self._each(ridge), settings, 0.0, out)
+        buffers = self._rounds.buffers(K)
+        buffers.given.heights[:], buffers.given.ridge[:] = self._each(height), self._each(ridge)
+        self._rounds.play(arms.double().contiguous(), K, settings, 0.0, buffers)
+        upper, lower = self._rounds.bounds(buffers, K)
+        rest = (torch.from_numpy(part.copy()) for part in buffers.out[1:])
+        index, status, passes = (part.reshape(shape) for part in rest)
         return Choice(
-            torch.from_numpy(out.winner.reshape(shape)),
-            self._upwards(out.upper.reshape((*shape, K))),
-            -self._upwards(-out.lower.reshape((*shape, K))),
-            torch.from_numpy(out.status.reshape(shape)),
-            torch.from_numpy(out.passes.reshape(shape)),
+            index,
+            self._upwards(upper.reshape((*shape, K)).copy()),
+            -self._upwards(-lower.reshape((*shape, K))),
+            status,
+            passes,
         )

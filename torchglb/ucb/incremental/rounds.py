@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, Reals, bound
+from torchglb.backend import Floats, Reals
 from torchglb.backend.dense import EPS
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum
@@ -21,16 +21,16 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
 from torchglb.ucb.incremental.batches import (
     DONE,
+    LEARN,
     OPEN,
+    PLAY,
     Batch,
-    RoundInput,
-    RoundOutput,
+    RoundBuffers,
+    RoundCall,
     Sums,
     go_on,
-    learn_rows,
-    memory_for,
-    new_output,
-    play_round,
+    round_buffers,
+    row_call,
 )
 from torchglb.ucb.incremental.minorant import minorant_size
 from torchglb.ucb.incremental.round_state import (
@@ -50,14 +50,12 @@ LARGEST_ANCHOR_ORDER = 7
 LARGEST_MINIMUM_ORDER = 100
 
 
-class _Calls(NamedTuple):
-    """The compiled calls of a round for rows of some types, and what they are given."""
+class _Call(NamedTuple):
+    """A compiled call that knows the memory it works on, and what it was made for."""
 
-    X: np.dtype[Any]
-    y: np.dtype[Any]
-    play: Any
-    learn: Any
-    batch: Batch
+    y: Reals
+    buffers: RoundBuffers | None
+    run: Any
 
 
 class CarriedRounds:
@@ -90,7 +88,13 @@ class CarriedRounds:
         self._minorants = np.zeros((N, minorant_size(d) if source.is_direct else 0))
         self._rounds = np.zeros(N, ROUND)
         self._epoch = source.history.epoch
-        self._calls: _Calls | None = None
+        self._forget_memory()
+
+    def _forget_memory(self) -> None:
+        """What knows where the memory of this object lies is made anew when it is needed."""
+        self._buffers: RoundBuffers | None = None
+        self._play: _Call | None = None
+        self._learn: _Call | None = None
 
     def copy(self) -> CarriedRounds:
         """With sums of its own, over the same rows."""
@@ -98,12 +102,12 @@ class CarriedRounds:
         new.minimum, new.anchors = self.minimum.copy(), self.anchors.copy()
         for name in ("_minorants", "_notes", "_rounds", "passes"):
             setattr(new, name, getattr(self, name).copy())
-        new._calls = None  # they know where the memory of this object lies
+        new._forget_memory()
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the calls, as in :meth:`copy`."""
-        return vars(self) | {"_calls": None}
+        """As in :meth:`copy`."""
+        return vars(self) | {"_buffers": None, "_play": None, "_learn": None}
 
     def over(self, source: RowSource) -> None:
         """Goes on over another history, of the same rows."""
@@ -142,10 +146,14 @@ class CarriedRounds:
             False if a value does not fit, or the sums are not up to date: nothing has changed then.
         """
         source, history = self.source, self.source.history
-        mark, room = history.mark(), history.reserve(rows)
-        calls = self._calls_for(room)
-        given = (x.data_ptr(), r.data_ptr(), rows, longest, *room)
-        if calls.learn(source.compiled, *given, calls.batch.sums) != DONE:
+        mark = history.mark()
+        X, w, y, used = history.reserve(rows)
+        call = self._learn
+        if call is None or call.y is not y:
+            where = row_call(source.compiled, X, w, y, self._batch().sums)
+            call = _Call(y, None, LEARN.with_stored(where, (X.dtype, y.dtype)))
+            self._learn = call
+        if call.run(used, x.data_ptr(), r.data_ptr(), rows, longest) != DONE:
             history.reset(mark)  # without the room
             return False
         history.commit(rows)
@@ -205,83 +213,80 @@ class CarriedRounds:
             self._minorants,
         )
 
-    def _calls_for(self, rows: tuple[Reals, Reals, Reals, int]) -> _Calls:
-        """The compiled calls for rows of these types; all else has the same types in all rounds."""
-        X, _, y, _ = rows
-        calls = self._calls
-        if calls is None or calls.X is not X.dtype or calls.y is not y.dtype:
-            N, family = self.source.problems, self.source.compiled
-            batch = self._batch()
-            numbers = np.zeros(N)
-            settings = Settings(True, 0.0, 0.0, 0.0, False, 0)
-            asked = RoundInput(numbers, numbers, self.no_tilt, settings, 0, 0.0, 0)
-            calls = self._calls = _Calls(
-                X.dtype,
-                y.dtype,
-                bound(play_round, family, *rows, batch, 0, asked, new_output(N, 1)),
-                bound(learn_rows, family, 0, 0, 1, 0.0, *rows, batch.sums),
-                batch,
-            )
-        return calls
+    def buffers(self, arms: int) -> RoundBuffers:
+        """What rounds with so many arms are about, to be written to, and what comes out.
+
+        The same for one round after the other, up to so many arms.
+        """
+        known = self._buffers
+        if known is None or known.arms < arms:
+            known = self._buffers = round_buffers(self._batch(), arms)
+        return known
 
     def play(
-        self,
-        arms: Tensor,
-        heights: Floats,
-        ridge: Floats,
-        settings: Settings,
-        longest: float,
-        out: RoundOutput,
+        self, arms: Tensor, K: int, settings: Settings, longest: float, buffers: RoundBuffers
     ) -> bool:
         """The round of every problem, with all passes that it needs.
 
         Args:
             arms: float64, plain and contiguous, ``(N, K, d)`` in any shape.
-            heights: of the levels, ``(N,)``.
-            ridge: ``(N,)``.
+            K: how many arms.
             settings: what is asked.
             longest: an arm may be so long; 0 if that has been checked.
-            out: what comes out.
+            buffers: of :meth:`buffers`, with heights and ridge.
 
         Returns:
             False if an arm is too long, or the sums are not up to date: nothing has changed then.
         """
-        count, held = self.number + 1, len(self.source.history)
-        asked = RoundInput(heights, ridge, self.no_tilt, settings, count, longest, held)
+        number, rows = self.number + 1, len(self.source.history)
         if self.source.is_direct:
-            rows = self.source.history.arrays()
-            calls = self._calls_for(rows)
-            ending = calls.play(
-                self.source.compiled, *rows, calls.batch, arms.data_ptr(), asked, out
-            )
+            X, w, y, used = self.source.history.arrays()
+            call = self._play
+            if call is None or call.y is not y or call.buffers is not buffers:
+                where = RoundCall(self.source.compiled, X, w, y, self._batch(), buffers)
+                call = _Call(y, buffers, PLAY.with_stored(where, (X.dtype, y.dtype)))
+                self._play = call
+            ending = call.run(used, rows, arms.data_ptr(), K, settings, number, longest)
         else:
-            ending = self._play_with_passes(arms.numpy(), asked, out)
+            every = arms.numpy().reshape(self.source.problems, K, -1)
+            ending = self._play_with_passes(every, settings, number, buffers)
         if ending > OPEN:
             return False
-        self.number += 1
+        self.number = number
         if ending == OPEN:  # all arms of the problems that single looks have not decided
             for b in np.nonzero(self._rounds["ending"] == UNDECIDED)[0]:
-                self._solve(arms, asked, out, int(b))
+                self._solve(arms, K, settings, buffers, int(b))
         return True
 
-    def _play_with_passes(self, given: Floats, asked: RoundInput, out: RoundOutput) -> int:
+    def bounds(self, buffers: RoundBuffers, arms: int) -> tuple[Floats, Floats]:
+        """The upper and the lower ones of the last round, ``(N, K)`` each, where they lie."""
+        N = self.source.problems
+        both = buffers.out.bounds[: 2 * N * arms].reshape(2, N, arms)
+        return both[0], both[1]
+
+    def _play_with_passes(
+        self, every: Floats, settings: Settings, number: int, buffers: RoundBuffers
+    ) -> int:
         """The same where compiled code cannot read the rows: passes are made from here."""
-        batch, (N, K), d = self._batch(), out.upper.shape, self.anchors.dim
-        memory, every, sums = memory_for(batch, K), given.reshape(N, K, d), batch.sums
-        for b in range(N):
-            wanted = go_on(batch, every, asked, b, True, 0.0, out, memory)
+        batch, rows = self._batch(), len(self.source.history)
+        sums, memory = batch.sums, buffers.memory
+        for b in range(len(every)):
+            asked = (batch, buffers, every, settings, number, rows, b)
+            wanted = go_on(*asked, True, 0.0)
             while wanted != DECIDED:
                 if wanted == PASS_FOR_MINIMUM:
                     point, table, work = batch.places[b, 2], sums.minimum_table, memory.minimum_pass
                 else:
                     point, table, work = memory.trial, sums.table, memory.anchor_pass
                 trace = self.minimum.carried.checked_pass(self.source, b, point, table, work)
-                wanted = go_on(batch, every, asked, b, False, trace, out, memory)
-        return OPEN if out.status.any() else DONE
+                wanted = go_on(*asked, False, trace)
+        return OPEN if buffers.out.status.any() else DONE
 
-    def _solve(self, given: Tensor, asked: RoundInput, out: RoundOutput, b: int) -> None:
+    def _solve(
+        self, given: Tensor, K: int, settings: Settings, buffers: RoundBuffers, b: int
+    ) -> None:
         """All arms of a problem that single looks did not decide, solved to tolerance."""
-        settings, d, source = asked.settings, self.anchors.dim, self.source
+        d, source, out = self.anchors.dim, self.source, buffers.out
         X, w, y, used = source.arrays()  # merged sums in all their digits, unlike view()
         features, weights, sums = (torch.from_numpy(t[b][..., :used]).double() for t in (X, w, y))
         loss = NegativeLogLikelihood(
@@ -289,12 +294,12 @@ class CarriedRounds:
             features.mT,
             torch.where(weights > 0, sums / torch.where(weights > 0, weights, 1.0), 0.0),
             weights,
-            regularization=float(asked.ridge[b]),
+            regularization=float(buffers.given.ridge[b]),
             shards=source.history.shards,
         )
         ball = Ball(d, float(self.anchors.constants[b, 0]))
         program = SublevelProgram(loss, ball, torch.tensor(self._rounds["level"][b]))
-        arms = given.reshape(*out.upper.shape, d)[b]
+        arms = given.reshape(source.problems, K, d)[b]
         tol = min(settings.tie, settings.value_tol) / 4
         found = native_support(program, arms, tol=tol, throw=False, validate=False)
         # h is concave in the level, of which more than ``low`` is not certain
@@ -303,8 +308,9 @@ class CarriedRounds:
         share = (state["low"] - state["center_loss"]) / height if height > 0.0 else 1.0
         certain = share * found.lower + (1.0 - share) * (arms @ center)
         certain -= 8.0 * (d + 2) * EPS * self.anchors.constants[b, 0] * arms.norm(dim=-1)
-        upper = out.upper[b] = np.fmin(out.upper[b], found.upper.numpy())
-        lower = out.lower[b] = np.fmax(out.lower[b], certain.numpy())
+        upper, lower = (bounds[b] for bounds in self.bounds(buffers, K))
+        upper[:] = np.fmin(upper, found.upper.numpy())
+        lower[:] = np.fmax(lower, certain.numpy())
         leader = int(lower.argmax())
         best, gap = lower[leader], (upper - lower) / (1.0 + np.abs(upper))
         clear = not (np.delete(upper, leader) > best + settings.tie * (1.0 + abs(best))).any()
