@@ -278,15 +278,16 @@ class History:
 
         None for anything else: :meth:`append` takes it, or says what is wrong with it.
         """
-        if self.aggregate or self.keeps_graph or not (is_plain(x) and is_plain(r)):
+        held, dtype = self._held, self.dtype
+        if self.aggregate or held.recorded or not (is_plain(x) and is_plain(r)):
+            return None
+        if not (x.dtype is r.dtype is dtype is held.y.dtype and self._shards.is_whole):
             return None
         shape, batch = r.shape, self.batch_shape
         one = shape == batch
-        if not x.dtype is r.dtype is self._held.X.dtype or x.shape != (*shape, self.dim):
+        if x.shape != (*shape, self.dim) or not (one or shape[:-1] == batch):
             return None
-        if not (one or shape[:-1] == batch) or not self._shards.is_whole:
-            return None
-        if x.dtype is not torch.float64 or not (x.is_contiguous() and r.is_contiguous()):
+        if dtype is not torch.float64 or not (x.is_contiguous() and r.is_contiguous()):
             x, r = x.double().contiguous(), r.double().contiguous()
         return x, r, 1 if one else shape[-1]
 

@@ -177,13 +177,13 @@ class GrowingLevel:
             advance: whether the radius may keep what it found on the way, for the next round.
         """
         if self.counts_rows and not self._forgets:
-            return self._above(self.radius.of_rows(self.problem, len(self.history)))
+            return Height(self.radius_of_rows())
         likelihood = self._likelihood
         if self._forgets:
             rows = likelihood()
             problem, state = self._rows_that_count(rows)
             if self.counts_rows:
-                return self._above(self.radius.of_rows(problem, rows.num_rows))
+                return Height(self._rounded(self.radius.of_rows(problem, rows.num_rows)))
             return Height(level=self._evaluated(rows, problem, state)[0])
         late = self._late()
         if late is None:
@@ -193,7 +193,7 @@ class GrowingLevel:
             self._catch_up()
             radius = self.radius.above_minimum(self.problem, self._state)
             if radius is not None:
-                return self._above(radius)
+                return Height(self._rounded(radius))
             level, state = self._evaluated(likelihood(), self.problem, self._state)
             height = Height(level=level)
         else:
@@ -206,11 +206,13 @@ class GrowingLevel:
             self._state, self._seen, self._fresh = state, seen, fresh
         return height
 
-    def _above(self, radius: float | Tensor | None) -> Height:
-        """The level so far above the minimum, in the dtype of the rows."""
-        return Height(
-            round_up(radius, self.history.dtype) if isinstance(radius, Tensor) else radius
-        )
+    def radius_of_rows(self) -> float | Tensor | None:
+        """beta^2 of the rows so far, where it depends on their number alone (``counts_rows``)."""
+        return self._rounded(self.radius.of_rows(self.problem, len(self.history)))
+
+    def _rounded(self, radius: float | Tensor | None) -> float | Tensor | None:
+        """In the dtype of the rows, not below what it was."""
+        return round_up(radius, self.history.dtype) if isinstance(radius, Tensor) else radius
 
     def _late(self) -> RowArrays | None:
         """All rows, if the radius has not seen the last and compiled code may read them there."""

@@ -327,6 +327,9 @@ class LikelihoodRatioPolicy(ExactPolicy):
         )
         self.radius = self._sequence.radius
         self._counts = self._sequence.counts_rows
+        exact = self.solver == "native" and self.dtype is torch.float64
+        #: whether a choice may be one compiled call
+        self._decides = exact and isinstance(self._program, AnchoredProgram)
 
     def _new_program(
         self, kind: type[AnchoredProgram] | type[RefitProgram], aggregate: bool
@@ -356,10 +359,13 @@ class LikelihoodRatioPolicy(ExactPolicy):
         return self._sequence.height()
 
     def select(self, arms: ArrayLike) -> Tensor:  # noqa: D102
-        exact = self.solver == "native" and self.dtype is torch.float64
-        if exact and isinstance(self._program, AnchoredProgram):
-            mark, height = self._sequence.mark(), self._height()
+        if self._decides:
+            assert isinstance(self._program, AnchoredProgram)
             longest = self._longest if self.validate else 0.0
+            if self._counts:  # whoever asks for this height later finds it again
+                index = self._program.decide(arms, self._sequence.radius_of_rows(), longest)
+                return super().select(arms) if index is None else index
+            mark, height = self._sequence.mark(), self._height()
             index, levels = None, height.levels
             if levels is None and is_plain(height.level):
                 levels = height.level.numpy().reshape(-1)
