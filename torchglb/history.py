@@ -218,7 +218,7 @@ class History:
 
     def _arrays_of(self, held: RowBuffers) -> tuple[Reals, Reals, Reals, int]:
         known = self._arrays
-        if known is None or known.key is not held.y or self.aggregate:
+        if known is None or known.key is not (held if self.aggregate else held.y):
             known = self._arrays = self._views(held) if self._is_narrow(held) else copies(held)
         elif known.copied is not None and known.copied < held.used:
             known = self._arrays = copied_on(known, held)

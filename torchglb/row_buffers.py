@@ -93,7 +93,7 @@ class RowBuffers(NamedTuple):
 class RowViews(NamedTuple):
     """The rows for compiled code."""
 
-    key: Tensor  # the y they are of
+    key: object  # the y they are of, which rows are appended to; the buffers, if rows are merged
     copied: int | None  # rows in use that were copied; None for views, which show all rows
     X: Reals  # (N, d, capacity)
     w: Reals  # (N, capacity)
@@ -128,7 +128,9 @@ def copies(held: RowBuffers) -> RowViews:
         w, y = w + held.w_rest.double(), y + held.y_rest.double()
     X = held.X.detach().mT.double().reshape(N, d, capacity).contiguous().numpy()
     flat = (t.reshape(N, capacity).clone().numpy() for t in (w, y))
-    return RowViews(held.y, None if held.w_rest is not None else held.used, X, *flat)
+    if held.merges:
+        return RowViews(held, None, X, *flat)
+    return RowViews(held.y, held.used, X, *flat)
 
 
 def copied_on(known: RowViews, held: RowBuffers) -> RowViews:
