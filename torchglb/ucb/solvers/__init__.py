@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torchglb.checks import check_choice, refuse, with_nearest
@@ -43,7 +43,7 @@ class Native:
 
     def support(self, program: SublevelProgram, arms: Any) -> SupportResult:
         """``h(x)`` of every arm."""
-        return native_support(program, arms, **_settings(self))
+        return native_support(program, arms, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Conic:
         """``h(x)`` of every arm."""
         from torchglb.ucb.solvers.conic.oracle import conic_support
 
-        return conic_support(program, arms, **_settings(self))
+        return conic_support(program, arms, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Layer:
         """``h(x)`` of every arm."""
         from torchglb.ucb.solvers.conic.layer import layer_support
 
-        return layer_support(program, arms, **_settings(self))
+        return layer_support(program, arms, **vars(self))
 
 
 BY_NAME: dict[str, type[Native] | type[Conic] | type[Layer]] = {
@@ -122,7 +122,3 @@ def solver_of(solver: ProgramSolver | Solver, options: Mapping[str, Any]) -> Sol
         expected = f"settings of {chosen.__name__} ({', '.join(known)})"
         raise refuse("options", expected, with_nearest(option, known))
     return chosen(**options)
-
-
-def _settings(solver: Native | Conic | Layer) -> dict[str, Any]:
-    return {field.name: getattr(solver, field.name) for field in fields(solver)}
