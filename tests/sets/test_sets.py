@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 
@@ -311,3 +312,73 @@ def test_what_is_no_ellipsoid_is_refused_by_every_question(dtype):
         for ask in (region.upper_bound, region.interval, region.support):
             with pytest.raises(glb.InputError, match=name):
                 ask(W)
+
+
+def test_short_arms_of_an_unconfined_set_keep_their_values():
+    """Within a tolerance any point attains the value of a short arm: where says nothing then."""
+    torch.manual_seed(0)
+    X = torch.nn.functional.normalize(torch.randn(30, 2).double(), dim=-1)
+    X[:, 1] *= 0.05
+    rewards = (torch.rand(30) < 0.7).double()
+    sequence = glb.ConfidenceSequence(
+        glb.Bernoulli(), glb.Ball(2, 1.0), 0.05, radius="gaussian-prior"
+    )
+    sequence.update(X, rewards)
+    region, x = sequence.current(), torch.tensor([[0.0, 1.0], [0.0, -1.0], [0.6, 0.8]]).double()
+    long = region.support(x)
+    assert (torch.isfinite(long.upper) & (long.upper > 3.0)).any()
+    for size in (1e-8, 1e-12, 1e-200):
+        short = region.support(size * x)
+        assert (short.upper >= size * long.lower).all()
+        torch.testing.assert_close(short.upper / size, long.upper)
+
+
+MEANS = {
+    "bernoulli": lambda z: 1 / (1 + mpmath.exp(-z)),
+    "poisson": mpmath.exp,
+    "probit": mpmath.ncdf,
+    "cloglog": lambda z: -mpmath.expm1(-mpmath.exp(z)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", MEANS)
+def test_means_are_rounded_outwards(name, dtype):
+    """Without rows the ends are those of the ball, exactly."""
+    shipped = {"bernoulli": glb.Bernoulli(), "poisson": glb.Poisson()}
+    family, S = shipped.get(name) or glb.QuasiBounded(name), 5.7
+    none = glb.NegativeLogLikelihood(
+        family, torch.zeros(0, 1, dtype=dtype), torch.zeros(0, dtype=dtype)
+    )
+    region = glb.LikelihoodRatioSet(
+        none, glb.Ball(1, S), torch.tensor(1.0, dtype=dtype), torch.zeros(1, dtype=dtype)
+    )
+    x = torch.rand(200, 1, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    lower, upper = region.interval(x, scale="mean")
+    with mpmath.workdps(40):
+        for k in range(200):
+            end = mpmath.mpf(S) * x[k, 0].item()
+            assert lower[k].item() <= MEANS[name](-end)
+            assert upper[k].item() >= MEANS[name](end)
+    found = family.mean(region.interval(x).upper)
+    torch.testing.assert_close(upper, found, rtol=64 * torch.finfo(dtype).eps, atol=0.0)
+
+
+def test_a_mean_beyond_all_numbers_is_infinite():
+    none = glb.NegativeLogLikelihood(
+        glb.Poisson(), torch.zeros(0, 1).double(), torch.zeros(0).double()
+    )
+    region = glb.LikelihoodRatioSet(none, glb.Ball(1, 1e3), 1.0, [0.0])
+    assert region.interval([1.0], scale="mean").upper == torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_ellipsoid_of_one_point_in_the_ball_has_bounds(dtype):
+    center = torch.tensor([0.3, -0.4, 0.1], dtype=dtype)
+    shape = torch.diag(torch.tensor([1.0, 100.0, 3.0], dtype=dtype))
+    point = glb.EllipsoidSet(glb.Bernoulli(), glb.Ball(3, 1.0), center, shape, 0.0, with_ball=True)
+    x = unit(5, 3).to(dtype)
+    lower, upper = point.interval(x)
+    assert (lower <= x @ center).all()
+    assert (x @ center <= upper).all()
+    assert (upper - lower < 1e-5).all()
