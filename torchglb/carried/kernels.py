@@ -168,7 +168,13 @@ def chunk_slopes(X: Floats, start: int, count: int, slope: Floats, out: Floats) 
 def add_slopes(X: Floats, start: int, count: int, slope: Floats, work: Workspace) -> None:
     """Adds ``sum_s slope_s x_s`` of a chunk to the gradient, by Kahan."""
     chunk_slopes(X, start, count, slope, work.part)
-    for k in range(X.shape[0]):
+    add_part(work)
+
+
+@kernel
+def add_part(work: Workspace) -> None:
+    """Adds the gradient of a chunk to the sums, by Kahan."""
+    for k in range(work.part.shape[0]):
         careful_add(work.sums, work.rest, 1 + k, work.part[k])
 
 
@@ -263,13 +269,15 @@ def sum_rows(
             scratch[2 * CHUNK + i] = y[s + i]
         row_terms(family, scratch, count, table.order)
         careful_add(work.sums, work.rest, 0, chunk_sum(terms, count))
-        add_slopes(X, s, count, terms[CHUNK:], work)
-        curvature = terms[2 * CHUNK :]
+        slope, curvature = terms[CHUNK:], terms[2 * CHUNK :]
         if table.order == 1:
-            trace += squared_lengths(X, s, count, curvature)
-        elif table.order == 2:
-            chunk_hessian(X, s, count, curvature, work)
+            trace += slopes_and_trace(X, s, count, slope, curvature, work.part)
         else:
+            chunk_slopes(X, s, count, slope, work.part)
+        add_part(work)
+        if table.order == 2:
+            chunk_hessian(X, s, count, curvature, work)
+        elif table.order > 2:
             chunk_moments(X, s, count, terms, table, work)
     if table.order > 1:
         trace = trace_of(work.sums, X.shape[0])
@@ -277,18 +285,29 @@ def sum_rows(
 
 
 @vectorised
-def squared_lengths(X: Floats, start: int, count: int, curvature: Floats) -> float:
-    """``sum_s c_s |x_s|^2`` of a chunk."""
+def slopes_and_trace(
+    X: Floats, start: int, count: int, slope: Floats, curvature: Floats, out: Floats
+) -> float:
+    """:func:`chunk_slopes`, and ``sum_s c_s |x_s|^2`` of the chunk from the same reading."""
     d, total = X.shape[0], 0.0
     for k in range(d % 4):
-        x = X[k, start : start + count]
+        x, ta = X[k, start : start + count], 0.0
         for s in range(count):
+            ta += slope[s] * x[s]
             total += curvature[s] * (x[s] * x[s])
-    for k in range(d % 4, d, 4):  # four at a time: each reads the curvature once
+        out[k] = ta
+    for k in range(d % 4, d, 4):
         a, b = X[k, start : start + count], X[k + 1, start : start + count]
         c, e = X[k + 2, start : start + count], X[k + 3, start : start + count]
+        ta, tb, tc, te = 0.0, 0.0, 0.0, 0.0
         for s in range(count):
+            q = slope[s]
+            ta += q * a[s]
+            tb += q * b[s]
+            tc += q * c[s]
+            te += q * e[s]
             total += curvature[s] * ((a[s] * a[s] + b[s] * b[s]) + (c[s] * c[s] + e[s] * e[s]))
+        out[k], out[k + 1], out[k + 2], out[k + 3] = ta, tb, tc, te
     return total
 
 
