@@ -117,3 +117,25 @@ def test_a_compiled_point_is_feasible_whatever_the_rounding():
             there = Fraction(center) + Fraction(share) * (Fraction(loss) - Fraction(center))
             assert there <= Fraction(level)
             assert float(there) >= level - 64 * EPS * level or share == 0.0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *(glb.Bernoulli(), glb.Binomial(1000, whole=False), glb.Gaussian(0.5), glb.Poisson()),
+        *(glb.QuasiBounded("probit"), glb.QuasiBounded("cloglog")),
+    ],
+    ids=repr,
+)
+def test_an_expansion_pays_for_what_each_term_loses(family, share):
+    """Also far out, where the loss is far below the numbers that it is computed from."""
+    top = family.reward_range[1]
+    r = torch.tensor([share * (top if np.isfinite(top) else 3.0)])
+    for z in torch.linspace(-60.0, 60.0, 241):
+        loss = NegativeLogLikelihood(family, torch.ones(1, 1), r)
+        at, errors = loss.expand_with_errors(z[None])
+        exact = NegativeLogLikelihood(family, torch.ones(1, 1).double(), r.double())
+        off = abs(at.loss.double() - exact.value(z[None].double()))
+        underflow = torch.finfo(torch.float32).tiny  # which nobody pays for
+        assert float(off) <= float(errors.loss) + underflow, float(z)

@@ -84,12 +84,11 @@ class Binomial(GLMFamily):
         return LossTerms(*self.loss_derivatives(z, r, 2))
 
     def loss_derivatives(self, z: Tensor, r: Tensor, order: int) -> list[Tensor]:  # noqa: D102
-        flipped = -z
-        up, down = torch.sigmoid(z), torch.sigmoid(flipped)
+        up, down = torch.sigmoid(z), torch.sigmoid(-z)
         failures = self.trials - r
         v = up * down
         # mu - r = (N - r) sigma(z) - r sigma(-z), also far out
-        found = [self._loss(z, flipped, failures), failures * up - r * down, self._times(v)]
+        found = [self.loss(z, r), failures * up - r * down, self._times(v)]
         if order >= 3:
             # t = sigma(-z) - sigma(z) has t^2 = 1 - 4v, v' = v t and t' = -2v
             tilted = v * (down - up)
@@ -102,12 +101,13 @@ class Binomial(GLMFamily):
             found.append(self._times(v * (1.0 - v * (30.0 - 120.0 * v))))
         return found + [self.derivative(z, k) for k in range(7, order + 1)]
 
-    def loss(self, z: Tensor, r: Tensor) -> Tensor:  # noqa: D102
-        return self._loss(z, -z, self.trials - r)
+    def loss(self, z: Tensor, r: Tensor) -> Tensor:
+        """``N log(1 + e^-|z|) + (N - r) z`` or ``+ r |z|``, by the sign of z: nothing cancels.
 
-    def _loss(self, z: Tensor, flipped: Tensor, failures: Tensor) -> Tensor:
-        """``N log(1 + e^-z) + (N - r) z``."""
-        return self._times(_softplus(flipped)) + failures * z
+        What rounding costs is counted from the size of the loss, which may be far below that of z.
+        """
+        rise = z.clamp_min(0.0)  # and |z| = 2 rise - z, differentiable at 0 too
+        return self._times(_softplus(z - 2.0 * rise)) + (self.trials - r) * rise + r * (rise - z)
 
     def _times(self, unit: Tensor) -> Tensor:
         """N times what one trial has."""
