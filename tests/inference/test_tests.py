@@ -12,6 +12,7 @@ import torch
 import torchglb as glb
 from torchglb.errors import InputError
 from torchglb.inference import RunningTest, e_bh
+from torchglb.inference.tests import likelihood_ratio_test
 
 DELTA = 0.05
 
@@ -322,3 +323,28 @@ def test_sets_that_cannot_test_are_refused(generator):
         e_bh(torch.zeros(2), 1.5)
     with pytest.raises(InputError, match="log_e: expected numbers"):
         e_bh(torch.tensor([math.nan]), 0.1)
+
+
+@pytest.mark.parametrize("angle", [1e-6, 1e-9, 1e-12, 1e-14])
+def test_nearly_equal_rows_of_a_hypothesis_err_downwards(angle):
+    """What solving for the only point of H0 loses is paid; nor is a point of the ball overlooked."""
+    torch.manual_seed(0)
+    S, X = 4.0, torch.nn.functional.normalize(torch.randn(400, 2).double(), dim=-1)
+    loss = glb.NegativeLogLikelihood(glb.Gaussian(0.1), X, X[:, 0])
+    A, zero = torch.tensor([[1.0, 0.0], [1.0, angle]]).double(), torch.zeros(()).double()
+    exact = mpmath.matrix(A.tolist())
+    inside = 0
+    for _ in range(20):
+        b = A @ (torch.nn.functional.normalize(torch.randn(2).double(), dim=-1) * (1 - 1e-9) * S)
+        found = likelihood_ratio_test(
+            loss, glb.Ball(2, S), zero, A, b, theta_hat=torch.eye(2).double()[0]
+        )
+        with mpmath.workdps(50):
+            point = mpmath.lu_solve(exact, mpmath.matrix(b.tolist()))
+            z = [point[0] * x + point[1] * y for x, y in X.tolist()]
+            pairs = zip(z, X[:, 0].tolist(), strict=True)
+            least = sum((t * t / 2 - t * r) for t, r in pairs) / mpmath.mpf(0.1) ** 2
+            if mpmath.norm(point) <= S:
+                inside += 1
+                assert found.log_e.item() <= least
+    assert inside > 0

@@ -36,6 +36,7 @@ from torchglb.choices import RELATIONS, Relation
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Derivatives, frank_wolfe_gap, newton
+from torchglb.rounding import power_of_two
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,8 @@ def _hypothesis(
     checks.finite("A", A)
     checks.finite("b", b)
     checks.settle()
+    scale = power_of_two(A)  # rows of about one length: the condition is then that of their angles
+    A, b = A / scale, b / scale[..., 0]
     singular = torch.linalg.svdvals(A)
     limit = d * torch.finfo(X.dtype).eps * singular[..., 0]
     checks.require("A", singular[..., -1] > limit, "rows that are independent", singular[..., -1])
@@ -176,13 +179,16 @@ def _subspace_minimum(
     coordinates = (left.mT @ b[..., None])[..., 0] / values
     origin = (coordinates[..., None, :] @ across)[..., 0, :]  # theta_0
     eps = torch.finfo(S.dtype).eps
+    # of the computed subspace, relative to its distance from 0: so far from H0 may it lie
+    slip = 32.0 * d * eps * values[..., 0] / (values[..., -1] - d * eps * values[..., 0])
     # rounded up: a larger ball has a smaller minimum
-    room = S.square() - origin.square().sum(-1) + 16.0 * d * eps * S.square()
+    far = origin.square().sum(-1)
+    room = S.square() - far + (16.0 * d * eps * S.square() + slip * far)
     empty = room < 0
     origin = torch.where(empty[..., None], 0.0, origin)  # any point will do
     if k == d:
         at, errors = likelihood.expand_with_errors(origin)
-        off = _misplaced(at.gradient, errors.gradient, S)
+        off = _misplaced(origin, at.gradient, errors.gradient, S, slip)
         lower = at.loss - errors.loss - off
     else:
         radius = torch.where(empty, S, room.clamp_min(0.0).sqrt())
@@ -204,18 +210,22 @@ def _subspace_minimum(
         at, errors = likelihood.expand_with_errors(theta)
         reduced = (along.mT @ at.gradient[..., None])[..., 0]
         gap = frank_wolfe_gap(found.point, reduced, radius) * (1.0 + 32.0 * d * eps)
-        off = _misplaced(at.gradient, errors.gradient, S)
+        off = _misplaced(theta, at.gradient, errors.gradient, S, slip)
         lower = at.loss - errors.loss - gap - off
         origin = theta
     lower = torch.where(empty, torch.inf, lower)
     return _Minimum(lower, torch.where(empty[..., None], torch.nan, origin), empty)
 
 
-def _misplaced(gradient: Tensor, error: Tensor, S: Tensor) -> Tensor:
-    """What a point some roundings beside H0, and an inexact gradient, may change of a tangent."""
-    d, eps = gradient.shape[-1], torch.finfo(S.dtype).eps
-    steepness = torch.linalg.vector_norm(gradient, dim=-1)
-    return 2.0 * S * (error + 32.0 * d * eps * steepness)
+def _misplaced(
+    theta: Tensor, gradient: Tensor, error: Tensor, S: Tensor, slip: float | Tensor
+) -> Tensor:
+    """What a point beside H0, by a share of its length, and an inexact gradient do to a tangent.
+
+    The share is about eps times the condition of A: that of a subspace found by its SVD.
+    """
+    reach = torch.maximum(S, torch.linalg.vector_norm(theta, dim=-1))
+    return 2.0 * reach * (error + slip * torch.linalg.vector_norm(gradient, dim=-1))
 
 
 def _certified(
@@ -224,7 +234,8 @@ def _certified(
     """A lower bound on the minimum over the ball; the loss at theta, and its rounding error."""
     at, errors = likelihood.expand_with_errors(theta)
     gap = frank_wolfe_gap(theta, at.gradient, S)
-    lower = at.loss - errors.loss - gap - _misplaced(at.gradient, errors.gradient, S)
+    slip = 32.0 * theta.shape[-1] * torch.finfo(S.dtype).eps
+    lower = at.loss - errors.loss - gap - _misplaced(theta, at.gradient, errors.gradient, S, slip)
     return lower, at.loss, errors.loss
 
 
