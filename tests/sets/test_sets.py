@@ -311,3 +311,22 @@ def test_what_is_no_ellipsoid_is_refused_by_every_question(dtype):
         for ask in (region.upper_bound, region.interval, region.support):
             with pytest.raises(glb.InputError, match=name):
                 ask(W)
+
+
+def test_short_arms_of_an_unconfined_set_keep_their_values():
+    """Within a tolerance any point attains the value of a short arm: where says nothing then."""
+    torch.manual_seed(0)
+    X = torch.nn.functional.normalize(torch.randn(30, 2).double(), dim=-1)
+    X[:, 1] *= 0.05
+    rewards = (torch.rand(30) < 0.7).double()
+    sequence = glb.ConfidenceSequence(
+        glb.Bernoulli(), glb.Ball(2, 1.0), 0.05, radius="gaussian-prior"
+    )
+    sequence.update(X, rewards)
+    region, x = sequence.current(), torch.tensor([[0.0, 1.0], [0.0, -1.0], [0.6, 0.8]]).double()
+    long = region.support(x)
+    assert (torch.isfinite(long.upper) & (long.upper > 3.0)).any()
+    for size in (1e-8, 1e-12, 1e-200):
+        short = region.support(size * x)
+        assert (short.upper >= size * long.lower).all()
+        torch.testing.assert_close(short.upper / size, long.upper)

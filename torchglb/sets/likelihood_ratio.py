@@ -30,6 +30,7 @@ from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.radii import radius_refuted, regularization_for, self_concordance_of
 from torchglb.radii.theorems.theorem32 import fixed_point_around
 from torchglb.recording import is_transformed
+from torchglb.rounding import power_of_two
 from torchglb.row_sums import Expansion
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.sets.ellipsoid import EllipsoidSet, frame_of
@@ -37,8 +38,8 @@ from torchglb.ucb import SublevelProgram, SupportResult
 from torchglb.ucb.solvers import solver_of
 from torchglb.ucb.solvers.settings import BoundSettings, NativeSettings
 
-#: unconfined sets are searched in balls this many times larger; a bound at the last one is infinite
-SEARCHED = (3.0, 100.0)
+#: unconfined sets are searched in a ball this many times larger; a bound at its edge is infinite
+SEARCHED = 100.0
 #: the second trial of a search along a ray is so far beside the guess, for an end on either side
 BESIDE = 0.02
 LEVEL_OF_DELTA = "one whose level is log(1/delta) plus what does not depend on delta"
@@ -203,24 +204,19 @@ class LikelihoodRatioSet(ConfidenceSet):
     ) -> SupportResult:
         """The support of an unconfined set: a maximiser inside a ball is one over all of R^d."""
         S = self.domain.radius_like(self.level).expand(self.level.shape)
-        scale = torch.maximum(S, torch.linalg.vector_norm(self.theta_hat, dim=-1)).detach()
-        at_limit = torch.ones_like(arms[..., 0], dtype=torch.bool)
-        result: SupportResult | None = None
-        chosen = solver_of(solver, options | {"throw": False})
-        for factor in SEARCHED:
-            limit = factor * scale
-            program = SublevelProgram(self.likelihood, self.domain.resized(limit), self.level)
-            found = chosen.support(program, arms)
-            result = found if result is None else chosen_where(at_limit, found, result)
-            at_limit = torch.linalg.vector_norm(result.theta, dim=-1) >= 0.99 * limit[..., None]
-            if settled(~at_limit):
-                break
-        assert result is not None
-        upper = torch.where(at_limit, torch.inf, result.upper)
-        status = torch.where(at_limit, int(Status.CONVERGED), result.status)
+        limit = SEARCHED * torch.maximum(S, torch.linalg.vector_norm(self.theta_hat, dim=-1))
+        program = SublevelProgram(self.likelihood, self.domain.resized(limit.detach()), self.level)
+        # of short arms every point has the right value, to a tolerance: where would say nothing
+        scale = power_of_two(arms)
+        found = solver_of(solver, options | {"throw": False}).support(program, arms / scale)
+        scale, norm = scale[..., 0], torch.linalg.vector_norm(found.theta, dim=-1)
+        beyond = ~(norm < 0.99 * limit[..., None]) & torch.isfinite(found.upper)
+        upper = torch.where(beyond, torch.inf, scale * found.upper)
+        status = torch.where(beyond, int(Status.CONVERGED), found.status)
         if options.get("throw", True):
             raise_unless_converged(status, "support")
-        return replace(result, upper=upper, gap=upper - result.lower, status=status)
+        lower, multiplier = scale * found.lower, scale * found.multiplier
+        return SupportResult(upper, lower, found.theta, multiplier, upper - lower, status)
 
     def _upper_bound(self, arms: Tensor, **options: Unpack[BoundSettings]) -> Tensor:
         throw = options.pop("throw", True)
@@ -371,4 +367,4 @@ def chosen_where(condition: Tensor, one: SupportResult, other: SupportResult) ->
 
 def enlarged(domain: Ball, like: Tensor) -> Ball:
     """The ball of 100 S in which sets that are not confined to the domain are searched."""
-    return domain.resized(SEARCHED[-1] * domain.radius_like(like).expand(like.shape))
+    return domain.resized(SEARCHED * domain.radius_like(like).expand(like.shape))
