@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 
@@ -330,3 +331,42 @@ def test_short_arms_of_an_unconfined_set_keep_their_values():
         short = region.support(size * x)
         assert (short.upper >= size * long.lower).all()
         torch.testing.assert_close(short.upper / size, long.upper)
+
+
+MEANS = {
+    "bernoulli": lambda z: 1 / (1 + mpmath.exp(-z)),
+    "poisson": mpmath.exp,
+    "probit": mpmath.ncdf,
+    "cloglog": lambda z: -mpmath.expm1(-mpmath.exp(z)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", MEANS)
+def test_means_are_rounded_outwards(name, dtype):
+    """Without rows the ends are those of the ball, exactly."""
+    shipped = {"bernoulli": glb.Bernoulli(), "poisson": glb.Poisson()}
+    family, S = shipped.get(name) or glb.QuasiBounded(name), 5.7
+    none = glb.NegativeLogLikelihood(
+        family, torch.zeros(0, 1, dtype=dtype), torch.zeros(0, dtype=dtype)
+    )
+    region = glb.LikelihoodRatioSet(
+        none, glb.Ball(1, S), torch.tensor(1.0, dtype=dtype), torch.zeros(1, dtype=dtype)
+    )
+    x = torch.rand(200, 1, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    lower, upper = region.interval(x, scale="mean")
+    with mpmath.workdps(40):
+        for k in range(200):
+            end = mpmath.mpf(S) * x[k, 0].item()
+            assert lower[k].item() <= MEANS[name](-end)
+            assert upper[k].item() >= MEANS[name](end)
+    found = family.mean(region.interval(x).upper)
+    torch.testing.assert_close(upper, found, rtol=64 * torch.finfo(dtype).eps, atol=0.0)
+
+
+def test_a_mean_beyond_all_numbers_is_infinite():
+    none = glb.NegativeLogLikelihood(
+        glb.Poisson(), torch.zeros(0, 1).double(), torch.zeros(0).double()
+    )
+    region = glb.LikelihoodRatioSet(none, glb.Ball(1, 1e3), 1.0, [0.0])
+    assert region.interval([1.0], scale="mean").upper == torch.inf

@@ -30,6 +30,7 @@ from torchglb.inference.tests import TestResult, anytime_p
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii import Problem, self_concordance_of
 from torchglb.sets import Interval, LikelihoodRatioSet
+from torchglb.sets.base import on_mean_scale
 
 
 class DeclaredContrasts:
@@ -168,7 +169,7 @@ class DeclaredContrasts:
             self._best = ends
             found = Interval(ends[2], ends[3]) if simultaneous else Interval(ends[0], ends[1])
         if scale == "mean":
-            return Interval(self.family.mean(found.lower), self.family.mean(found.upper))
+            return on_mean_scale(self.family, found)
         return found
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from torchglb.checks import ValueChecks, as_tensor, check_choice, check_shape, r
 from torchglb.choices import SCALES, ScaleName
 from torchglb.families import GLMFamily
 from torchglb.recording import is_transformed, without_autocast
+from torchglb.rounding import EVALUATION, round_up
 from torchglb.ucb.solvers.settings import BoundSettings
 
 #: rounds in which the coordinates that make a set round are found
@@ -40,6 +41,36 @@ class Interval(NamedTuple):
     def width(self) -> Tensor:
         """upper - lower."""
         return self.upper - self.lower
+
+
+def on_mean_scale(family: GLMFamily, z: Interval) -> Interval:
+    """``mu`` of both ends, rounded outwards; of infinite ones, the ends of the rewards' range.
+
+    Example:
+        >>> import torchglb as glb
+        >>> ends = torch.tensor([-torch.inf, 0.0])
+        >>> on_mean_scale(glb.Bernoulli(), Interval(*ends))
+        Interval(lower=tensor(0.), upper=tensor(0.5000))
+    """
+    (lower, below), (upper, above) = (_mean_and_error(family, end) for end in z)
+    least, most = family.reward_range
+    lower, upper = (lower - below).clamp_min(least), (upper + above).clamp_max(most)
+    # a mean that saturates is larger than that
+    upper = torch.where(upper > 0.99 * torch.finfo(upper.dtype).max, torch.inf, upper)
+    return Interval(-round_up(-lower, z.lower.dtype), round_up(upper, z.upper.dtype))
+
+
+def _mean_and_error(family: GLMFamily, z: Tensor) -> tuple[Tensor, Tensor]:
+    """``mu(z)``, and what evaluating it may lose: some eps of itself, and of what moves with z."""
+    z = z.double() if z.is_cpu else z  # on a CPU float32 is a storage format
+    infinite = torch.isinf(z)
+    low, high = (torch.full_like(z, end) for end in family.reward_range)
+    z = torch.where(infinite, torch.where(z > 0, 1.0, -1.0), z)
+    mean = family.mean(z)
+    with torch.no_grad():
+        error = EVALUATION * torch.finfo(z.dtype).eps * (mean.abs() + z.abs() * family.variance(z))
+    mean = torch.where(infinite, torch.where(z > 0, high, low), mean)
+    return mean, torch.where(infinite, 0.0, error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,9 +207,8 @@ class ConfidenceSet(ABC):
         upper, minus_lower = both.chunk(2, dim=-1)
         if single:
             upper, minus_lower = upper[..., 0], minus_lower[..., 0]
-        if scale == "mean":
-            return Interval(self._mean(-minus_lower), self._mean(upper))
-        return Interval(-minus_lower, upper)
+        found = Interval(-minus_lower, upper)
+        return on_mean_scale(self.family, found) if scale == "mean" else found
 
     def contrast(self, x1: ArrayLike, x2: ArrayLike, **options: Unpack[BoundSettings]) -> Interval:
         """Where ``<x1, theta> - <x2, theta>`` can be: which arm is better, and by how much."""
@@ -196,13 +226,6 @@ class ConfidenceSet(ABC):
         valid at the same delta. Sets of two events fail with probability at most the sum of both.
         """
         return IntersectionSet([self, other])
-
-    def _mean(self, z: Tensor) -> Tensor:
-        """``mu(z)``; at an infinite z the end of the rewards' range."""
-        infinite = torch.isinf(z)
-        low, high = (torch.full_like(z, end) for end in self.family.reward_range)
-        mean = self.family.mean(torch.where(infinite, torch.zeros_like(z), z))
-        return torch.where(infinite, torch.where(z > 0, high, low), mean)
 
     def _as_points(self, name: str, value: ArrayLike) -> tuple[Tensor, bool]:
         """Points ``(*B, P, d)``, and whether one of each set was given, ``(*B, d)``."""
