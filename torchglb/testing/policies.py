@@ -551,7 +551,8 @@ class PolicyContract:
         if hasattr(policy, "kept"):
             policy.kept(others)
 
-    def test_an_interrupted_update_is_all_or_nothing(self):
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_an_interrupted_update_is_all_or_nothing(self, masked):
         world = self.world(2, rounds=self.rounds + 3)
         policy = self.make((2,))
         self.play(policy, world, 0, self.rounds)
@@ -560,13 +561,16 @@ class PolicyContract:
         aware = copy.deepcopy(policy)
         own = inspect.getfile(type(policy))
         own = "" if own.startswith(LIBRARY) else own
-        calls = Interruption.count(lambda: aware.update(x, r), own)
+        mask = torch.tensor([True, False]) if masked else None
+        calls = Interruption.count(lambda: aware.update(x, r, mask=mask), own)
         rng = random.Random(0)
         for call in sorted(rng.sample(range(1, calls), min(calls - 1, 40))):
             struck = copy.deepcopy(policy)
             with pytest.raises(KeyboardInterrupt), Interruption(call, own):
-                struck.update(x, r)
+                struck.update(x, r, mask=mask)
             # whether the observation is in, the number of rounds says; then the rest agrees
+            kept = struck._observed()
+            assert kept is None or len(kept) == struck.rounds
             expected = aware if struck.rounds == aware.rounds else policy
             torch.testing.assert_close(
                 struck.scores(world.arms[0]),
@@ -575,7 +579,7 @@ class PolicyContract:
                 atol=self.tolerance,
             )
             if struck.rounds == policy.rounds:
-                struck.update(x, r)
+                struck.update(x, r, mask=mask)
             assert torch.equal(
                 self.play(struck, world, self.rounds + 1, self.rounds + 3),
                 self.play(copy.deepcopy(aware), world, self.rounds + 1, self.rounds + 3),
