@@ -370,3 +370,15 @@ def test_a_mean_beyond_all_numbers_is_infinite():
     )
     region = glb.LikelihoodRatioSet(none, glb.Ball(1, 1e3), 1.0, [0.0])
     assert region.interval([1.0], scale="mean").upper == torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_ellipsoid_of_one_point_in_the_ball_has_bounds(dtype):
+    center = torch.tensor([0.3, -0.4, 0.1], dtype=dtype)
+    shape = torch.diag(torch.tensor([1.0, 100.0, 3.0], dtype=dtype))
+    point = glb.EllipsoidSet(glb.Bernoulli(), glb.Ball(3, 1.0), center, shape, 0.0, with_ball=True)
+    x = unit(5, 3).to(dtype)
+    lower, upper = point.interval(x)
+    assert (lower <= x @ center).all()
+    assert (x @ center <= upper).all()
+    assert (upper - lower < 1e-5).all()

@@ -217,7 +217,9 @@ class EllipsoidSet(ConfidenceSet):
 
     def _split(self, arms: Tensor) -> tuple[Tensor, Tensor]:
         """The maximiser over the best merged ellipsoid, and the part of x that the ball pays."""
-        e, basis = torch.linalg.eigh(self.shape / self.gamma[..., None, None])
+        # any split is valid, and that of a single point is no matter
+        gamma = self.gamma.clamp_min(torch.finfo(arms.dtype).tiny ** 0.5)
+        e, basis = torch.linalg.eigh(self.shape / gamma[..., None, None])
         c = (basis.mT @ self.theta_hat[..., None])[..., 0]
         # (*B, 1, 1, d) against arms (*B, K, 1, d) and weights (*B, K, G, 1)
         e, c = (t[..., None, None, :] for t in (e.clamp_min(0.0), c))
