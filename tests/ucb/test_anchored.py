@@ -516,3 +516,13 @@ def test_an_arm_that_was_played_is_bounded(S):
         alone = program.argmax(arms[:1], radius=3.0, value_tol=1e-9)
         torch.testing.assert_close(alone.upper[0], exact.upper[0], rtol=0, atol=1e-7 * (1 + S))
         program.append(arms[0], float(t % 2))
+
+
+@pytest.mark.parametrize("arm", [[torch.inf, 0.0], [-torch.inf, torch.inf], [torch.nan, 0.0]])
+@pytest.mark.parametrize("question", ["argmax", "bound"])
+def test_an_arm_without_end_is_never_called_converged(arm, question):
+    program = glb.AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 3.0))
+    program.append([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+    choice = getattr(program, question)([arm, [1.0, 0.0]], radius=1.0, throw=False)
+    assert choice.status == glb.Status.NONFINITE
+    assert choice.lower[1] <= choice.upper[1]

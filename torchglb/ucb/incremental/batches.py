@@ -197,16 +197,16 @@ def end_round(batch: Batch, out: RoundOutput, b: int) -> None:
     out.winner[b] = state.leader
     out.passes[b] = state.passes + state.minorant_passes + search.passes
     batch.passes[b] += out.passes[b]
-    total, status = 0.0, _CONVERGED
+    lower, unknown, status = out.lower[b], False, _CONVERGED
     empty = search.low > state.level
     for k in range(upper.shape[0]):
-        total += upper[k]
+        unknown = unknown or math.isnan(upper[k]) or math.isnan(lower[k])
         empty = empty or upper[k] == -math.inf
     if state.ending == UNDECIDED or state.ending == NO_CENTER:
         status = _INACCURATE
     if empty:
         status = _INFEASIBLE
-    if math.isnan(search.high + state.level) or (math.isnan(total) and not empty):
+    if math.isnan(search.high + state.level) or (unknown and not empty):
         status = _NONFINITE
     out.status[b] = status
 
