@@ -516,3 +516,36 @@ def test_an_arm_that_was_played_is_bounded(S):
         alone = program.argmax(arms[:1], radius=3.0, value_tol=1e-9)
         torch.testing.assert_close(alone.upper[0], exact.upper[0], rtol=0, atol=1e-7 * (1 + S))
         program.append(arms[0], float(t % 2))
+
+
+@pytest.mark.parametrize("arm", [[torch.inf, 0.0], [-torch.inf, torch.inf], [torch.nan, 0.0]])
+@pytest.mark.parametrize("question", ["argmax", "bound"])
+def test_an_arm_without_end_is_never_called_converged(arm, question):
+    program = glb.AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 3.0))
+    program.append([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+    choice = getattr(program, question)([arm, [1.0, 0.0]], radius=1.0, throw=False)
+    assert choice.status == glb.Status.NONFINITE
+    assert choice.lower[1] <= choice.upper[1]
+
+
+@pytest.mark.parametrize("height", [0.0, 1e-4, 1e-2])
+def test_a_minimum_that_was_not_found_makes_no_point_feasible(height):
+    """Where R_s is large, as that of cloglog, a search may be given up: its bound on F is no F."""
+    family, ball = glb.QuasiBounded("cloglog"), glb.Ball(2, 6.0)
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        c, w, arms = (torch.rand(s, generator=draw).double() for s in ((40, 1), 40, (4, 2)))
+        X, r = (c - 0.5).expand(40, 2), (torch.rand(40, generator=draw) < 0.5).double()
+        program = glb.AnchoredProgram(family, ball)
+        for part in (slice(0, 2), slice(2, 39), slice(39, 40)):
+            program.append(X[part], r[part], 10.0 ** (4.0 * w[part] - 2.0))
+            program.bound(arms, radius=10.0, throw=False)
+        choice = program.bound(arms, radius=height, throw=False)
+        rows = glb.Rows(*program.history.view())
+        least = glb.constrained_mle(family, rows, ball, throw=False)
+        loss = glb.NegativeLogLikelihood.of(family, rows)
+        exact = glb.support(
+            glb.SublevelProgram(loss, ball, least.loss + height + 1e-9), arms, throw=False
+        )
+        assert (choice.lower <= exact.upper + (1e-2 if height == 0.0 else 0.0)).all()
+        assert (choice.upper >= exact.lower - 1e-2).all()  # of a level that is higher by 1e-9

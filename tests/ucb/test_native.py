@@ -1,6 +1,7 @@
 """The native solver: shapes, batches, dtypes, closed forms, and every way to fail."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -564,6 +565,23 @@ def test_short_arms_keep_their_values(size, generator):
     assert (short.upper > 0).any()
     assert (short.upper >= size * long.lower * (1 - 1e-12)).all()
     torch.testing.assert_close(short.upper / size, long.upper, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [2, 40], ids=["compiled", "torch"])
+def test_bounds_that_underflow_are_rounded_outwards(dim, dtype):
+    """Without rows the value is S |x|, of some of the least positive numbers."""
+    least = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    none = torch.zeros(0, dim, dtype=dtype), torch.zeros(0, dtype=dtype)
+    loss = glb.NegativeLogLikelihood(glb.Bernoulli(), *none)
+    arms = torch.zeros(40, dim, dtype=dtype)
+    arms[:, 0] = least * torch.arange(40, dtype=dtype)
+    for S in (0.3, 0.7, 1.0):
+        found = native_support(glb.SublevelProgram(loss, glb.Ball(dim, S), 1.0), arms)
+        for k in range(40):
+            exact = Fraction(S) * Fraction(arms[k, 0].item())
+            assert Fraction(found.lower[k].item()) <= exact <= Fraction(found.upper[k].item())
+        assert found.upper[0] == found.lower[0] == 0.0
 
 
 def test_corners_of_ball_and_level_are_closed_to_all_digits():

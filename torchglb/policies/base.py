@@ -193,8 +193,11 @@ class Policy(ABC):
         raise refuse("arms", f"finitely many, of which {self.name} takes the best", "the unit ball")
 
     def _check_arms(self, given: ArrayLike) -> Tensor:
-        """The arms as a tensor of the policy's dtype, once they have passed the checks."""
-        arms = as_tensor("arms", given, dtype=self.dtype, device=self.device)
+        """The arms as a tensor of the policy's dtype, once they have passed the checks.
+
+        What a policy keeps has no derivatives: a graph would grow with every round.
+        """
+        arms = as_tensor("arms", given, dtype=self.dtype, device=self.device).detach()
         shape = arms.shape
         if shape[:-2] != self.batch_shape or len(shape) < 2 or shape[-1] != self.domain.dim:
             check_shape("arms", arms, (*self.batch_shape, "K", self.domain.dim))
@@ -268,8 +271,8 @@ class Policy(ABC):
         if plain and (rows := self._learn_at_once(x, r)):
             self.rounds += rows
             return
-        given, x = x, as_tensor("x", x, dtype=self.dtype, device=self.device)
-        r = as_tensor("r", r, dtype=self.dtype, device=self.device)
+        given, x = x, as_tensor("x", x, dtype=self.dtype, device=self.device).detach()
+        r = as_tensor("r", r, dtype=self.dtype, device=self.device).detach()
         x, r = as_rows(x, r, tuple(self.batch_shape), self.domain.dim)
         w = None
         if not plain:
@@ -294,7 +297,7 @@ class Policy(ABC):
             expected = f"none, since {self.name} is stated for rows of weight 1"
             got = "one (a policy with takes_weights, such as ofuglb, does)"
             raise refuse("weight", expected, got)
-        return as_weights(r, weight, mask, tuple(self.batch_shape))
+        return as_weights(r, weight, mask, tuple(self.batch_shape)).detach()
 
     @property
     def _some_reward(self) -> float:

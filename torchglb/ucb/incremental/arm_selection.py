@@ -131,7 +131,8 @@ def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bo
     """Where B is, as the minimum says; False if that has to be known better.
 
     The centre must be feasible for certain, F(center) at most the lowest level that B may be. Where
-    the set is smaller than arithmetic can tell, the centre counts as feasible all the same.
+    the set is smaller than arithmetic can tell, the centre counts as feasible all the same; not
+    where the search for the minimum was given up, and F(center) may be anything below a bound.
     """
     state.center_loss, state.ending = search.high, CERTAIN
     state.level, state.low = state.height, state.height
@@ -146,7 +147,7 @@ def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bo
     if state.tolerance > least and (settings.relative or search.low <= state.height):
         state.tolerance = least
         return False
-    if settings.relative and state.level < math.inf:
+    if settings.relative and width <= max(state.tolerance, search.rounding):
         state.low = state.center_loss
     else:
         state.ending = NO_CENTER

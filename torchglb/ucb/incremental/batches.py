@@ -201,22 +201,22 @@ def start_round(batch: Batch, given: RoundInput, settings: Settings, number: int
 
 
 @kernel
-def end_round(batch: Batch, upper: Floats, out: RoundOutput, b: int) -> None:
+def end_round(batch: Batch, arms: Arms, out: RoundOutput, b: int) -> None:
     """How a round has ended."""
     state, search = record(batch.rounds, b), record(batch.search, b)
     out.winner[b] = state.leader
     out.passes[b] = state.passes + state.minorant_passes + search.passes
     batch.passes[b] += out.passes[b]
-    total, status = 0.0, _CONVERGED
+    upper, lower, unknown, status = arms.upper, arms.lower, False, _CONVERGED
     empty = search.low > state.level
     for k in range(upper.shape[0]):
-        total += upper[k]
+        unknown = unknown or math.isnan(upper[k]) or math.isnan(lower[k])
         empty = empty or upper[k] == -math.inf
     if state.ending == UNDECIDED or state.ending == NO_CENTER:
         status = _INACCURATE
     if empty:
         status = _INFEASIBLE
-    if math.isnan(search.high + state.level) or (math.isnan(total) and not empty):
+    if math.isnan(search.high + state.level) or (unknown and not empty):
         status = _NONFINITE
     out.status[b] = status
 
@@ -285,7 +285,7 @@ def play_all(call: RoundCall, used: int, every: Floats, settings: Settings, numb
             LossRows(call.X[b], call.w[b], call.y[b]),
         )
         play_one(call.family, loss_rows, state, search, problem, arms, settings, memory)
-        end_round(batch, arms.upper, out, b)
+        end_round(batch, arms, out, b)
         converged = converged and out.status[b] == _CONVERGED
     return converged
 
@@ -356,7 +356,7 @@ def go_on(
     arms = arms_of(every, out, b, memory)
     asked = choose(state, search, problem, arms, settings, trace, memory)
     if asked == DECIDED:
-        end_round(batch, arms.upper, out, b)
+        end_round(batch, arms, out, b)
     return asked
 
 

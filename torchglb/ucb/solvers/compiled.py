@@ -48,6 +48,8 @@ from torchglb.ucb.solvers.search_kernels import (
 ROUGH_TOL, ROUGH_SHARE = 1e-4, 1e-2
 #: the squares of vectors shorter than this may underflow
 SHORT = 1e-77
+#: the least positive number: what a product may lose to underflow
+LEAST = 5e-324
 
 
 class Support(NamedTuple):
@@ -329,8 +331,9 @@ def write(
     alpha = weight_of_cut(bounds.units[k], bounds.normal[k], bounds.offset[k], problem.radius)
     found.multiplier[b, k] = scale * (size * alpha)
     copy_vector(bounds.theta[k], found.theta[b, k])
-    found.upper[b, k] = scale * (size * (upper + 4.0 * EPS * abs(upper)))
-    found.lower[b, k] = scale * (size * (lower - 4.0 * EPS * abs(lower)))
+    lost = LEAST if size > 0.0 else 0.0
+    found.upper[b, k] = scale * (size * (upper + 4.0 * EPS * abs(upper))) + lost
+    found.lower[b, k] = scale * (size * (lower - 4.0 * EPS * abs(lower))) - lost
     if status == INFEASIBLE:
         found.upper[b, k], found.lower[b, k] = -math.inf, -math.inf
     elif unsure:

@@ -177,8 +177,11 @@ def _solve(
         wide = program.rebuild(tuple(t.double() for t in program.tensors()))
         found = _solve_batched(wide, center.double(), arms.double(), tol, max_steps)
         found = narrowed(found, arms.dtype)
-    upper, lower, theta, multiplier, gap, status = found
-    return upper * scale, lower * scale, theta, multiplier * scale, gap * scale, status
+    upper, lower, theta, multiplier, _, status = found
+    limits = torch.finfo(arms.dtype)
+    lost = (scale < 1.0).to(scale) * (limits.tiny * limits.eps)  # what underflows, at most
+    upper, lower = upper * scale + lost, lower * scale - lost
+    return upper, lower, theta, multiplier * scale, upper - lower, status
 
 
 def _unknown(program: SublevelProgram) -> Tensor:
