@@ -547,5 +547,8 @@ def test_a_minimum_that_was_not_found_makes_no_point_feasible(height):
         exact = glb.support(
             glb.SublevelProgram(loss, ball, least.loss + height + 1e-9), arms, throw=False
         )
+        # it ends at the carried point, where F is known
+        assert float(program.minimum().loss - least.loss) < 1e-6
+        assert height == 0.0 or torch.isfinite(choice.lower).all()
         assert (choice.lower <= exact.upper + (1e-2 if height == 0.0 else 0.0)).all()
         assert (choice.upper >= exact.lower - 1e-2).all()  # of a level that is higher by 1e-9

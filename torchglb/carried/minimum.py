@@ -12,7 +12,14 @@ import math
 from typing import NamedTuple, Protocol
 
 from torchglb.backend import Floats, inlined, kernel, record_type
-from torchglb.backend.dense import EPS, distance, dot, frank_wolfe_gap, minimize_on_ball
+from torchglb.backend.dense import (
+    EPS,
+    copy_vector,
+    distance,
+    dot,
+    frank_wolfe_gap,
+    minimize_on_ball,
+)
 from torchglb.carried.kernels import Workspace, put_point
 from torchglb.carried.model import (
     Dense,
@@ -186,10 +193,24 @@ def _resume(state: SearchState, search: BallSearch, answer: Workspace, trace: fl
 def _ask(state: SearchState, search: BallSearch) -> int:
     """Asks for a pass at the minimiser of the polynomial, unless there were too many."""
     if state.passes >= MAX_PASSES or state.tries > MAX_TRIES:
+        _give_up(state, search)
         return DONE
     _try(state, search)
     state.passes += 1
     return PASS
+
+
+@kernel
+def _give_up(state: SearchState, search: BallSearch) -> None:
+    """Goes back to the carried point, where F is known, if little is certain of it at theta."""
+    places, model, memory = search.places, search.model, search.memory
+    if state.high <= loss_at(model.objective.carried, model.objective.quadratic, 0):
+        return
+    copy_vector(model.point, places.theta)
+    places.shift[:] = 0.0
+    expand(model, places.theta, memory, memory.vectors[0], True)
+    known = error_at(model, places.theta, model.sums[0], memory).hessian
+    _certify(state, search, known, 0.0)
 
 
 @kernel
