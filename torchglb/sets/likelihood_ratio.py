@@ -56,7 +56,8 @@ class LikelihoodRatioSet(ConfidenceSet):
         theta_hat: the centre, a point of the ball with ``L(theta_hat) <= B``; ``(*B, d)``.
         confined: whether the ball is part of the set. Without it (a prior that covers all of R^d)
             the set is searched within 100 S: a bound that is attained out there is infinite, as are
-            areas that reach so far.
+            areas that reach so far. What moves an arm by less than the tolerance on the way there,
+            as a feature of 1e-10 that no row has, counts as nothing, also beyond.
         event: on which the set is valid.
         log_failure: ``log(1/delta)``, where the level is that plus something free of delta.
 
