@@ -111,7 +111,6 @@ class AnchoredProgram(GrowingProgram):
         radii = domain.radius_like(torch.zeros(1, dtype=torch.float64))
         ball = Ball(d, radii.expand(self.batch_shape).reshape(-1))
         self._rounds = CarriedRounds(RowSource(family, history), ball, anchors)
-        self._no_ridge = np.zeros(N)
         self._plain: _PlainRound | None = None
 
     @property
@@ -233,7 +232,7 @@ class AnchoredProgram(GrowingProgram):
 
     def _each(self, given: float | Tensor) -> Floats:
         """A number for each problem, ``(N,)``."""
-        numbers = np.empty(len(self._no_ridge))
+        numbers = np.empty(self.batch_shape.numel())
         if isinstance(given, Tensor):
             numbers[:] = given.detach().double().reshape(-1).numpy()
         else:
