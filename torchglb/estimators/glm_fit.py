@@ -262,6 +262,12 @@ class GLMFit:
     def _names(self) -> Names:
         return Names(self.names, references_of(self.design))
 
+    @property
+    def columns_of_words(self) -> list[str]:
+        """The columns of the table that do not hold numbers."""
+        table = self._table_kind
+        return [] if table is None else [name for name in table.columns if table.is_text(name)]
+
     def _frame(self, columns: Mapping[str, Any]) -> Any:
         assert self._table_kind is not None
         return self._table_kind.like(columns)
