@@ -506,6 +506,21 @@ def test_a_copy_continues_bit_by_bit(again):
     assert np.array_equal(model.summary().columns["upper"], other.summary().columns["upper"])
 
 
+@pytest.mark.parametrize("text", ["{}", "2026-01-{:02d}", "2026-01-{:02d}T08:30+01:00"])
+def test_times_in_words_are_no_letters(text):
+    data = clicks(300)
+    data["age"] = np.arange(300.0)
+    day = np.arange(300) // 10 + 1
+    data["when"] = [text.format(each) for each in day]
+    model = fitted(data, time="when", scaler=glb.Scaler(burn_in=20))
+    assert model.core.scale.half[model.names.index("age")] == 9.5  # of the first two days
+    with pytest.raises(InputError, match="expected times from"):
+        model.update(data[:50])
+    data["when"] = [f"{each}/1/2026" for each in day]  # whose first digits say nothing
+    with pytest.raises(InputError, match="dates such as 2026-01-31.*'1/1/2026' in row 0"):
+        fitted(data, time="when")
+
+
 def test_rows_are_put_into_the_order_of_time(fit):
     data = clicks()
     data["when"] = np.arange(len(data))

@@ -21,7 +21,7 @@ from torchglb.estimators.results import Bounds, Evidence
 from torchglb.estimators.running import Running, run_over
 from torchglb.estimators.scaling import ASK, Scale, Scaler
 from torchglb.estimators.summary import Summary
-from torchglb.estimators.tables import Table, blocks, numbers, order_of, without_missing
+from torchglb.estimators.tables import Table, blocks, numbers, order_of, times_of, without_missing
 from torchglb.families import Bernoulli, Gaussian, GLMFamily, Poisson
 from torchglb.radii import Radius
 
@@ -247,7 +247,7 @@ class GLMFit:
         self.left_out["missing"] += n - used
         self.left_out["outside"] += dropped
         if self._time is not None and len(table):
-            times = table.values(self._time)
+            times = times_of(table, self._time)
             self._last_time = times[-1] if order is None else times[order[-1]]
         self._table_kind = Table(table.frame[:0].to_native())
 
