@@ -57,7 +57,7 @@ def add_command(commands: Any, say: Say) -> argparse.Action:
         metavar="NAME=LOW:HIGH",
         help="a declared range, or NAME=a,b,c for levels",
     )
-    parser.add_argument("--S", type=float, help="a bound on |x'beta|; none is needed")
+    parser.add_argument("--S", type=float, help="a bound on |x'beta|, as in torchglb.glm")
     parser.add_argument(
         "--outside",
         choices=("refuse", "drop"),

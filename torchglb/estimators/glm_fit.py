@@ -59,7 +59,12 @@ def glm(
             ``torchglb.Binomial(10)``.
         delta: one minus the coverage.
         scaler: where the scale of the columns comes from (:class:`Scaler`).
-        S: a bound on ``|x'beta|`` over the scaler's region, for shorter intervals; none is needed.
+        S: for shorter intervals; none is needed. A bound on ``|x'beta|`` (for Gaussian responses
+            on its distance from the middle of their range) over the ball around the scaler's
+            region, so also over rows that cannot be: ``|phi| sqrt(sum reach^2) <= S`` for the
+            effects phi per half range, as the summary says in numbers. If ``|x'beta| <= M`` in the
+            region, the formula is a sum of numbers, an intercept, and k columns of levels, then
+            ``S = M sqrt((1 + 4k) sum reach^2)`` is enough; interactions may need more.
         radius: of the confidence sequence; by default ``"gaussian-prior"`` without S and
             ``"pac-bayes"`` with it.
         prior: without S, the standard deviation of a coefficient per half range of its column. It
