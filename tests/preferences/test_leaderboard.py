@@ -306,6 +306,16 @@ def test_bad_controls_and_bytes_are_refused(tmp_path):
         read_battles(tmp_path / "none.csv", Columns())
 
 
+def test_a_control_is_part_of_what_is_said():
+    table = {"model_a": ["x"] * 30, "model_b": ["y"] * 30, "winner": ["model_a", "model_b"] * 15}
+    plain_board = leaderboard(table)
+    assert "control" not in plain_board.statement
+    board = leaderboard(table | {"length": [0.0] * 30}, controls=["length"])
+    assert "largest value of their control" in board.statement
+    (remark,) = board.remarks  # nobody has won everything here
+    assert "the battles do not determine a control" in remark
+
+
 @pytest.mark.parametrize(
     ("left", "right", "winner"),
     [("b", "a", "a"), ("b", "a", "b"), ("x", "Left", "Left"), ("tie", "x", "tie"), ("3", "1", "1")],
