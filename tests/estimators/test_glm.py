@@ -506,6 +506,22 @@ def test_a_copy_continues_bit_by_bit(again):
     assert np.array_equal(model.summary().columns["upper"], other.summary().columns["upper"])
 
 
+@pytest.mark.parametrize("options", [{}, {"offset": "zero"}, {"family": "poisson"}])
+def test_rows_of_no_weight_say_nothing(options):
+    data = clicks(300)
+    data["w"] = data["zero"] = 0.0
+    model = fitted(data, formula="clicked ~ age", weights="w", rank="allow", **options)
+    for row in model.summary().to_dict()["rows"]:
+        assert (row["lower"], row["upper"], row["p"]) == ("-inf", "inf", 1.0)
+
+
+def test_hypotheses_that_depend_on_each_other_are_refused(fit):
+    with pytest.raises(InputError, match="test: expected sums .* independent, and not 0"):
+        fit.test(["age = 0", "age = 1"])
+    with pytest.raises(InputError, match="independent, and not 0"):
+        fit.contrast("age - age")
+
+
 def test_what_S_says_of_the_coefficients():
     # log-odds 0, 2, -2 of three arms: every possible |x'beta| is at most 2, and S = 2.5 says less
     data = {"arm": ["A", "B", "C"] * 40, "y": [0, 1, 0, 1, 1, 0] * 20}
