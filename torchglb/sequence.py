@@ -96,8 +96,8 @@ class ConfidenceSequence(GrowingLevel):
         forgetting: :class:`torchglb.Discount` or :class:`torchglb.Window`, for a theta* that
             changes: old rows count less or not at all. The set after t - 1 rows is then built with
             ``delta/(t (t + 1))``, and says where a theta* is that did not change within the rows
-            that count (:mod:`torchglb.forgetting`). Not with ``aggregate``, ``running`` or
-            ``contrasts``.
+            that count (:mod:`torchglb.forgetting`); e-values are divided by ``t (t + 1)``. Not with
+            ``aggregate``, ``running`` or ``contrasts``.
         queries: with ``running``, directions ``(K, d)`` or ``(*B, K, d)`` (arms, or differences of
             arms) whose best bounds so far :meth:`look` returns.
         contrasts: directions ``(m, d)`` or ``(*B, m, d)``, or a mapping from names to them, that
@@ -345,8 +345,9 @@ class ConfidenceSequence(GrowingLevel):
             self.fitted, self._state = estimator, found.state
         confined = self.radius.confined
         center = fit.theta if confined else self._inside(likelihood, fit, found.level)
-        # a share of delta for a Lipschitz constant is part of the level in another way
-        log_failure = None if found.delta_lipschitz else problem.log_failure
+        # a share of delta for a Lipschitz constant is part of the level in another way; where rows
+        # are forgotten, what all times share stays in the level: E_t/(t (t + 1)) adds up to 1
+        log_failure = None if found.delta_lipschitz else self.problem.log_failure
         given = (likelihood, self.domain, found.level, center, confined, self.event, log_failure)
         outer = (
             LikelihoodRatioSet(*given)

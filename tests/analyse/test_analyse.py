@@ -76,6 +76,18 @@ def test_declared_ranges_and_pilots(table, tmp_path, capsys):
     assert result(capsys, table, *words, "--pilot", pilot)["facts"]["rows"] == "400"
 
 
+def test_declared_levels_that_are_numbers(tmp_path, capsys):
+    data = clicks(300)
+    data["arm"] = data["arm"].map({"A": 1, "B": 2, "C": 3})
+    path = tmp_path / "clicks.csv"
+    data.to_csv(path, index=False)
+    words = ["--formula", "clicked ~ age + C(arm)", "--family", "bernoulli", "--range", "age=18:90"]
+    found = result(capsys, path, *words, "--range", "arm=1,2,3")
+    assert {"C(arm)[T.2]", "C(arm)[T.3]"} < {row["name"] for row in found["rows"]}
+    assert main(["analyse", str(path), *words, "--range", "arm=1,2"]) == 2
+    assert "ranges={'arm': [1, 2, 3]})), got 3 in row" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -184,6 +196,29 @@ def follow(table, out, capsys, idle="0.2"):
     code = main(["analyse", str(table), *words])
     said = capsys.readouterr()
     return code, [json.loads(line) for line in said.out.splitlines()], said.err
+
+
+def test_a_category_stays_one_of_words_where_new_lines_look_like_numbers(tmp_path, capsys):
+    data = clicks(300)
+    data["arm"] = data["arm"].map({"A": "1", "B": "2", "C": "placebo"})
+    data = data.iloc[np.argsort(data["arm"].to_numpy() != "placebo", kind="stable")]
+    data = data.iloc[np.r_[0:60, 240:300, 60:240]]  # the last rows have no word among their arms
+    lines = data.to_csv(index=False).splitlines(keepends=True)
+    assert not any("placebo" in line for line in lines[-100:])
+    table, out = tmp_path / "clicks.csv", tmp_path / "out"
+    table.write_text("".join(lines[:-100]))
+
+    def grow():
+        time.sleep(0.6)
+        with table.open("a") as file:
+            file.write("".join(lines[-100:]))
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    code, found, error = follow(table, out, capsys, idle="3")
+    writer.join()
+    assert (code, error) == (0, "")
+    assert found[-1]["facts"]["rows"].startswith("200 ")
 
 
 def test_a_file_that_grows_is_followed(tmp_path, capsys):

@@ -11,6 +11,7 @@ import torchglb as glb
 from torchglb import ContrastSequence
 from torchglb.contrasts.arms import ArmContrasts
 from torchglb.contrasts.enclosure import centred_budgets, enclose
+from torchglb.contrasts.kernels import least_dual
 from torchglb.contrasts.lines import (
     SCALES,
     Line,
@@ -334,3 +335,18 @@ def test_enclosure_is_refused_where_nothing_bounds_it():
     r = torch.tensor([0.0], dtype=DTYPE)
     loss = NegativeLogLikelihood(glb.Gaussian(), X, r)
     assert enclose(loss, torch.zeros(2, dtype=DTYPE), 2.0, 0.0, [], 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("a", "f2", "largest"),
+    [
+        ([0.0, 1.0], [0.0, 0.0], 0.5),
+        ([3.0, 1.0], [0.0, 0.01], 1.5 + 0.0025),
+        ([-1.0, -2.0], [0.0, 0.0], 0.0),
+        ([0.0, 0.0], [0.0, 0.25], 0.5),
+    ],
+)
+def test_a_direction_without_slope_is_no_zero_by_zero(a, f2, largest):
+    # max sum_i f_i y_i + a_i y_i^2/2 over |y| <= 1; rows along the axes have f = 0 exactly
+    found = least_dual(np.array(a), np.array(f2))
+    assert largest <= found <= largest + 1e-11

@@ -378,3 +378,18 @@ def test_the_experiments_run_in_small(tmp_path, monkeypatch, capsys):
     differ = re.search(r"they differ by (\S+)\)", said)
     assert differ is not None
     assert float(differ[1]) < 1e-10  # the kernel is what it says it is
+
+
+def test_evidence_of_rows_along_the_axes():
+    # an experiment with one row for each arm: a line of NaN once counted as evidence of 1/delta
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        sequence = glb.ContrastSequence(glb.Bernoulli(), glb.Ball(2, 3.0), torch.eye(2), 0.05)
+        arm = torch.randint(0, 2, (350,), generator=generator)
+        y = torch.bernoulli(torch.full((350,), 0.5), generator=generator)
+        sequence.update(torch.eye(2).double()[arm] / 2**0.5, y.double())
+        lower, upper = sequence.current()
+        for value in (-0.1, 0.0, 0.1):
+            inside = (lower < value) & (value < upper)
+            assert bool((sequence.test(value).log_e[inside] < 2.9).all())
+        assert bool((sequence.test(0.0).p > 0.05).all())

@@ -14,6 +14,7 @@ import torchglb as glb
 from torchglb import environments, policies
 from torchglb.decisions import Conservative, Discount, Window
 from torchglb.errors import InputError
+from torchglb.inference import RunningTest
 from torchglb.radii import PACBayes
 from torchglb.simulate import simulate
 from torchglb.testing.policies import PolicyContract
@@ -410,3 +411,33 @@ class TestForgettingContract(PolicyContract):
         "radius": PACBayes(tolerance=1e-10, increments="rows"),
     }
     families = (glb.Bernoulli(), glb.Gaussian(0.5))
+
+
+@pytest.mark.parametrize("radius", ["pac-bayes", "centred"])
+def test_evidence_of_all_times_is_shared_between_them(radius):
+    # E_t of the rows that count has mean 1 at each single time; E_t/(t (t + 1)) at all of them
+    x, r = rows(60, d=2)
+    given = (glb.Bernoulli(), glb.Ball(2, 2.0), 0.05, radius)
+    plain, forgetful = (glb.ConfidenceSequence(*given, forgetting=f) for f in (None, Window(40)))
+    plain.update(x[20:], r[20:])
+    forgetful.update(x, r)
+    price = math.log(61 * 62)
+    alone, now = (sequence.current().test([1.0, 0.0], 1.9) for sequence in (plain, forgetful))
+    assert float(alone.log_e - now.log_e) == pytest.approx(price, abs=0.25)
+    region = forgetful.current()
+    torch.testing.assert_close(region.at_delta(0.05).level, region.level)
+
+
+def test_peeking_at_forgetful_evidence_rejects_no_more_often_than_it_says():
+    # without its price nearly all runs reject a true hypothesis within some hundred looks
+    generator, rejected = torch.Generator().manual_seed(0), 0
+    for _ in range(10):
+        sequence = glb.ConfidenceSequence(
+            glb.Gaussian(), glb.Ball(1, 2.0), 0.05, forgetting=Window(5)
+        )
+        running = RunningTest(sequence, [1.0], 0.0)
+        for noise in torch.randn(150, generator=generator, dtype=F64).tolist():
+            sequence.update([1.0], noise)
+            p = float(running.look().p)
+        rejected += p <= 0.2
+    assert scipy.stats.binomtest(rejected, 10, 0.2, alternative="greater").pvalue > 1e-3

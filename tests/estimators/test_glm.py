@@ -472,7 +472,7 @@ def test_a_bound_claims_a_region_and_rows_beyond_it():
     model = fitted(data, S=6.0, scaler=glb.Scaler(burn_in=BURN, outside="drop"))
     assert len(model) == 199
     assert "1 rows (outside)" in model.summary().facts["left out"]
-    assert model.summary().facts["S"] == "6"
+    assert model.summary().facts["S"].startswith("6 (effects per half range")
 
 
 # ---- rows over time ------------------------------------------------------------------------------
@@ -504,6 +504,49 @@ def test_a_copy_continues_bit_by_bit(again):
     for each in (model, other):
         each.update(data[450:])
     assert np.array_equal(model.summary().columns["upper"], other.summary().columns["upper"])
+
+
+@pytest.mark.parametrize("options", [{}, {"offset": "zero"}, {"family": "poisson"}])
+def test_rows_of_no_weight_say_nothing(options):
+    data = clicks(300)
+    data["w"] = data["zero"] = 0.0
+    model = fitted(data, formula="clicked ~ age", weights="w", rank="allow", **options)
+    for row in model.summary().to_dict()["rows"]:
+        assert (row["lower"], row["upper"], row["p"]) == ("-inf", "inf", 1.0)
+
+
+def test_hypotheses_that_depend_on_each_other_are_refused(fit):
+    with pytest.raises(InputError, match="test: expected sums .* independent, and not 0"):
+        fit.test(["age = 0", "age = 1"])
+    with pytest.raises(InputError, match="independent, and not 0"):
+        fit.contrast("age - age")
+
+
+def test_what_S_says_of_the_coefficients():
+    # log-odds 0, 2, -2 of three arms: every possible |x'beta| is at most 2, and S = 2.5 says less
+    data = {"arm": ["A", "B", "C"] * 40, "y": [0, 1, 0, 1, 1, 0] * 20}
+    scaler = glb.Scaler(ranges={"arm": ["A", "B", "C"]})
+    options = {"formula": "y ~ C(arm)", "scaler": scaler}
+    facts = fitted(data, S=2.5, **options).summary().facts
+    assert facts["S"].endswith("at most 1.443)")  # 2.5/sqrt(3), where 2.83 is needed
+    enough = 2.0 * math.sqrt((1 + 4 * 2) * 3)
+    model = fitted(data, S=enough, **options)
+    assert model.core.sequence.domain.radius >= math.sqrt(8.0) * model.core.length
+
+
+@pytest.mark.parametrize("text", ["{}", "2026-01-{:02d}", "2026-01-{:02d}T08:30+01:00"])
+def test_times_in_words_are_no_letters(text):
+    data = clicks(300)
+    data["age"] = np.arange(300.0)
+    day = np.arange(300) // 10 + 1
+    data["when"] = [text.format(each) for each in day]
+    model = fitted(data, time="when", scaler=glb.Scaler(burn_in=20))
+    assert model.core.scale.half[model.names.index("age")] == 9.5  # of the first two days
+    with pytest.raises(InputError, match="expected times from"):
+        model.update(data[:50])
+    data["when"] = [f"{each}/1/2026" for each in day]  # whose first digits say nothing
+    with pytest.raises(InputError, match="dates such as 2026-01-31.*'1/1/2026' in row 0"):
+        fitted(data, time="when")
 
 
 def test_rows_are_put_into_the_order_of_time(fit):

@@ -306,6 +306,30 @@ def test_bad_controls_and_bytes_are_refused(tmp_path):
         read_battles(tmp_path / "none.csv", Columns())
 
 
+def test_a_control_is_part_of_what_is_said():
+    table = {"model_a": ["x"] * 30, "model_b": ["y"] * 30, "winner": ["model_a", "model_b"] * 15}
+    plain_board = leaderboard(table)
+    assert "control" not in plain_board.statement
+    board = leaderboard(table | {"length": [0.0] * 30}, controls=["length"])
+    assert "largest value of their control" in board.statement
+    (remark,) = board.remarks  # nobody has won everything here
+    assert "the battles do not determine a control" in remark
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "winner"),
+    [("b", "a", "a"), ("b", "a", "b"), ("x", "Left", "Left"), ("tie", "x", "tie"), ("3", "1", "1")],
+)
+def test_a_result_that_can_be_read_in_two_ways_is_refused(left, right, winner):
+    # the competitor a is on the right, where "a" is also a word for the left side
+    with pytest.raises(InputError, match="row 0: winner: .* the name of one competitor"):
+        battles_of([left], [right], [winner])
+    clear = battles_of([left, right], [right, left], [1.0, 0.0])
+    assert clear.rows.wins.tolist() in ([2.0], [0.0])
+    assert battles_of(["a"], ["b"], ["a"]).rows.wins.tolist() == [1.0]  # both say the same
+    assert battles_of([3], [1], [1]).rows.wins.tolist() == [1.0]
+
+
 def test_results_may_be_written_in_many_ways():
     words = ["model_a", "a", "x", 1, "1.0", "left", "tie", "tie (bothbad)", "model_b", "y", 0]
     rows = {"model_a": ["x"] * 11, "model_b": ["y"] * 11, "winner": words}

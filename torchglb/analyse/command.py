@@ -15,6 +15,7 @@ from torchglb.analyse.follow import Follower
 from torchglb.errors import InputError
 from torchglb.estimators import GLMFit, Scaler, TableError, glm
 from torchglb.estimators.packages import needed
+from torchglb.estimators.tables import Table
 from torchglb.families import Binomial, Gaussian, GLMFamily
 from torchglb.report.analysis import write_analysis
 from torchglb.simulate.files import write_bytes
@@ -56,7 +57,7 @@ def add_command(commands: Any, say: Say) -> argparse.Action:
         metavar="NAME=LOW:HIGH",
         help="a declared range, or NAME=a,b,c for levels",
     )
-    parser.add_argument("--S", type=float, help="a bound on |x'beta|; none is needed")
+    parser.add_argument("--S", type=float, help="a bound on |x'beta|, as in torchglb.glm")
     parser.add_argument(
         "--outside",
         choices=("refuse", "drop"),
@@ -144,13 +145,15 @@ def _family(given: argparse.Namespace) -> str | GLMFamily:
     return str(given.family)
 
 
-def _scaler(given: argparse.Namespace) -> Scaler:
+def _scaler(given: argparse.Namespace, table: Table) -> Scaler:
     ranges: dict[str, Any] = {}
     for text in given.range:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise InputError(f"--range: expected NAME=LOW:HIGH or NAME=a,b,c, got {text!r}")
         ranges[name] = _range(text, value)
+        if name in table.columns and not table.is_text(name) and isinstance(ranges[name], list):
+            ranges[name] = [_value(word) for word in ranges[name]]
     pilot = None if given.pilot is None else read_table(Path(given.pilot))
     if given.burn_in is None and pilot is None and not ranges:
         raise InputError(
@@ -170,13 +173,24 @@ def _range(text: str, value: str) -> Any:
     return value.split(",")
 
 
+def _value(word: str) -> Any:
+    """A level as a column without words has it: a number, True or False."""
+    if word in ("True", "False"):
+        return word == "True"
+    try:
+        number = float(word)
+    except ValueError:
+        return word
+    return int(number) if number.is_integer() else number
+
+
 def _fitted(given: argparse.Namespace, data: Any) -> GLMFit:
     return glm(
         given.formula,
         data,
         family=_family(given),
         delta=given.delta,
-        scaler=_scaler(given),
+        scaler=_scaler(given, Table(data)),
         S=given.S,
         radius=given.radius,
         intervals=given.intervals,
@@ -285,7 +299,8 @@ def _grown(
         return _fitted(given, data), len(lines)
     rows = lines[:taken].count(b"\n")
     try:
-        return fit.update(parse_csv(head + lines[taken:], str(path))), len(lines)
+        new = parse_csv(head + lines[taken:], str(path), fit.columns_of_words)
+        return fit.update(new), len(lines)
     except TableError as error:
         if error.row is not None:  # counted from the first new line: the whole file is meant
             error.row += rows - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,14 @@ def read_table(path: Path) -> Any:
         raise InputError(f"{path}: expected a sound {suffix} file, got: {error}") from None
 
 
-def parse_csv(data: bytes, name: str) -> Any:
-    """A CSV text with a line of names; refuses lines that have more cells than names."""
+def parse_csv(data: bytes, name: str, words: Iterable[str] = ()) -> Any:
+    """A CSV text with a line of names; refuses lines that have more cells than names.
+
+    Args:
+        data: the text.
+        name: of the file.
+        words: columns that hold words, even where all of these lines would pass for numbers.
+    """
     pandas = needed("pandas")
     try:
         text = data.decode("utf-8-sig")
@@ -54,7 +61,8 @@ def parse_csv(data: bytes, name: str) -> Any:
         raise InputError(f"{name}: expected UTF-8, got something else in line {line}") from None
     _check_lines(text, name)
     try:
-        return pandas.read_csv(io.StringIO(text), low_memory=False)
+        kinds = dict.fromkeys(words, str)
+        return pandas.read_csv(io.StringIO(text), low_memory=False, dtype=kinds)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
         raise InputError(f"{name}: expected a CSV table, got: {error}") from None
 

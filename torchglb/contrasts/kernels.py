@@ -142,12 +142,14 @@ def least_dual(a: Floats, f2: Floats) -> float:
         nu = 0.5 * (low + high)
         steep = 0.0
         for i in range(a.shape[0]):
-            steep += f2[i] / ((nu - a[i]) * (nu - a[i]))
+            if f2[i] > 0.0:  # else nu may come down to a_i, where it would be 0/0
+                steep += f2[i] / ((nu - a[i]) * (nu - a[i]))
         if steep > 1.0:
             low = nu
         else:
             high = nu
     value = 0.5 * high
     for i in range(a.shape[0]):
-        value += 0.5 * f2[i] / (high - a[i])
+        if f2[i] > 0.0:
+            value += 0.5 * f2[i] / (high - a[i])
     return value

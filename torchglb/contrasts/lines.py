@@ -175,6 +175,8 @@ class LineSums:
             sizes = float(self.size[i]) + 2.0 * self.S * float(self.steep[i])
             rounding = (self.rows + 64) * EPS * sizes / g
             base = score - bent - rounding
+            if not math.isfinite(base):  # what is not known is no evidence
+                continue
             found.append(Line(math.log(weights[k]), base, alpha, score, bent, leak))
         return found
 

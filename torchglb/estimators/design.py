@@ -119,6 +119,7 @@ def categorised(
         unknown = np.flatnonzero(~frame[name].isin(known))
         if len(unknown):
             value, row = frame[name].iloc[int(unknown[0])], int(rows[unknown[0]])
+            value = value.item() if isinstance(value, np.generic) else value  # as one types it
             line = f"ranges={{{name!r}: {[*known, value]!r}}}"
             expected = f"one of the levels {known} (or Scaler(..., {line}))"
             raise refused(name, expected, repr(value), row)

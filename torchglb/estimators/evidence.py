@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.checks import refuse
 from torchglb.choices import Relation
 from torchglb.families import Binomial, Gaussian, Poisson
 from torchglb.inference.tests import TestResult, anytime_p
@@ -60,6 +61,8 @@ def whole_space_test(
         hessian_hat: of the loss there, if known.
         relation: ``"=="``, or ``"<="`` and ``">="`` for k = 1.
     """
+    if np.linalg.matrix_rank(A) < len(A):
+        raise refuse("test", "sums of coefficients that are independent, and not 0", A.tolist())
     lower, theta = subspace_minimum(likelihood, A, b, theta_hat, hessian_hat)
     if relation != "==":
         sign = 1.0 if relation == "<=" else -1.0
@@ -165,7 +168,8 @@ def _onto(
     rows, target = torch.from_numpy(np.asarray(A, float)), torch.from_numpy(np.asarray(b, float))
     _, _, basis = torch.linalg.svd(rows, full_matrices=True)
     hessian = expand(likelihood, start).hessian if hessian is None else hessian
-    metric = hessian + 1e-10 * (torch.diagonal(hessian).mean() + 1e-300) * eye
+    # without rows that count the Hessian is 0: the plain metric, whose inverse is still a number
+    metric = hessian + 1e-10 * (torch.diagonal(hessian).mean() + 1e-100) * eye
     way = torch.linalg.solve(metric, rows.mT)  # (d, k)
     theta = start - way @ torch.linalg.solve(rows @ way, rows @ start - target)
     # once more in the plain metric: the subspace is met to rounding

@@ -34,7 +34,7 @@ def facts_of(fit: Fitted, intervals: IntervalKind, simultaneous: bool) -> dict[s
         "family": family_text(core.family),
         "rows": f"{len(core)}{burnt}",
         "delta": f"{core.delta:g}",
-        "S": "none" if core.S is None else f"{core.S:g}",
+        "S": "none" if core.S is None else f"{core.S:g} ({core.effects_text()})",
         "radius": core.radius if isinstance(core.radius, str) else repr(core.radius),
         "scaling": core.scale.source,
     }

@@ -21,7 +21,7 @@ from torchglb.estimators.results import Bounds, Evidence
 from torchglb.estimators.running import Running, run_over
 from torchglb.estimators.scaling import ASK, Scale, Scaler
 from torchglb.estimators.summary import Summary
-from torchglb.estimators.tables import Table, blocks, numbers, order_of, without_missing
+from torchglb.estimators.tables import Table, blocks, numbers, order_of, times_of, without_missing
 from torchglb.families import Bernoulli, Gaussian, GLMFamily, Poisson
 from torchglb.radii import Radius
 
@@ -59,7 +59,12 @@ def glm(
             ``torchglb.Binomial(10)``.
         delta: one minus the coverage.
         scaler: where the scale of the columns comes from (:class:`Scaler`).
-        S: a bound on ``|x'beta|`` over the scaler's region, for shorter intervals; none is needed.
+        S: for shorter intervals; none is needed. A bound on ``|x'beta|`` (for Gaussian responses
+            on its distance from the middle of their range) over the ball around the scaler's
+            region, so also over rows that cannot be: ``|phi| sqrt(sum reach^2) <= S`` for the
+            effects phi per half range, as the summary says in numbers. If ``|x'beta| <= M`` in the
+            region, the formula is a sum of numbers, an intercept, and k columns of levels, then
+            ``S = M sqrt((1 + 4k) sum reach^2)`` is enough; interactions may need more.
         radius: of the confidence sequence; by default ``"gaussian-prior"`` without S and
             ``"pac-bayes"`` with it.
         prior: without S, the standard deviation of a coefficient per half range of its column. It
@@ -247,7 +252,7 @@ class GLMFit:
         self.left_out["missing"] += n - used
         self.left_out["outside"] += dropped
         if self._time is not None and len(table):
-            times = table.values(self._time)
+            times = times_of(table, self._time)
             self._last_time = times[-1] if order is None else times[order[-1]]
         self._table_kind = Table(table.frame[:0].to_native())
 
@@ -261,6 +266,12 @@ class GLMFit:
     @property
     def _names(self) -> Names:
         return Names(self.names, references_of(self.design))
+
+    @property
+    def columns_of_words(self) -> list[str]:
+        """The columns of the table that do not hold numbers."""
+        table = self._table_kind
+        return [] if table is None else [name for name in table.columns if table.is_text(name)]
 
     def _frame(self, columns: Mapping[str, Any]) -> Any:
         assert self._table_kind is not None

@@ -52,7 +52,9 @@ class LinearFit:
         scale: of the d columns.
         family: the GLM family.
         delta: the failure probability.
-        S: a bound on ``|x'beta|`` over all rows that the scale allows; None for none.
+        S: a bound on ``|x'beta|`` over all rows s of length ``|s| <= length``, possible or not
+            (:attr:`torchglb.estimators.scaling.Scale.bound`): with phi the coefficients of s,
+            ``|phi| length <= S``. None for none.
         radius: as in :class:`torchglb.ConfidenceSequence`; by default ``"gaussian-prior"``
             without S, ``"pac-bayes"`` with it.
         prior: the standard deviation of a coefficient in the units of the scale, without S.
@@ -384,6 +386,11 @@ class LinearFit:
     def marginal(self, C: np.ndarray) -> Bounds:
         """Intervals of ``C beta``, each valid at all times with probability ``1 - delta``."""
         return self.interval(C)
+
+    def effects_text(self) -> str:
+        """What S says of the coefficients: of all of them together, not of each possible row."""
+        most = (self.S or math.inf) / self.length
+        return f"effects per half range have a root of summed squares of at most {most:.4g}"
 
     def interval_text(self, simultaneous: bool) -> str:
         """What is promised of the intervals."""

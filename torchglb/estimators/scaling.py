@@ -33,8 +33,8 @@ class Scaler:
     """Where the scale of the columns comes from; nothing of it looks at the evidence.
 
     Without a bound S a scale is the unit in which the prior is measured: a better one gives shorter
-    intervals, and none makes them wrong. With S it is also the region in which ``|x'beta| <= S``
-    is claimed: rows beyond it are refused, or left out.
+    intervals, and none makes them wrong. With S it is also the region around which ``|x'beta| <=
+    S`` is claimed (:func:`torchglb.glm`): rows beyond it are refused, or left out.
 
     Args:
         ranges: ``{"age": (18, 90), "arm": ["A", "B", "C"]}``: ends for numbers, levels for

@@ -118,7 +118,8 @@ class GLMClassifier(ClassifierMixin, _GLMEstimator):
 
     Args:
         delta: one minus the coverage.
-        S: a bound on ``|x'beta|``; needs rows in the unit ball, or a burn-in.
+        S: a bound on ``|x'beta|`` over all rows of the ball that these are in, possible or not
+            (:func:`torchglb.glm`); needs rows in the unit ball, or a burn-in.
         prior: standard deviation of a coefficient in the units of the scale.
         burn_in: first rows that give the scale and are no evidence.
         fit_intercept: whether the model has an intercept.
@@ -239,7 +240,8 @@ class GLMRegressor(RegressorMixin, _GLMEstimator):
         sigma: the standard deviation of Gaussian noise, which must be known; a bound will do.
         trials: of binomial responses.
         delta: one minus the coverage.
-        S: a bound on ``|x'beta|``; needs rows in the unit ball, or a burn-in.
+        S: a bound on ``|x'beta|`` over all rows of the ball that these are in, possible or not
+            (:func:`torchglb.glm`); needs rows in the unit ball, or a burn-in.
         prior: standard deviation of a coefficient in the units of the scale.
         burn_in: first rows that give the scale and are no evidence.
         fit_intercept: whether the model has an intercept.

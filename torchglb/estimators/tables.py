@@ -124,6 +124,27 @@ class Table:
         return narwhals.from_dict(dict(columns), backend=backend).to_native()
 
 
+def times_of(table: Table, time: str) -> np.ndarray:
+    """A column of times; texts must be numbers or dates, since by letters 10 is before 9."""
+    table.require([time], "time")
+    pandas, values = needed("pandas"), table.values(time)
+    missing = np.flatnonzero(pandas.isna(values))
+    if len(missing):
+        raise refused(time, "a time in every row", "a missing value", int(missing[0]))
+    texts = np.flatnonzero([isinstance(value, str) for value in values])
+    if not len(texts):
+        return values
+    try:
+        return values.astype(np.float64)
+    except ValueError:
+        dates = pandas.to_datetime(values, format="ISO8601", utc=True, errors="coerce")
+    stray = np.flatnonzero(dates.isna())
+    if len(stray):
+        expected = "numbers, or dates such as 2026-01-31 or 2026-01-31T08:30"
+        raise refused(time, expected, repr(values[stray[0]]), int(stray[0]))
+    return np.asarray(dates.to_numpy())
+
+
 def order_of(table: Table, time: str | None, after: Any = None) -> np.ndarray | None:
     """The rows in the order of their times, equal times as they stand; None: as they are.
 
@@ -134,11 +155,7 @@ def order_of(table: Table, time: str | None, after: Any = None) -> np.ndarray | 
     """
     if time is None:
         return None
-    table.require([time], "time")
-    values = table.values(time)
-    missing = np.flatnonzero(needed("pandas").isna(values))
-    if len(missing):
-        raise refused(time, "a time in every row", "a missing value", int(missing[0]))
+    values = times_of(table, time)
     order = np.argsort(values, kind="stable")
     if after is not None and len(order) and values[order[0]] < after:
         early = int(order[0])

@@ -83,25 +83,28 @@ def outcome(text: object, left: str, right: str, columns: Columns) -> float:
     """1 if the left one won, 0 if the right one did, 1/2 for a tie, or a number in between.
 
     Raises:
-        Refused: if it says none of that.
+        Refused: if it says none of that, or two of them: ``a`` where the right one is called a.
     """
-    if isinstance(text, str):
-        word = text.strip()
-        plain = word.lower()
-        if word == columns.left or word == left or plain in LEFT_WORDS:
-            return 1.0
-        if word == columns.right or word == right or plain in RIGHT_WORDS:
-            return 0.0
-        if plain in TIE_WORDS:
-            return 0.5
+    word = text.strip() if isinstance(text, str) else ""  # numbers are no names
+    plain, readings = word.lower(), set()
+    if word in (columns.left, left) or plain in LEFT_WORDS:
+        readings.add(1.0)
+    if word in (columns.right, right) or plain in RIGHT_WORDS:
+        readings.add(0.0)
+    if plain in TIE_WORDS:
+        readings.add(0.5)
     try:
         number = float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
-    if not 0.0 <= number <= 1.0:
-        expected = f"{columns.left!r}, {columns.right!r}, 'tie', {left!r}, {right!r} or a number"
-        raise Refused(f"{columns.winner}: expected {expected} in [0, 1], got {text!r}")
-    return number
+    if 0.0 <= number <= 1.0:
+        readings.add(number)
+    if len(readings) == 1:
+        return readings.pop()
+    expected = f"{columns.left!r}, {columns.right!r}, 'tie', {left!r}, {right!r} or a number"
+    both = ", which is the name of one competitor and says that the other one won, or a tie"
+    got = f"{text!r}{both if readings else ''}"
+    raise Refused(f"{columns.winner}: expected {expected} in [0, 1], got {got}")
 
 
 class _Collector:

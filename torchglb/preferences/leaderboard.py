@@ -33,6 +33,11 @@ from torchglb.preferences.bradley_terry import BattleLoss
 
 #: contrasts whose bound is closed by Newton's method; all others keep the ellipsoid's
 EXACT = 1000
+#: what a statement with controls rests on beside: a unit that follows the results is peeking
+CONTROLS = (
+    " Coefficients times the largest value of their control are at most as much, and that value"
+    " does not depend on results."
+)
 #: an exact bound leaves at least so much of the ellipsoid's half width
 HOPE = 0.5
 
@@ -108,6 +113,7 @@ class Leaderboard:
             " of ranks hold at once, at every look at the growing data and however the pairs were"
             " chosen; if each battle is decided by a difference of scores, and the scores'"
             f" distances from their mean have a root mean square of at most {self.spread:g}."
+            f"{CONTROLS if self.coefficients else ''}"
         )
 
     @property
@@ -118,9 +124,10 @@ class Leaderboard:
             shown = ", ".join(group[:8]) + (f" and {len(group) - 8} more" if group[8:] else "")
             found.append(f"not ranked, since no chain of battles leads to the others: {shown}")
         if not self.inside:
+            control = ", or the battles do not determine a control" if self.coefficients else ""
             found.append(
-                "someone has won or lost everything (or all battles between two groups), so that"
-                " the estimate is held back by the assumed bound on scores"
+                "someone has won or lost everything (or all battles between two groups)"
+                f"{control}, so that the estimate is held back by the assumed bound on scores"
             )
         return found
 
@@ -208,7 +215,9 @@ def leaderboard(
         winner: of the result: the name of either column, ``left``, ``right``, ``tie`` (or
             LMSYS's ``tie (bothbad)``), the name of the winner, or a number in [0, 1].
         controls: columns of numbers that count for the first and against the second competitor,
-            such as a difference of lengths.
+            such as a difference of lengths. The largest value of each is its unit, in which the
+            prior is measured: it must not depend on results. Cut them off at a number that is
+            fixed beforehand if larger ones may come, and have a value of that size from the start.
         delta: the failure probability.
         spread: an assumption: the root mean square of the scores' distances from their mean is at
             most this (3 allows chances of winning from 0.0025 to 0.9975), and coefficients times
