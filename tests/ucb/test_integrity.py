@@ -98,6 +98,18 @@ def test_after_any_interrupted_append_the_next_one_is_carried(aggregate, generat
     assert line > 10
 
 
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_an_interrupted_append_leaves_no_row(aggregate, generator):
+    """A policy counts rounds behind it: a row that stayed would be given, and counted, again."""
+    program = played(generator, aggregate=aggregate, anchors=8)
+    (x, r), weight = row(program, generator), torch.full((2,), 0.5, dtype=DOUBLE)
+    line, struck = 0, copy.deepcopy(program)
+    while interrupted(lambda: struck.append(x, r, weight), line):  # noqa: B023
+        assert len(struck.history) == len(program.history)
+        line, struck = line + 1, copy.deepcopy(program)
+    assert line > 10
+
+
 def test_after_any_interrupted_choice_the_next_one_is_right(generator):
     program = played(generator, anchors=8)
     line, ended = 0, False
