@@ -215,6 +215,8 @@ def check_tensors(name: str, given: Mapping[str, Any], like: Mapping[str, Tensor
         if not isinstance(given[key], Tensor) or given[key].dtype != mine.dtype:
             kind = getattr(given[key], "dtype", type(given[key]).__name__)
             raise refuse(entry, f"a tensor of dtype {mine.dtype}", kind)
+        if given[key].layout is not torch.strided:
+            raise refuse(entry, "a dense tensor", given[key].layout)
         check_shape(entry, given[key], mine.shape)
 
 
