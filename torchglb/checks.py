@@ -55,6 +55,8 @@ def as_tensor(name: str, value: ArrayLike, *, dtype: torch.dtype, device: torch.
         if value.layout is not torch.strided:
             raise refuse(name, "a dense tensor of real numbers", f"{value.dtype}, {value.layout}")
         value = value.resolve_neg()  # what is negated lazily has the other sign in memory
+        if value._is_zerotensor():  # zeros that autograd gave no memory
+            value = value.clone()
         return value if value.dtype == dtype else _converted(name, value, dtype)
     if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
         parts = [as_tensor(name, part, dtype=dtype, device=device) for part in value]
