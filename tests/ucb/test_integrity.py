@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import sys
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 import torchglb as glb
+from torchglb.testing.policies import Interruption as Strike
 from torchglb.ucb import native_support
 
 DOUBLE = torch.float64
@@ -383,3 +385,17 @@ def test_objects_of_inference_mode_go_on_outside(generator):
     twin = policy_of("ofuglb")
     play_policy(twin, 1, 5)
     assert torch.equal(play_policy(policy, 2, 5), play_policy(twin, 2, 5))
+
+
+@pytest.mark.parametrize("name", ["ts", "evill", "random"])
+def test_an_interrupted_load_leaves_the_random_numbers_too(name):
+    policy, other = policy_of(name), policy_of(name)
+    play_policy(other, 1, 5)
+    state, before = other.state_dict(), policy.state_dict()
+    own, aware = inspect.getfile(type(policy.random)), copy.deepcopy(policy)
+    calls = Strike.count(lambda: aware.load_state_dict(state), own)
+    for call in range(1, calls):  # the last is that of the counter
+        struck = copy.deepcopy(policy)
+        with pytest.raises(KeyboardInterrupt), Strike(call, own):
+            struck.load_state_dict(state)
+        assert same(struck.state_dict(), before)
