@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "torchglb"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 #: private names of other people's classes, and of named tuples
-FOREIGN = frozenset({"_C", "_functorch", "_current_level", "_replace", "_asdict", "_fields", "_version", "_make", "_cache", "_OptLevel"})  # fmt: skip
+FOREIGN = frozenset({"_C", "_functorch", "_current_level", "_is_zerotensor", "_replace", "_asdict", "_fields", "_version", "_make", "_cache", "_OptLevel"})  # fmt: skip
 #: two classes of one name that may stand; none
 KNOWN_TWINS: frozenset[str] = frozenset()
 

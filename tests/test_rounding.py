@@ -258,3 +258,25 @@ def test_a_refitted_program_encloses_its_level(family, dtype, generator):
                 wide = choice.upper - choice.lower
                 assert bool((wide <= 1e-2 * (1.0 + choice.upper.abs())).all())
             assert float(program.program(radius=radius).level) >= float(fit.loss - fit.gap) + radius
+
+
+@pytest.mark.parametrize("S", [0.3, 0.7, 4.0])
+def test_an_estimate_on_the_sphere_gives_no_level_below_the_minimum(S, generator):
+    """In float32 it may end outside the ball, where the loss is lower than anywhere inside."""
+    family, ball = glb.Gaussian(0.3), glb.Ball(3, S)
+    X = torch.nn.functional.normalize(torch.randn(40, 90, 3, generator=generator), dim=-1) * 0.99
+    r = (X @ torch.tensor([3.0, 2.0, 1.0])) * S
+    program = glb.ucb.RefitProgram(family, ball, (40,), dtype=torch.float32)
+    program.append(X, r)
+    rows = glb.Rows(X.double(), r.double())
+    fit = glb.constrained_mle(family, rows, ball)
+    found = program.minimum()
+    assert bool((torch.linalg.vector_norm(found.theta.double(), dim=-1) <= S).all())
+    assert bool((found.loss.double() >= fit.loss - fit.gap).all())
+    assert bool((found.lower_bound.double() <= fit.loss).all())
+    arms = -X[:, :4]
+    choice = program.argmax(arms, radius=1e-5)
+    least = fit.loss - fit.gap + 1e-5
+    exact = glb.SublevelProgram(glb.NegativeLogLikelihood(family, *rows), ball, least)
+    truth = native.native_support(exact, arms.double(), tol=1e-10, throw=False)
+    assert bool((choice.upper.double() >= truth.lower).all())

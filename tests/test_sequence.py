@@ -1,5 +1,6 @@
 """ConfidenceSequence: rows in, sets out."""
 
+import copy
 import io
 import math
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 import torchglb as glb
 from torchglb import radii
+from torchglb.testing.policies import Interruption, assert_same
 
 NAMES = tuple(radii.NAMED)
 S = 3.0
@@ -425,3 +427,28 @@ def test_an_interrupted_look_shows_the_radius_no_row_twice(monkeypatch):
     sums, others = sequence.state_dict()["radius"], other.state_dict()["radius"]
     assert all(torch.equal(sums[name], others[name]) for name in sums)
     assert torch.equal(sequence.evaluation().level, other.evaluation().level)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"aggregate": True}, {"running": True, "contrasts": [[1.0, -1.0]]}],
+    ids=["plain", "merged", "running"],
+)
+def test_an_interrupted_load_is_all_or_nothing(options):
+    """Two sequences of equally many rows: the sums of one with the rows of the other look fine."""
+    mine, other = sequence(**options), sequence(**options)
+    mine.update(*rows(20, seed=1))
+    other.update(*rows(20, seed=2))
+    if options:
+        other.current()
+    if "contrasts" in options:
+        mine.contrast()
+        other.contrast()
+    before, state, aware = mine.state_dict(), other.state_dict(), copy.deepcopy(mine)
+    calls = Interruption.count(lambda: aware.load_state_dict(state))
+    for call in range(1, calls):  # the last is that of the counter
+        struck = copy.deepcopy(mine)
+        with pytest.raises(KeyboardInterrupt), Interruption(call):
+            struck.load_state_dict(state)
+        assert_same(struck.state_dict(), before)
+    assert_same(aware.state_dict(), state)

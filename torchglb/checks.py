@@ -55,6 +55,8 @@ def as_tensor(name: str, value: ArrayLike, *, dtype: torch.dtype, device: torch.
         if value.layout is not torch.strided:
             raise refuse(name, "a dense tensor of real numbers", f"{value.dtype}, {value.layout}")
         value = value.resolve_neg()  # what is negated lazily has the other sign in memory
+        if value._is_zerotensor():  # zeros that autograd gave no memory
+            value = value.clone()
         return value if value.dtype == dtype else _converted(name, value, dtype)
     if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
         parts = [as_tensor(name, part, dtype=dtype, device=device) for part in value]
@@ -215,6 +217,8 @@ def check_tensors(name: str, given: Mapping[str, Any], like: Mapping[str, Tensor
         if not isinstance(given[key], Tensor) or given[key].dtype != mine.dtype:
             kind = getattr(given[key], "dtype", type(given[key]).__name__)
             raise refuse(entry, f"a tensor of dtype {mine.dtype}", kind)
+        if given[key].layout is not torch.strided:
+            raise refuse(entry, "a dense tensor", given[key].layout)
         check_shape(entry, given[key], mine.shape)
 
 

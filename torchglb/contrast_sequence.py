@@ -176,4 +176,4 @@ class ContrastSequence:
         best = self.declared.checked_state(state["contrasts"])
         self.declared.forget_rows()  # of the weights, whatever comes in between
         self.joint.load_state_dict(state["joint"])
-        self.declared.load(best)
+        self.declared.best = best  # no call: nothing comes in between

@@ -29,7 +29,7 @@ def is_plain(tensor: object) -> TypeGuard[Tensor]:
     """Whether this is a tensor of the CPU that compiled code may read as it lies in memory.
 
     Not one whose numbers are somewhere else or have the other sign there: sparse tensors, lazy
-    negatives (the imaginary part of a conjugate).
+    negatives (the imaginary part of a conjugate), zeros without memory.
     """
     return (
         type(tensor) is Tensor
@@ -37,6 +37,7 @@ def is_plain(tensor: object) -> TypeGuard[Tensor]:
         and not tensor.requires_grad
         and tensor.layout is torch.strided
         and not tensor.is_neg()
+        and not tensor._is_zerotensor()
         and forward_ad._current_level < 0
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
-from torchglb.checks import ValueChecks, check_count, check_float, check_shape, refuse
+from torchglb.checks import (
+    ValueChecks,
+    check_count,
+    check_float,
+    check_shape,
+    check_tensors,
+    refuse,
+)
 from torchglb.row_buffers import RowBuffers, enlarged
 
 
@@ -51,21 +58,27 @@ def restored_rows(held: RowBuffers, state: Mapping[str, Any], *, values: bool) -
             raise refuse(label, f"dtype {dtype}", value.dtype)
         checks.finite(label, value)
     checks.require("state['w']", w >= 0, "non-negative weights", w)
-    check_shape("state['distinct']", distinct, batch)
-    capacity = check_count("state['capacity']", state["capacity"], least=X.shape[-2])
     if values:
         checks.settle()
+    n = X.shape[-2]
+    check_tensors("state", state, {"distinct": held.distinct})
+    # compiled code reads, and writes behind, as many rows as this says
+    places = ValueChecks()
+    places.within("state['distinct']", distinct, 0, n, lambda: f"numbers from 0 to {n}")
+    places.settle()
+    capacity = check_count("state['capacity']", state["capacity"], least=n)
+    observations = check_count("state['observations']", state["observations"], least=n)
     # laid out as before, so that sums are rounded as before
-    X = X.to(device).mT.contiguous().mT
+    X = X.detach().to(device).mT.contiguous().mT
     found = held._replace(
         X=X,
         distinct=distinct.to(device).clone(),
-        used=X.shape[-2],
-        observations=int(state["observations"]),
+        used=n,
+        observations=observations,
         unit_weights=bool(state["unit_weights"]),
         recorded=False,
         last=None,
-        **{name: state[name].to(device) for name in _sums(held)},
+        **{name: state[name].detach().to(device) for name in _sums(held)},
     )
     return enlarged(found, capacity)  # copies them
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -424,20 +425,22 @@ class ConfidenceSequence(GrowingLevel):
         if declared is not None:
             declared.forget_rows()  # of the weights, whatever comes in between
         mark = self.history.mark()
-        estimate = self.fitted.copy()
+        estimate, bounds = self.fitted.copy(), copy.copy(self._running)
         try:
             with reading_state("a confidence sequence"):
                 self.history.load_state_dict(state["history"])
                 estimate.load_state_dict(state["estimator"])
-                if self._running is not None:
-                    self._load_running(self._running, running)
+                if bounds is not None:
+                    self._load_running(bounds, running)
+            seen = len(self.history)
         except BaseException:
             self.history.reset(mark)
             raise
-        self.fitted = estimate
-        self.resume(sums)
+        # no call from here on: sums of other rows would make the level wrong
+        self.fitted, self._running = estimate, bounds
+        self._state, self._seen, self._fresh = sums, seen, None
         if declared is not None:
-            declared.load(best)
+            declared.best = best
 
     def _load_running(self, bounds: RunningBounds, state: Mapping[str, Any] | None) -> None:
         """The kept sets of a state; none, if it was saved without."""

@@ -84,3 +84,46 @@ def test_what_is_no_state_is_refused_and_changes_nothing(door, gone):
         else:
             made.load_state_dict(before)
     assert refused > 0.8 * len(places)
+
+
+def merged_program(rows: int = 5) -> glb.AnchoredProgram:
+    program = glb.AnchoredProgram(glb.Bernoulli(), ball(), aggregate=True, validate=False)
+    for _ in range(rows):
+        program.append([0.6, 0.8], 1.0)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("history", "distinct"), torch.tensor(10**9)),  # once read, and written, so far away
+        (("history", "distinct"), torch.tensor(-1)),
+        (("history", "distinct"), torch.tensor(1.0)),
+        (("history", "distinct"), torch.tensor(1).to_sparse()),
+        (("history", "observations"), -1),
+        (("history", "observations"), 0.5),
+        (("minimum", "sums"), torch.nan),
+        (("anchors", "sums"), torch.nan),
+    ],
+)
+def test_numbers_of_rows_that_cannot_be_are_refused(path, value):
+    """Whatever the values of rows are: as far as these numbers say compiled code reads and writes."""
+    program, state = merged_program(3), merged_program().state_dict()
+    table, name = state[path[0]], path[1]
+    table[name] = table[name] * value if name == "sums" else value
+    before = program.state_dict()
+    with pytest.raises(glb.InputError, match="state"):
+        program.load_state_dict(state)
+    assert_same(program.state_dict(), before)
+
+
+def test_a_state_of_parameters_is_a_state():
+    program, state = merged_program(3), merged_program().state_dict()
+    plain = merged_program().state_dict()
+    for table in (state["history"], state["minimum"], state["anchors"], state):
+        for name, value in table.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                table[name] = torch.nn.Parameter(value)
+    program.load_state_dict(state)
+    assert_same(program.state_dict(), plain)
+    program.append([0.8, 0.6], 0.0)

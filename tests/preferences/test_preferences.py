@@ -23,6 +23,7 @@ from torchglb.preferences import (
     widest_pair,
 )
 from torchglb.preferences.widest import exact_widths, rough_supports
+from torchglb.testing.policies import assert_same
 
 F64 = torch.float64
 
@@ -284,6 +285,23 @@ def test_the_head_is_a_sequence_on_embeddings():
     with pytest.raises(InputError, match="left"):
         head.update(won[0], won[0], 1.0)
     assert len(head) == 60
+
+
+def test_a_refused_state_leaves_encoder_and_comparisons():
+    """Torch alone had loaded the other encoder before the comparisons were refused."""
+    heads = []
+    for seed, delta in ((0, 0.05), (1, 0.1)):
+        torch.manual_seed(seed)
+        head = PairHead(torch.nn.Linear(4, 2).double(), 2, 2.0, delta=delta)
+        head.update(*torch.randn(2, 20, 4, dtype=F64), torch.ones(20, dtype=F64))
+        heads.append(head)
+    mine, other = heads
+    before, left = copy.deepcopy(mine.state_dict()), torch.randn(3, 4, dtype=F64)
+    bounds = mine.probability(left, -left)
+    with pytest.raises(InputError, match="delta"):
+        mine.load_state_dict(other.state_dict())
+    assert_same(dict(mine.state_dict()), dict(before))
+    assert torch.equal(mine.probability(left, -left).lower, bounds.lower)
 
 
 def test_gradients_reach_the_encoder():

@@ -424,6 +424,23 @@ def test_rows_that_are_not_what_lies_in_memory(generator):
     program.self_check()
 
 
+def test_zeros_without_memory():
+    """What autograd takes for a derivative that is zero has no address that could be read."""
+    zero = torch._efficientzerotensor((2,), dtype=torch.float64)
+    arms = torch._efficientzerotensor((3, 2), dtype=torch.float64)
+    history, policy = (
+        glb.History(2),
+        glb.policies.make("ofuglb", family=glb.Bernoulli(), domain=glb.Ball(2, S)),
+    )
+    program = AnchoredProgram(glb.Bernoulli(), glb.Ball(2, S))
+    for learn in (history.append, policy.update, program.append):
+        learn(zero, zero[0])
+    assert not program.argmax(arms, radius=1.0).upper.any()
+    assert policy.select(arms) == 0
+    assert not policy.bounds(zero).upper.any()
+    assert not history.X.any()
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_program_beside_follows_merged_rows_without_a_pass(weighted, generator, monkeypatch):
     """It used to make all its sums anew in every round, 64 passes per problem."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import sys
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 import torchglb as glb
+from torchglb.testing.policies import Interruption as Strike
 from torchglb.ucb import native_support
 
 DOUBLE = torch.float64
@@ -95,6 +97,18 @@ def test_after_any_interrupted_append_the_next_one_is_carried(aggregate, generat
         struck.append(*second, weight)
         check(struck, arms)
         line += 4 if aggregate else 1  # many lines, all of them before the history changes
+    assert line > 10
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_an_interrupted_append_leaves_no_row(aggregate, generator):
+    """A policy counts rounds behind it: a row that stayed would be given, and counted, again."""
+    program = played(generator, aggregate=aggregate, anchors=8)
+    (x, r), weight = row(program, generator), torch.full((2,), 0.5, dtype=DOUBLE)
+    line, struck = 0, copy.deepcopy(program)
+    while interrupted(lambda: struck.append(x, r, weight), line):  # noqa: B023
+        assert len(struck.history) == len(program.history)
+        line, struck = line + 1, copy.deepcopy(program)
     assert line > 10
 
 
@@ -371,3 +385,17 @@ def test_objects_of_inference_mode_go_on_outside(generator):
     twin = policy_of("ofuglb")
     play_policy(twin, 1, 5)
     assert torch.equal(play_policy(policy, 2, 5), play_policy(twin, 2, 5))
+
+
+@pytest.mark.parametrize("name", ["ts", "evill", "random"])
+def test_an_interrupted_load_leaves_the_random_numbers_too(name):
+    policy, other = policy_of(name), policy_of(name)
+    play_policy(other, 1, 5)
+    state, before = other.state_dict(), policy.state_dict()
+    own, aware = inspect.getfile(type(policy.random)), copy.deepcopy(policy)
+    calls = Strike.count(lambda: aware.load_state_dict(state), own)
+    for call in range(1, calls):  # the last is that of the counter
+        struck = copy.deepcopy(policy)
+        with pytest.raises(KeyboardInterrupt), Strike(call, own):
+            struck.load_state_dict(state)
+        assert same(struck.state_dict(), before)

@@ -297,11 +297,15 @@ class CarriedLoss:
     def check_state(self, name: str, state: Mapping[str, Any]) -> None:
         """Refuses a state of another kind."""
         check_tensors(name, state, {"sums": torch.from_numpy(self.memory)})
+        rows = state["sums"][:, -1]
+        if not bool(((rows == rows[0]) & (rows >= 0) & (rows == rows.floor())).all()):
+            expected = "in its last column how many rows the sums have"
+            raise refuse(f"{name}['sums']", expected, rows.tolist())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state."""
         self.check_state("state", state)
-        self.memory[:] = state["sums"].numpy()
+        self.memory[:] = state["sums"].detach().numpy()
 
 
 def _shape(domain: Ball, problems: int) -> tuple[int, ...]:

@@ -93,10 +93,11 @@ class CarriedSearch(ABC):
     def check_state(self, name: str, state: Mapping[str, Any]) -> None:
         """Refuses a state of another kind."""
         check_tensors(name, state, self.state_dict())
+        self.carried.check_state(name, state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state."""
         self.check_state("state", state)
         self.carried.load_state_dict(state)
         for name, value in self._kept().items():
-            value[:] = state[name].numpy()
+            value[:] = state[name].detach().numpy()

@@ -88,7 +88,8 @@ class DeclaredContrasts:
         self._units = (whole / self.lengths[..., None]).contiguous()
         self._S = problem.S.reshape(N).tolist()
         self._concordance = [self_concordance_of(self.family, S) for S in self._S]
-        self._best: Tensor | None = None  # lower and upper ends, marginal and simultaneous
+        #: lower and upper ends so far, marginal and simultaneous
+        self.best: Tensor | None = None
         self.forget_rows()
 
     def _checked(self, contrasts: Any, d: int) -> Tensor:
@@ -162,11 +163,11 @@ class DeclaredContrasts:
             # both kinds are remembered at each look, whichever is asked for
             other = self._ends(region, not simultaneous)
             ends = torch.stack([*found, *other] if not simultaneous else [*other, *found])
-            if self._best is not None:
-                lower = torch.maximum(ends[0::2], self._best[0::2])
-                upper = torch.minimum(ends[1::2], self._best[1::2])
+            if self.best is not None:
+                lower = torch.maximum(ends[0::2], self.best[0::2])
+                upper = torch.minimum(ends[1::2], self.best[1::2])
                 ends = torch.stack([lower[0], upper[0], lower[1], upper[1]])
-            self._best = ends
+            self.best = ends
             found = Interval(ends[2], ends[3]) if simultaneous else Interval(ends[0], ends[1])
         if scale == "mean":
             return on_mean_scale(self.family, found)
@@ -314,7 +315,7 @@ class DeclaredContrasts:
 
     def state_dict(self) -> dict[str, Any]:
         """What cannot be had from the rows."""
-        best = None if self._best is None else self._best.clone()
+        best = None if self.best is None else self.best.clone()
         return {"best": best, "settings": self._settings()}
 
     def checked_state(self, state: Mapping[str, Any]) -> Tensor | None:
@@ -328,11 +329,6 @@ class DeclaredContrasts:
         like = torch.zeros((4, *self.batch_shape, self.lengths.shape[-1]), dtype=torch.float64)
         check_tensors("state['contrasts']", {"best": best}, {"best": like})
         return best.clone()
-
-    def load(self, best: Tensor | None) -> None:
-        """Continues with the best ends of a state, and other rows."""
-        self.forget_rows()
-        self._best = best
 
     def _settings(self) -> dict[str, Any]:
         return {

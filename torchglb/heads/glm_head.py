@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -444,10 +445,16 @@ class GLMHead(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As torch's, but a state that is refused leaves weights and observations as they were."""
+        with self.unchanged_within(self):
+            return super().load_state_dict(state_dict, strict, assign)
+
+    @contextmanager
+    def unchanged_within(self, module: nn.Module) -> Iterator[None]:
+        """Whatever goes wrong leaves a module that contains this head, and the head, as it was."""
         computed = self._computed()
         try:
-            with unchanged_on_failure(self):
-                return super().load_state_dict(state_dict, strict, assign)
+            with unchanged_on_failure(module):
+                yield
         except BaseException:
             self._saved, self._stamp = computed, None  # weights are the same, but were written to
             raise

@@ -6,6 +6,7 @@ a batch run at once, and what one does never depends on the others.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -410,15 +411,16 @@ class Policy(ABC):
             raise refuse("state", f"a state of {self.name}", f"one of {state['policy']}")
         check_belongs("state['settings']", state["settings"], self._belongs_to())
         rounds = check_count("state['rounds']", state["rounds"])
-        before = self._state()
+        before, streams = self._state(), copy.copy(self.random)
         try:
             with reading_state(self.name):
+                streams.load_state_dict(state["random"])
                 self._load(state["state"])
-                self.random.load_state_dict(state["random"])
         except BaseException:
             self._load(before)  # what is refused or interrupted changes nothing
             raise
-        self.rounds = rounds
+        # no call from here on: nothing can come in between
+        self.random, self.rounds = streams, rounds
 
     def _belongs_to(self) -> dict[str, Any]:
         """Family, ball and settings, without which the state means nothing."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -148,6 +151,13 @@ class PairHead(nn.Module):
         check_choice("scale", scale, SCALES)
         pairs = self._pairs(left, right)
         return self.head.confidence(pairs, scale, differentiable=differentiable)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As torch's, but a state that is refused leaves weights and comparisons as they were."""
+        with self.head.unchanged_within(self):
+            return super().load_state_dict(state_dict, strict, assign)
 
     @torch.no_grad()
     def embed(self, items: ArrayLike) -> Tensor:

@@ -137,7 +137,8 @@ class RefitProgram(GrowingProgram):
 
     def _certified(self, loss: NegativeLogLikelihood, fit: MLEResult) -> Estimate:
         """A fit with bounds on its loss and on the least one that rounding cannot break."""
-        theta, dtype = fit.theta, self.history.dtype
+        inside, dtype = self._inside(fit.theta), self.history.dtype
+        theta = inside
         if theta.is_cpu and dtype != torch.float64:  # there float32 is a storage format
             loss, theta = loss.rebuild(tuple(t.double() for t in loss.tensors())), theta.double()
         at, errors = loss.expand_with_errors(theta)
@@ -146,7 +147,15 @@ class RefitProgram(GrowingProgram):
         gap = frank_wolfe_gap(theta.double(), gradient, S) + 2.0 * S * errors.gradient.double()
         gap = gap + (8.0 + theta.shape[-1]) * EPS * S * length(gradient)
         low = -round_up(_raised(gap + off - value), dtype)
-        return replace(fit.estimate(), loss=round_up(_raised(value + off), dtype), lower_bound=low)
+        high = round_up(_raised(value + off), dtype)
+        return replace(fit.estimate(), theta=inside, loss=high, lower_bound=low)
+
+    def _inside(self, theta: Tensor) -> Tensor:
+        """An estimate in the ball for certain: beyond it the loss may be below the minimum."""
+        x, eps = theta.double(), torch.finfo(theta.dtype).eps
+        S = self.domain.radius_like(x).expand(self.batch_shape)
+        share = (1.0 - (4.0 + x.shape[-1]) * eps) * S / length(x)
+        return (share.clamp_max(1.0)[..., None] * x).to(theta.dtype)
 
     @torch.no_grad()
     def _round(
@@ -171,7 +180,7 @@ class RefitProgram(GrowingProgram):
         index, lower = found.upper.argmax(-1), found.lower
         status = found.status.gather(-1, index[..., None])[..., 0]
         if least is not None:
-            lower = self._lowered(lower, arms, fit.theta, known.loss.double(), least, level)
+            lower = self._lowered(lower, arms, known.theta, known.loss.double(), least, level)
         start = torch.where(torch.isfinite(fit.theta), fit.theta, self._start)
         passes = fit.num_steps.to(self._passes.dtype) + 1.0
         # all or nothing

@@ -158,15 +158,16 @@ class AnchoredProgram(GrowingProgram):
         All or nothing: whatever interrupts it, the next call finds sums and rows to agree.
         """
         longest = self.history.longest_row if self.history.validate else 0.0
-        if weight is not None or not self.append_at_once(x, r, longest):
-            self._rounds.catch_up()  # what an interruption left in the sums is not of this row
-            mark = self.history.mark()
-            try:
-                self.history.append(x, r, weight)
-                self._rounds.catch_up()
-            except BaseException:  # whoever has not counted the rows would send them again
-                self.history.reset(mark)
-                raise
+        if weight is None and self.append_at_once(x, r, longest):
+            return
+        self._rounds.catch_up()  # what an interruption left in the sums is not of this row
+        mark = self.history.mark()
+        try:
+            self.history.append(x, r, weight)
+            self._rounds.catch_up()
+        except BaseException:  # whoever counts rows has not counted this one
+            self.history.reset(mark)
+            raise
 
     def append_at_once(self, x: Any, r: Any, longest: float) -> int:
         """Plain rows of weight 1, checked, kept and carried by one compiled call.
