@@ -65,4 +65,4 @@ def test_an_update_that_may_be_torn_breaks_the_contract():
     contract = testing.PolicyContract()
     contract.name = "torn"
     with pytest.raises(AssertionError):
-        contract.test_an_interrupted_update_is_all_or_nothing()
+        contract.test_an_interrupted_update_is_all_or_nothing(masked=False)

@@ -57,7 +57,8 @@ def on_mean_scale(family: GLMFamily, z: Interval) -> Interval:
     lower, upper = (lower - below).clamp_min(least), (upper + above).clamp_max(most)
     # a mean that saturates is larger than that
     upper = torch.where(upper > 0.99 * torch.finfo(upper.dtype).max, torch.inf, upper)
-    return Interval(-round_up(-lower, z.lower.dtype), round_up(upper, z.upper.dtype))
+    # 0 - 0 is 0, not -0
+    return Interval(0.0 - round_up(-lower, z.lower.dtype), round_up(upper, z.upper.dtype))
 
 
 def _mean_and_error(family: GLMFamily, z: Tensor) -> tuple[Tensor, Tensor]:
