@@ -1,6 +1,7 @@
 """Parts of compiled functions: tuples by reference, and arrays that are only borrowed."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -173,3 +174,36 @@ def test_kernels_call_nobody_who_returns_new_arrays():
         for name in calls & makers
     ]
     assert not found
+
+
+STRUCK = """
+import signal
+from torchglb.carried.kernels import workspace
+
+class Struck(BaseException):
+    pass
+
+def strike(*_):
+    raise Struck
+
+workspace(2, 6)
+signal.signal(signal.SIGALRM, strike)
+struck = 0
+for k in range(2000):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + k % 40))
+        while True:
+            workspace(2, 6)
+    except Struck:
+        struck += 1
+print(struck)
+"""
+
+
+def test_a_signal_while_memory_is_made_is_an_exception():
+    """Ctrl-C: compiled code that made a named tuple for Python crashed the interpreter."""
+    ran = subprocess.run(
+        [sys.executable, "-c", STRUCK], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-500:]
+    assert ran.stdout.split() == ["2000"]

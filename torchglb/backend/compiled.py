@@ -64,8 +64,17 @@ def allocating(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """For short functions that return views or new memory: part of whoever calls them."""
-    return _compiled(function, FUSED, inline="always")
+    """For short functions that return views or new memory: part of whoever calls them.
+
+    From Python they are called as what they are. Compiled, they would return named tuples, which
+    run Python to be made: a signal that strikes there (Ctrl-C) crashes the interpreter.
+    """
+    options: dict[str, Any] = {**_OPTIONS, "fastmath": FUSED, "inline": "always"}
+    found = numba.njit(**options)(function)
+    if found is not function:  # by these Numba knows what it inlines
+        kept = {name: getattr(found, name) for name in ("targetoptions", "py_func", "_numba_type_")}
+        vars(function).update(kept, dispatcher=found)
+    return function
 
 
 def entry(function: F) -> F:
