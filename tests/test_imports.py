@@ -18,6 +18,7 @@ PACKAGE = PROJECT / "torchglb"
 ROOMS = (
     "errors",
     "recording",
+    "turns",
     "choices",
     "array_like",
     "checks",

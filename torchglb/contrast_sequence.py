@@ -17,9 +17,10 @@ from torchglb.inference.tests import TestResult
 from torchglb.radii import Radius
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import Interval, LikelihoodRatioSet
+from torchglb.turns import TakesTurns
 
 
-class ContrastSequence:
+class ContrastSequence(TakesTurns):
     """Intervals for ``<c, theta*>`` at all times, for contrasts c named beforehand.
 
     A joint set pays for all d directions of theta, a contrast for one: in units of a fixed sample's
@@ -66,6 +67,8 @@ class ContrastSequence:
         >>> bool((lower > 1.5) & (upper < 2.5))
         True
     """
+
+    in_turn = ("update", "current", "estimate", "parts", "test", "state_dict", "load_state_dict")
 
     def __init__(
         self,

@@ -55,12 +55,13 @@ from torchglb.sets import (
     RunningSet,
 )
 from torchglb.sets.likelihood_ratio import enlarged
+from torchglb.turns import TakesTurns
 
 #: fits anew when asked
 REFIT = Refit()
 
 
-class ConfidenceSequence(GrowingLevel):
+class ConfidenceSequence(GrowingLevel, TakesTurns):
     """Sets ``C_t`` with ``P(theta* in C_t for all t at once) >= 1 - delta``.
 
     Features may be chosen in any way from the past (bandits, active learning, peeking). Rows may
@@ -115,6 +116,19 @@ class ConfidenceSequence(GrowingLevel):
         >>> sequence.current().contains(torch.zeros(2).double())
         tensor(True)
     """
+
+    in_turn = (
+        "update",
+        "current",
+        "look",
+        "contrast",
+        "test_contrasts",
+        "on_boundary",
+        "evaluation",
+        "estimate",
+        "state_dict",
+        "load_state_dict",
+    )
 
     def __init__(
         self,

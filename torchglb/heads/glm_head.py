@@ -35,9 +35,10 @@ from torchglb.radii import Radius
 from torchglb.row_buffers import Rows
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import EllipsoidSet, Interval, LikelihoodRatioSet
+from torchglb.turns import TakesTurns
 
 
-class GLMHead(nn.Module):
+class GLMHead(TakesTurns, nn.Module):
     """Puts a calibrated GLM on the features of a network.
 
     With features ``phi(c)`` in the unit ball, the prediction for a context c is
@@ -85,6 +86,21 @@ class GLMHead(nn.Module):
         >>> head.select(torch.randn(4, 5)).shape
         torch.Size([])
     """
+
+    in_turn = (
+        "update",
+        "refresh",
+        "sequence",
+        "forward",
+        "logits",
+        "freeze",
+        "theta",
+        "confidence",
+        "on_boundary",
+        "select",
+        "state_dict",
+        "load_state_dict",
+    )
 
     def __init__(
         self,

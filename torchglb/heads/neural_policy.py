@@ -240,12 +240,15 @@ class NeuralPolicy(Policy):
     def _learn(self, x: Tensor, r: Tensor, w: Tensor | None, weighs: bool = False) -> None:
         """Learns rows with weights ``(*B, k)``, which are those of a mask unless ``weighs``."""
         mask, features = None if w is None else w > 0, self.features(x)
-        mark = self.observations.mark()
+        mark, before = self.observations.mark(), self.inner.rounds
         try:
             self.observations.append(x, r, w)
             self.inner.update(features, r, w if weighs else None, mask)
-        except BaseException:  # what is not learnt is not kept either
-            self.observations.reset(mark)
+        except BaseException:
+            if self.inner.rounds == before:  # what is not learnt is not kept either
+                self.observations.reset(mark)
+            else:
+                self.rounds += r.shape[-1]
             raise
         self.rounds += r.shape[-1]
         if self.train_every is not None and self.rounds >= self._due:

@@ -37,6 +37,7 @@ from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Derivatives, frank_wolfe_gap, newton
 from torchglb.rounding import power_of_two
+from torchglb.turns import TakesTurns
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ class Sequence(Protocol):
         """The set now."""
 
 
-class RunningTest:
+class RunningTest(TakesTurns):
     """One hypothesis, looked at again and again; p counts the largest e-value so far.
 
     Args:
@@ -266,6 +267,8 @@ class RunningTest:
         >>> bool(running.look().p < 0.01)
         True
     """
+
+    in_turn = ("look", "state_dict", "load_state_dict")
 
     def __init__(
         self, sequence: Sequence, A: ArrayLike, b: ArrayLike, relation: Relation = "=="

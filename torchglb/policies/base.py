@@ -41,6 +41,7 @@ from torchglb.random_streams import RandomStreams
 from torchglb.recording import is_transformed
 from torchglb.row_checks import TOO_LONG, as_rows, as_weights, within_norm
 from torchglb.sets import ConfidenceSet, Interval
+from torchglb.turns import TakesTurns
 
 
 def _check_radius(domain: Ball, batch: torch.Size) -> None:
@@ -73,7 +74,7 @@ class BoundTracker:
         """Goes on from a saved state, of the same policy at the same time."""
 
 
-class Policy(ABC):
+class Policy(TakesTurns, ABC):
     """A bandit policy for a batch of replicates.
 
     Args:
@@ -104,6 +105,19 @@ class Policy(ABC):
         1
     """
 
+    in_turn: ClassVar[tuple[str, ...]] = (
+        "select",
+        "scores",
+        "select_ball",
+        "update",
+        "bounds",
+        "confidence_set",
+        "on_boundary",
+        "tracker",
+        "estimate",
+        "state_dict",
+        "load_state_dict",
+    )
     #: the name in the registry
     name: ClassVar[str]
     requires: ClassVar[Requirements] = Requirements()

@@ -171,8 +171,10 @@ class Conservative(Policy):
         mask: ArrayLike | None = None,
     ) -> None:
         """As the policy's own."""
-        self.policy.update(x, r, weight, mask)
-        self.rounds = self.policy.rounds
+        try:
+            self.policy.update(x, r, weight, mask)
+        finally:
+            self.rounds = self.policy.rounds
 
     def _update(self, x: Tensor, r: Tensor) -> None:
         self.policy.update(x, r)

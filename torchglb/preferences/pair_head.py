@@ -19,6 +19,7 @@ from torchglb.preferences.pairs import PreferenceSet, pair_ball
 from torchglb.preferences.widest import WidestPair
 from torchglb.radii import Radius
 from torchglb.sets import Interval, LikelihoodRatioSet
+from torchglb.turns import TakesTurns
 
 
 class _PairEncoder(nn.Module):
@@ -37,7 +38,7 @@ class _PairEncoder(nn.Module):
         return self.bound(self.module(items))
 
 
-class PairHead(nn.Module):
+class PairHead(TakesTurns, nn.Module):
     """Puts a calibrated Bradley-Terry model on the embedding of a network.
 
     ``P(a beats b) = sigma(<phi(a) - phi(b), theta>)`` with phi in the unit ball: a
@@ -63,6 +64,16 @@ class PairHead(nn.Module):
         >>> head.probability(left[:3], right[:3]).lower.shape
         torch.Size([3])
     """
+
+    in_turn = (
+        "update",
+        "forward",
+        "probability",
+        "confidence_set",
+        "widest",
+        "state_dict",
+        "load_state_dict",
+    )
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from torchglb.preferences.pairs import each, item_features, pair_ball, pair_rows
 from torchglb.preferences.widest import rough_supports, widest_pair
 from torchglb.radii import Radius
 from torchglb.sets import LikelihoodRatioSet
+from torchglb.turns import TakesTurns
 
 
 class Pair(NamedTuple):
@@ -39,7 +40,7 @@ class Pair(NamedTuple):
     right: Tensor
 
 
-class PairPolicy(ABC):
+class PairPolicy(TakesTurns, ABC):
     """Chooses pairs of items for a batch of replicates.
 
     Args:
@@ -61,6 +62,8 @@ class PairPolicy(ABC):
         >>> policy.rounds
         1
     """
+
+    in_turn = ("select", "update", "confidence_set", "best", "state_dict", "load_state_dict")
 
     name: ClassVar[str]
 
