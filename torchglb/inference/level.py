@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,18 +31,29 @@ from torchglb.rounding import round_up
 from torchglb.row_checks import as_rows
 
 
-class Height(NamedTuple):
+class Height:
     """Where the level is: one of the two.
 
-    Attributes:
+    Args:
         radius: how far it is above the minimum of the loss, a number or ``(*B)``.
-        level: B itself, ``(*B)``.
+        level: B itself, ``(*B)``; or what makes it, which a round in compiled code never asks.
         levels: the level of N problems once more, ``(N,)``, as compiled code reads it.
     """
 
-    radius: float | Tensor | None = None
-    level: Tensor | None = None
-    levels: Floats | None = None
+    def __init__(
+        self,
+        radius: float | Tensor | None = None,
+        level: Tensor | Callable[[], Tensor] | None = None,
+        levels: Floats | None = None,
+    ) -> None:
+        self.radius, self._level, self.levels = radius, level, levels
+
+    @property
+    def level(self) -> Tensor | None:
+        """B itself, ``(*B)``."""
+        if callable(self._level):
+            self._level = self._level()
+        return self._level
 
 
 #: rows that came by another way are shown to a radius so many at a time, which bounds the copies
@@ -198,7 +209,7 @@ class GrowingLevel:
             height = Height(level=level)
         else:
             levels, state = known
-            height = Height(level=as_level(self.problem, levels), levels=levels)
+            height = Height(None, partial(as_level, self.problem, levels), levels)
         if advance:
             seen = len(self.history)
             # what was made of fewer rows goes with it: nobody else would notice

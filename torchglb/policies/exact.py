@@ -173,10 +173,11 @@ class ExactPolicy(Policy):
 
     def _level(self, minimum: Estimate) -> Tensor:
         """B, ``(*B)``, and never below the minimum."""
-        radius, level, _ = self._known_height()
+        height = self._known_height()
+        level = height.level
         if level is None:
-            assert radius is not None
-            level = round_up(minimum.loss.double() + radius, self.dtype)
+            assert height.radius is not None
+            level = round_up(minimum.loss.double() + height.radius, self.dtype)
         return torch.maximum(level, self._least(minimum))
 
     def _least(self, minimum: Estimate) -> Tensor:
@@ -195,8 +196,8 @@ class ExactPolicy(Policy):
 
     def _ask(self, question: Callable[..., Choice], arms: Tensor, **options: Any) -> Choice:
         """What a program's ``argmax`` or ``bound`` says; an empty set is widened first."""
-        radius, level, _ = self._known_height()
-        ridge = self._ridge()
+        height, ridge = self._known_height(), self._ridge()
+        radius, level = height.radius, height.level
         options |= {"regularization": ridge, "throw": False}  # bounds hold wherever a solve stopped
         choice = question(arms, radius, level=level, **options)
         if level is not None and not settled(choice.status == Status.CONVERGED):

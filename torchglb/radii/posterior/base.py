@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import numbers_on
-from torchglb.backend import Floats, bound_once
+from torchglb.backend import Floats, StoredCalls
 from torchglb.carried.kernels import memory_size
 from torchglb.carried.monomials import monomials
 from torchglb.carried.source import RowArrays
@@ -59,11 +59,14 @@ from torchglb.recording import constant, is_recorded, is_transformed, wants_grad
 
 EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its loss
 NEAR = 1e-6  # a held level that is lower by this need not be compared with the fallback
-_held_levels = bound_once(held_levels)  # called unseen
 #: of no point, the sums that :func:`search_posteriors` is offered
 NOTHING_OFFERED = np.empty((1, 0))
 NO_NUMBERS, NO_LEVELS = np.empty(0), np.empty((0, 4))
 NO_ROWS = RowArrays(np.empty((1, 1, 0)), np.empty((1, 0)), np.empty((1, 0)), 0)
+#: calls of :func:`held_levels` with the priors as they lie in memory
+LEVELS = StoredCalls(
+    held_levels, NO_ROWS, 0, np.empty((1, 0)), np.empty((1, 0)), NO_NUMBERS, NO_LEVELS
+)
 
 
 class _Memory(NamedTuple):
@@ -80,11 +83,13 @@ class Prepared(NamedTuple):
     Attributes:
         radius: whose they are.
         priors: as compiled code knows them.
+        levels: :func:`held_levels` with these priors.
         last: the state that was made last, and the arrays that it was made of.
     """
 
     radius: PosteriorRadius
     priors: Priors
+    levels: Callable[..., bool]
     last: list[_Memory]
 
     def arrays(self, state: State) -> tuple[Floats, Floats]:
@@ -98,7 +103,10 @@ class Prepared(NamedTuple):
 
     def made(self, state: State) -> bool:
         """Whether a state is the last one that :meth:`state` has made, of known numbers."""
-        return any(m.tensors is state and not math.isnan(m.held.item(-1)) for m in self.last)
+        memory = self.last[0] if self.last else None
+        return (
+            memory is not None and memory.tensors is state and not math.isnan(memory.held.item(-1))
+        )
 
     def state(self, problem: Problem, statistics: Floats, held: Floats) -> State:
         """A state of new arrays, ``(N, size)``."""
@@ -166,7 +174,7 @@ class PosteriorRadius(StatisticsRadius):
         late = RowArrays(np.ascontiguousarray(x_.transpose(0, 2, 1)), w_, w_ * r_, r_.shape[1])
         ready = self._prepared(problem)
         sums, held = (memory.copy() for memory in ready.arrays(state))
-        _held_levels(ready.priors, late, 0, sums, held, NO_NUMBERS, NO_LEVELS)
+        ready.levels(late, 0, sums, held, NO_NUMBERS, NO_LEVELS)
         new = ready.state(problem, sums, held)
         if is_recorded(state["statistics"], *given):
             return super().update(problem, state, x, r, w) | {"held": new["held"]}
@@ -256,7 +264,8 @@ class PosteriorRadius(StatisticsRadius):
             candidates = torch.stack(self.candidates(problem), dim=-1).numpy()
             table = monomials(problem.dim, 2)
             priors = Priors(family, not self.confined, numbers, etas, candidates, table)
-            ready = problem.prepared[id(self)] = Prepared(self, priors, [])
+            levels = LEVELS.with_stored(priors, None)
+            ready = problem.prepared[id(self)] = Prepared(self, priors, levels, [])
         return ready
 
     def _search(
@@ -276,7 +285,7 @@ class PosteriorRadius(StatisticsRadius):
         out = np.empty((N, 4))
         if grows:
             sums, held = sums.copy(), held.copy()
-        if not _held_levels(ready.priors, rows, known, sums, held, loss_hat, out):
+        if not ready.levels(rows, known, sums, held, loss_hat, out):
             return out, ready.state(problem, sums, held) if grows else state, 0.0
         where, held, part = out[:, 3].nonzero()[0], held.copy(), likelihood()
         if len(where) < N:
