@@ -173,3 +173,9 @@ def test_the_certificate_of_a_rule_that_explores_is_about_all_arms():
     for chosen in bounds:
         found = largest_bound(policy, ARMS, chosen)
         torch.testing.assert_close(found, bounds.max(), rtol=1e-6, atol=1e-6)
+
+
+def test_one_arm_is_nothing_to_compare():
+    log = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), delta=0.05)
+    with pytest.raises(InputError, match="arms: expected at least two"):
+        BestArm(log, [[1.0, 0.0]])

@@ -257,3 +257,38 @@ def test_uniform_logs_know_their_propensities():
     log = environments.uniform_log(world, 50)
     assert torch.equal(log.played_propensity(), torch.full((2, 50), 0.2, dtype=torch.float64))
     assert torch.equal(log.least_propensity(), torch.full((2,), 0.2, dtype=torch.float64))
+
+
+def falling(events, least):
+    """A log whose propensities fall from uniform ones to the least, linearly."""
+    share = torch.linspace(0.0, 1.0, events, dtype=torch.float64)[:, None]
+    end = torch.tensor([1.0 - 2.0 * least, least, least], dtype=torch.float64)
+    law = (1.0 - share) / K + share * end
+    generator = torch.Generator().manual_seed(3)
+    index = torch.multinomial(law, 1, generator=generator)[:, 0]
+    r = (torch.rand(events, generator=generator, dtype=torch.float64) < MEANS[index]).double()
+    return torch.eye(K, dtype=torch.float64).expand(events, K, K), index, r, law
+
+
+@pytest.mark.parametrize("robust", [False, True])
+def test_ends_do_not_look_ahead(robust):
+    """Those after 200 events are the same whatever propensities come later."""
+    arms, index, r, law = falling(300, 0.01)
+    q = MEANS.expand(300, K) if robust else None
+    target = torch.ones(300, dtype=torch.int64)
+
+    def ends(n):
+        log = Log(arms[:n], index[:n], r[:n], propensity=law[:n])
+        given = None if q is None else q[:n]
+        return off_policy_value(log, target[:n], reward_range=(0.0, 1.0), predictions=given)
+
+    some, more = ends(200), ends(300)
+    assert torch.equal(some.lower, more.lower[:200])
+    assert torch.equal(some.upper, more.upper[:200])
+
+
+def test_arms_that_could_not_be_played_are_refused_by_their_number_too():
+    law = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).expand(4, K)
+    log = Log(torch.eye(K).double().expand(4, K, K), [0, 1, 0, 1], [1.0, 0.0, 1.0, 0.0], law)
+    with pytest.raises(InputError, match="could not play"):
+        off_policy_value(log, [2, 2, 2, 2], reward_range=(0.0, 1.0))

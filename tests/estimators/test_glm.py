@@ -6,7 +6,9 @@ import math
 import pickle
 import subprocess
 import sys
+from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -668,3 +670,111 @@ def test_width_against_wald_is_printed(capsys):
             print(f"n = {n}: anytime/Wald width {np.round(ratio, 2)}")
         assert (ratio > 1.0).all()
         assert (ratio < 6.0).all()
+
+
+def plain(n=300, **columns):
+    """x in [2, 6] and y of log odds x - 4, as a mapping."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(2, 6, n)
+    y = (rng.uniform(size=n) < 1 / (1 + np.exp(4 - x))).astype(float)
+    return {"x": x, "y": y} | columns
+
+
+def ends_of(fit):
+    found = fit.core.interval(np.eye(fit.core.dim))
+    return np.array([found.lower, found.estimate, found.upper])
+
+
+@pytest.mark.parametrize("formula", ["y ~ 0 + Intercept + x", "y ~ Intercept + x"])
+def test_a_column_may_not_be_called_as_the_constant(formula):
+    """Taken for it, its coefficient was that of another model: -4.07 instead of -0.13."""
+    data = plain(Intercept=np.random.default_rng(1).uniform(1, 9, 300))
+    with pytest.raises(InputError, match="another name for the column 'Intercept'"):
+        fitted(data, formula=formula)
+
+
+@pytest.mark.parametrize("kind", ["polars", "arrow"])
+def test_decimals_are_numbers(kind):
+    """Not categories, of which each price would be one."""
+    data = plain()
+    data["x"] = np.round(data["x"])  # few values, all of them in the burn-in
+    frame = pl.DataFrame(data).with_columns(pl.col("x").cast(pl.Decimal(20, 2)))
+    table = frame if kind == "polars" else frame.to_arrow()
+    found = fitted(table, formula="y ~ x")
+    assert found.names == ("Intercept", "x")
+    assert np.array_equal(ends_of(found), ends_of(fitted(data, formula="y ~ x")))
+
+
+STRANGE = {
+    "complex": ({"x": plain()["x"] + 1j}, {}, "'x': expected real numbers"),
+    "spans of time": ({"x": pd.to_timedelta(plain()["x"], "D")}, {}, "'x': expected numbers"),
+    "offset": ({"o": np.where(np.arange(300) == 250, np.inf, 0)}, {"offset": "o"}, "in row 250"),
+    "weight": ({"w": np.where(np.arange(300) == 250, np.inf, 1)}, {"weights": "w"}, "in row 250"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_numbers_that_are_none_are_refused_by_name(name):
+    columns, options, message = STRANGE[name]
+    with pytest.raises(TableError, match=message):
+        fitted(plain(**columns), formula="y ~ x", **options)
+
+
+def test_columns_of_one_name_are_refused():
+    frame = pd.DataFrame(np.ones((300, 3)), columns=["x", "x", "y"])
+    with pytest.raises(InputError, match="columns of different names"):
+        fitted(frame, formula="y ~ x")
+
+
+@pytest.mark.parametrize("text", ["x/0 = 1", "x = 1e400", "1e400*x = 0"])
+def test_numbers_of_a_hypothesis_are_finite(text):
+    with pytest.raises(InputError, match="sum of the coefficients"):
+        fitted(plain(), formula="y ~ x").test(text)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e300])
+def test_units_of_any_size(unit):
+    data = plain()
+    usual = ends_of(fitted(data, formula="y ~ x"))
+    found = ends_of(fitted(data | {"x": data["x"] * unit}, formula="y ~ x"))
+    assert np.allclose(found * np.array([1.0, unit]), usual, rtol=1e-9)
+
+
+@pytest.mark.parametrize("share", [1e-6, 1e-8, 1e-10, 1e-12, 1e-14])
+def test_equations_that_nearly_depend_on_each_other_pay_for_it(share):
+    """Both say that x is 1 and Intercept is -4.25, up to the rounding of 1 - 4.25 share."""
+    found = fitted(plain(3000), formula="y ~ x")
+    exact = found.test(["x = 1", "Intercept = -4.25"]).log_e
+    nearly = found.test(["x = 1", f"x + {share!r}*Intercept = {1 - 4.25 * share!r}"]).log_e
+    assert nearly <= exact
+    if share >= 1e-8:
+        assert nearly >= exact - 0.01
+
+
+def logistic(z):
+    with mpmath.workdps(40):
+        return 1 / (1 + mpmath.exp(-mpmath.mpf(float(z))))
+
+
+def test_ends_on_the_mean_scale_are_rounded_outwards():
+    found = fitted(plain(600), formula="y ~ x")
+    rows = {"x": np.linspace(-30, 30, 400)}
+    linear = found.predict(rows, interval=True, scale="linear")
+    means = found.predict(rows, interval=True)
+    low = zip(means["lower"], linear["lower"], strict=True)
+    high = zip(means["upper"], linear["upper"], strict=True)
+    assert all(mpmath.mpf(float(end)) <= logistic(z) for end, z in low)
+    assert all(mpmath.mpf(float(end)) >= logistic(z) for end, z in high)
+
+
+def test_an_offset_moves_ends_outwards():
+    rng = np.random.default_rng(2)
+    data = plain(600, o=rng.normal(size=600))
+    found = fitted(data, formula="y ~ x", offset="o", family=glb.Gaussian(0.5))
+    rows = {"x": rng.uniform(2, 6, 200), "o": rng.normal(size=200)}
+    still = found.core.interval(np.column_stack([np.ones(200), rows["x"]]))
+    moved = found.predict(rows, interval=True, scale="linear")
+    for row, o in enumerate(rows["o"]):
+        low, high = (Fraction(float(end[row])) + Fraction(float(o)) for end in still[1:])
+        assert Fraction(float(moved["lower"][row])) <= low
+        assert Fraction(float(moved["upper"][row])) >= high

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.optimize
 import scipy.stats
@@ -404,3 +406,24 @@ print(json.dumps({"memory": int(memory)} | dict(zip(board.names, board.scores.to
     off = 1.0 / (1.0 + np.exp(theta[b] - theta[a])) - won
     slope = np.bincount(a, off, 200) - np.bincount(b, off, 200)
     assert np.abs(slope).max() < 1e-6  # curvature is some thousand: to 1e-9 in the scores
+
+
+MISSING = {
+    "none": [None],
+    "text": pd.array([None], dtype="string"),
+    "number": [math.nan],
+    "time": [pd.NaT],
+}
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_a_missing_name_is_no_competitor(kind):
+    frame = {"model_a": [*MISSING[kind], "x", "y"], "model_b": ["y", "z", "z"], "winner": [1, 1, 0]}
+    with pytest.raises(InputError, match="row 0: model_a: expected a name, got nothing"):
+        leaderboard(frame)
+
+
+def test_numbers_of_competitors_have_one_name():
+    """A column with a gap had 2.0 where the other one has 2: two competitors."""
+    frame = {"model_a": [1, 1, 2] * 5, "model_b": [2.0, 3.0, 3.0] * 5, "winner": ["tie"] * 15}
+    assert sorted(leaderboard(frame).names) == ["1", "2", "3"]

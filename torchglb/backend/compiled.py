@@ -11,7 +11,9 @@ import ctypes
 import hashlib
 import math
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -210,6 +212,11 @@ def _mend_cache(cache: Any, module: str) -> None:
         file._load_index = load_if_possible
 
 
+def _is_own(event: Any) -> bool:
+    function = getattr(event.data.get("dispatcher"), "py_func", None)
+    return str(getattr(function, "__module__", "")).startswith("torchglb.")
+
+
 class _Announcement(event.Listener):
     """Says once per process that something is being compiled, since that takes a while."""
 
@@ -217,8 +224,7 @@ class _Announcement(event.Listener):
         self.said = False
 
     def on_start(self, event: Any) -> None:
-        function = getattr(event.data.get("dispatcher"), "py_func", None)
-        if not self.said and str(getattr(function, "__module__", "")).startswith("torchglb."):
+        if not self.said and _is_own(event):
             self.said = True
             sys.stderr.write(
                 "torchglb: compiling its kernels for this machine (once, about a minute)\n"
@@ -228,7 +234,40 @@ class _Announcement(event.Listener):
         """Nothing to say."""
 
 
+class _Patience(event.Listener):
+    """Holds Ctrl-C back until a function and its parts are compiled; a second one strikes at once.
+
+    Struck in between, Numba is left half done: it fails at every later call, or forgets the signal.
+    Signals are the main thread's alone; other threads compile as they did.
+    """
+
+    def __init__(self) -> None:
+        self.depth, self.before, self.held = 0, cast(Any, None), cast(Any, None)
+
+    def on_start(self, event: Any) -> None:
+        if _is_own(event) and threading.current_thread() is threading.main_thread():
+            self.depth += 1
+            if self.depth == 1 and callable(before := signal.getsignal(signal.SIGINT)):
+                self.before = before
+                signal.signal(signal.SIGINT, self._hold)
+
+    def _hold(self, *signal_and_frame: Any) -> None:
+        self.held = signal_and_frame
+        signal.signal(signal.SIGINT, self.before)
+        sys.stderr.write("torchglb: stops when this function is compiled (again: at once)\n")
+
+    def on_end(self, event: Any) -> None:
+        if _is_own(event) and threading.current_thread() is threading.main_thread():
+            self.depth = max(self.depth - 1, 0)
+            if self.depth == 0 and self.before is not None:
+                before, held, self.before, self.held = self.before, self.held, None, None
+                signal.signal(signal.SIGINT, before)
+                if held is not None:
+                    before(*held)
+
+
 event.register("numba:compile", _Announcement())
+event.register("numba:compile", _Patience())
 
 
 def record_type(fields: type) -> np.dtype[Any]:

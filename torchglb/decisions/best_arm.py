@@ -75,6 +75,8 @@ class BestArm:
         checks.settle()
         self.arms, self.epsilon = arms, check_tolerance("epsilon", epsilon)
         self.k = check_count("k", k, least=1)
+        if arms.shape[-2] < 2:
+            raise refuse("arms", "at least two, to compare", arms.shape[-2])
         if self.k >= arms.shape[-2]:
             raise refuse("k", f"fewer than the {arms.shape[-2]} arms", k)
 

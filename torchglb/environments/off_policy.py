@@ -76,20 +76,21 @@ def off_policy_value(
     (Waudby-Smith and Ramdas 2024), for terms that are bounded below only, so that large
     weights cost what they vary and not what they could be.
 
-    With rewards scaled to [0, 1], ``phi >= -b`` and c = 1 + b, any ``x_s`` in [0, 1] and ``l_s`` in
-    [0, 1) that depend on earlier events only, ``u_s = (phi_s - x_s)/c`` and ``psi(l) = -log(1 - l)
-    - l``, for all n at once with probability 1 - delta/2
+    With rewards scaled to [0, 1], ``phi_s >= -b_s`` and ``c_s = 1 + b_s``, any ``x_s`` in [0, 1]
+    and ``l_s`` in [0, 1), all known before the reward of s, ``u_s = (phi_s - x_s)/c_s`` and
+    ``psi(l) = -log(1 - l) - l``, for all n at once with probability 1 - delta/2
 
-        ``v >= (sum_s [l_s phi_s - c psi(l_s) u_s^2] - c log(2/delta)) / sum_s l_s``.
+        ``v >= (sum_s [l_s phi_s/c_s - psi(l_s) u_s^2] - log(2/delta)) / sum_s l_s/c_s``.
 
     Proof: ``exp(l u - psi(l) u^2) <= 1 + l u`` for ``u >= -1`` (Fan, Grama and Liu 2015), and here
-    ``u_s >= -(b + x_s)/c >= -1``. Its mean is at most ``1 + l (v - x_s)/c <= exp(l (v - x_s)/c)``;
-    so the product of ``exp(l_s (phi_s - v)/c - psi(l_s) u_s^2)`` is a supermartingale, and exceeds
-    2/delta with probability at most delta/2 (Ville). Upper ends are lower ends of 1 - v. The best
-    ends so far are valid too, and are those returned.
+    ``u_s >= -(b_s + x_s)/c_s >= -1``. Its mean is at most ``1 + l (v - x_s)/c_s <= exp(l (v -
+    x_s)/c_s)``; so the product of ``exp(l_s (phi_s - v)/c_s - psi(l_s) u_s^2)`` is a
+    supermartingale, and exceeds 2/delta with probability at most delta/2 (Ville). Upper ends are
+    lower ends of 1 - v. The best ends so far are valid too, and are those returned.
 
     b is 0 for inverse propensities, also for the upper end, which uses the rewards 1 - r. For the
-    doubly robust terms ``phi >= pi(a) q(a) (1 - 1/p(a)) >= 1 - 1/floor``, so b = 1/floor - 1.
+    doubly robust terms ``phi >= pi(a) q(a) (1 - 1/p(a)) >= 1 - 1/floor``, so b = 1/floor - 1, with
+    the least propensity of the event as its floor: one of later events would look ahead.
 
     Args:
         log: the events.
@@ -129,13 +130,13 @@ def off_policy_value(
     index = log.index[..., None]
     weight = torch.take_along_dim(pi, index, -1)[..., 0] / log.played_propensity().double()
     if predictions is None:
-        success, failure, b = weight * r, weight * (1.0 - r), torch.zeros_like(r[..., 0])
+        success, failure, b = weight * r, weight * (1.0 - r), torch.zeros_like(r)
     else:
         q = (predictions.double() - low) / scale
         picked = torch.take_along_dim(q, index, -1)[..., 0]
         success = (pi * q).sum(-1) + weight * (r - picked)
         failure = 1.0 - success
-        b = 1.0 / log.least_propensity().double() - 1.0
+        b = 1.0 / log.least_of_each().double() - 1.0
     n = success.shape[-1]
     spread = success.std(-1) if n > 1 else torch.full_like(success[..., 0], torch.nan)
     lower = _lower_ends(success, b, 0.5 * delta)
@@ -156,7 +157,7 @@ def _probabilities(log: Log, given: ArrayLike) -> Tensor:
         check_shape("target", target, log.index.shape)
         checks.within("target", target, 0, K - 1, lambda: f"arms from 0 to {K - 1}")
         checks.settle()
-        return torch.nn.functional.one_hot(target, K).double()
+        target = torch.nn.functional.one_hot(target, K).double()
     check_shape("target", target, log.arms.shape[:-1])
     checks.require("target", (target >= 0) & (target <= 1), "numbers in [0, 1]", target)
     total = target.double().sum(-1)
@@ -170,12 +171,14 @@ def _probabilities(log: Log, given: ArrayLike) -> Tensor:
 
 
 def _lower_ends(phi: Tensor, b: Tensor, level: float) -> Tensor:
-    """Lower ends of the mean of ``phi (*B, n)`` in [0, 1], at all times at once; ``phi >= -b``.
+    """Lower ends of the mean of ``phi (*B, n)`` in [0, 1], at all times at once.
+
+    Of each term is known, before its reward, that ``phi >= -b``, b ``(*B, n)``.
 
     The bets are those that would be best for n = t, if the variance were the one seen so far, with
     a logarithm that spreads the effort over all times; the guesses x are means so far.
     """
-    c = (1.0 + b)[..., None]
+    c = 1.0 + b
     count = torch.arange(1, phi.shape[-1] + 1, dtype=phi.dtype, device=phi.device)
     mean = ((0.5 + phi.cumsum(-1)) / (count + 1.0)).clamp(0.0, 1.0)
     guess = torch.cat([torch.full_like(phi[..., :1], 0.5), mean[..., :-1]], dim=-1)
@@ -185,5 +188,5 @@ def _lower_ends(phi: Tensor, b: Tensor, level: float) -> Tensor:
     bet = bet.clamp_max(LARGEST_BET)
     price = (-torch.log1p(-bet) - bet) * ((phi - guess) / c).square()
     gained = (bet * phi / c - price).cumsum(-1) - math.log(1.0 / level)
-    ends = c * gained / bet.cumsum(-1)
+    ends = gained / (bet / c).cumsum(-1)
     return ends.clamp(0.0, 1.0).cummax(-1).values

@@ -119,7 +119,15 @@ class Log:
         Raises:
             InputError: where only the propensities of the played arms are known, or one is 0.
         """
-        like = self.rewards[..., 0]
+        return self.least_of_each().amin(-1)
+
+    def least_of_each(self) -> Tensor:
+        """What no propensity of an event is below, ``(*B, n)``: known before its reward.
+
+        Raises:
+            InputError: as :meth:`least_propensity`.
+        """
+        like = self.rewards
         if self.floor is not None:
             return torch.full_like(like, self.floor)
         if self.propensity is None:
@@ -127,7 +135,7 @@ class Log:
         if self.propensity.ndim == self.index.ndim:
             expected = "a bound below the propensities of all arms (or all K propensities)"
             raise refuse("floor", expected, "None, with those of the played arms only")
-        least = self.propensity.amin((-1, -2))
+        least = self.propensity.amin(-1)
         checks = ValueChecks()
         checks.require("propensity", least > 0, "positive numbers for all arms", least)
         checks.settle()

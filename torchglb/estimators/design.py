@@ -22,6 +22,8 @@ from torchglb.estimators.tables import Table, numbers, order_of, refused, withou
 if TYPE_CHECKING:
     import pandas as pd
 
+#: the name of the constant: a column of the table that is called so would be taken for it
+INTERCEPT = "Intercept"
 #: what may be the name of a column in an expression
 _WORD = re.compile(r"[^\W\d]\w*")
 #: with which the parser of formulas marks a place
@@ -54,7 +56,7 @@ class Design:
     @property
     def intercept(self) -> int | None:
         """The place of the intercept."""
-        return self.names.index("Intercept") if "Intercept" in self.names else None
+        return self.names.index(INTERCEPT) if INTERCEPT in self.names else None
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -156,7 +158,13 @@ def parsed(formula: str, table: Table) -> tuple[Any, Any, str]:
     if len(found.lhs) != 1:
         raise InputError(f"formula: expected one response before ~, got {len(found.lhs)}")
     for side in (found.lhs, found.rhs):
-        table.require(sorted(variables(side, table.columns)), "formula")
+        names = variables(side, table.columns)
+        table.require(sorted(names), "formula")
+        if INTERCEPT in names:
+            raise InputError(
+                f"formula: expected another name for the column {INTERCEPT!r}, which is that of the"
+                f" constant, got {formula!r}"
+            )
     return found.lhs, found.rhs, str(next(iter(found.lhs)))
 
 
@@ -289,7 +297,7 @@ def scale_of(design: Design, scaler: Scaler, X: np.ndarray | None, y: np.ndarray
     center, half, reach = base.center.copy(), base.half.copy(), base.reach.copy()
     place = {name: index for index, name in enumerate(names)}
     for entry in design.spec.structure:
-        at = [place[name] for name in entry.columns if name != "Intercept"]
+        at = [place[name] for name in entry.columns if name != INTERCEPT]
         if not at:
             continue
         factors = list(entry.term.factors)

@@ -128,9 +128,9 @@ def subspace_minimum(
         start: ``(d,)``.
         hessian: of the loss there, if known.
     """
-    theta, along = _onto(likelihood, A, b, start, hessian)
+    theta, along, condition = _onto(likelihood, A, b, start, hessian)
     if not along.shape[1]:
-        return _certified(likelihood, theta, along), theta
+        return _certified(likelihood, theta, along, condition), theta
     here = expand(likelihood, theta)
     for _ in range(STEPS):
         slope = along.mT @ here.gradient
@@ -149,7 +149,7 @@ def subspace_minimum(
         else:  # no more to gain than rounding shows
             break
         theta, here = moved, there
-    found = _certified(likelihood, theta, along)
+    found = _certified(likelihood, theta, along, condition)
     return (found if found > -math.inf else saturated(likelihood)), theta
 
 
@@ -159,30 +159,36 @@ def _onto(
     b: np.ndarray,
     start: Tensor,
     hessian: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The point of the subspace nearest to a start in the Hessian's metric, and its directions."""
+) -> tuple[Tensor, Tensor, float]:
+    """The point of the subspace nearest to a start in the Hessian's metric, and its directions.
+
+    And the condition of A: so many roundings may the point lie beside the subspace.
+    """
     d, k = likelihood.dim, len(A)
     eye = torch.eye(d, dtype=torch.float64)
     if not k:
-        return start, eye
-    rows, target = torch.from_numpy(np.asarray(A, float)), torch.from_numpy(np.asarray(b, float))
-    _, _, basis = torch.linalg.svd(rows, full_matrices=True)
+        return start, eye, 1.0
+    given, values = torch.from_numpy(np.asarray(A, float)), torch.from_numpy(np.asarray(b, float))
+    left, singular, basis = torch.linalg.svd(given, full_matrices=True)
+    rows, target = basis[:k], (left.mT @ values) / singular  # orthonormal
     hessian = expand(likelihood, start).hessian if hessian is None else hessian
     # without rows that count the Hessian is 0: the plain metric, whose inverse is still a number
     metric = hessian + 1e-10 * (torch.diagonal(hessian).mean() + 1e-100) * eye
     way = torch.linalg.solve(metric, rows.mT)  # (d, k)
     theta = start - way @ torch.linalg.solve(rows @ way, rows @ start - target)
     # once more in the plain metric: the subspace is met to rounding
-    theta = theta - torch.linalg.pinv(rows) @ (rows @ theta - target)
-    return theta, basis[k:].mT
+    theta = theta - rows.mT @ (rows @ theta - target)
+    return theta, basis[k:].mT, float(singular[0] / singular[-1])
 
 
-def _certified(likelihood: NegativeLogLikelihood, theta: Tensor, along: Tensor) -> float:
+def _certified(
+    likelihood: NegativeLogLikelihood, theta: Tensor, along: Tensor, condition: float
+) -> float:
     at, lost, lost_slope = expand_with_errors(likelihood, theta)
     eps, d = torch.finfo(torch.float64).eps, likelihood.dim
     size = float(torch.linalg.vector_norm(theta)) + 1.0
     # some roundings beside the subspace
-    off = 64.0 * d * eps * size * float(torch.linalg.vector_norm(at.gradient))
+    off = 64.0 * d * eps * condition * size * float(torch.linalg.vector_norm(at.gradient))
     floor = float(at.loss) - lost - off
     if not along.shape[1]:
         return floor

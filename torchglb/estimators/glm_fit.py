@@ -17,11 +17,11 @@ from torchglb.estimators.linear_fit import LinearFit
 from torchglb.estimators.marginal import ContrastFit
 from torchglb.estimators.offsets import OffsetFit
 from torchglb.estimators.packages import needed
-from torchglb.estimators.results import Bounds, Evidence
+from torchglb.estimators.results import Evidence, outward
 from torchglb.estimators.running import Running, run_over
 from torchglb.estimators.scaling import ASK, Scale, Scaler
 from torchglb.estimators.summary import Summary
-from torchglb.estimators.tables import Table, blocks, numbers, order_of, times_of, without_missing
+from torchglb.estimators.tables import Table, blocks, finite, order_of, times_of, without_missing
 from torchglb.families import Bernoulli, Gaussian, GLMFamily, Poisson
 from torchglb.radii import Radius
 
@@ -241,7 +241,7 @@ class GLMFit:
             rows[part] = self.core.scale.rows(self.design.matrix(frame, where))
             y[part] = self.design.response(frame, where)
             for name, values in extra.items():
-                values[part] = numbers(frame[name], name, where)
+                values[part] = finite(frame[name], name, where)
             places[part], used = where, part.stop
         weight = extra[self._weights][:used] if self._weights else None
         moved = extra[self._offset][:used] if self._offset else None
@@ -336,19 +336,20 @@ class GLMFit:
         for where, frame in blocks(table, columns, None):
             frame, where = without_missing(frame, where, "refuse")
             X = self.design.matrix(frame, where)
-            add = numbers(frame[self._offset], self._offset, where) if self._offset else 0.0
-            if interval:
-                found = self.core.interval(X)
-            else:
-                value = self.core.value(X)
-                found = Bounds(value, value, value)
-            for key, values in found._asdict().items():
-                parts[key].append(self._on(scale, values + add))
+            add = finite(frame[self._offset], self._offset, where) if self._offset else np.zeros(1)
+            found = self.core.interval(X) if interval else None
+            value = (self.core.value(X) if found is None else found.estimate) + add
+            parts["estimate"].append(value if scale == "linear" else self.core.mean(value))
+            if found is not None:
+                lower, upper = found.lower, found.upper
+                if self._offset:
+                    lower, upper = outward(lower, upper, np.ones(1), add)
+                if scale == "mean":
+                    lower, upper = self.core.mean_ends(lower, upper)
+                parts["lower"].append(lower)
+                parts["upper"].append(upper)
         keep = ("estimate", "lower", "upper") if interval else ("estimate",)
         return table.like({k: np.concatenate([*parts[k], np.empty(0)]) for k in keep})
-
-    def _on(self, scale: ScaleName, z: np.ndarray) -> np.ndarray:
-        return z if scale == "linear" else self.core.mean(z)
 
     def running(self, *texts: str, every: int | None = None, intersect: bool = False) -> Running:
         """Intervals after every ``every`` rows (about 40 looks by default); 1 for every row.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -122,6 +123,8 @@ class Names:
                 named, rest = name, rest[len(name) :].lstrip()
             elif name is None and number:
                 factor = float(number.group())
+                if not math.isfinite(factor) or (operator == "/" and factor == 0.0):
+                    raise self._unknown(text, rest)
                 value = value * factor if operator == "*" else value / factor
                 rest = rest[number.end() :].lstrip()
             else:

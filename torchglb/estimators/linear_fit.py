@@ -25,7 +25,8 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.radii import GaussianPrior, Radius
 from torchglb.sequence import ConfidenceSequence
-from torchglb.sets import LikelihoodRatioSet
+from torchglb.sets import Interval, LikelihoodRatioSet
+from torchglb.sets.base import on_mean_scale
 
 #: the balls in which estimates without S are sought, in standard deviations of the prior
 FAR = (3.0, 100.0, 1e4)
@@ -292,9 +293,13 @@ class LinearFit:
         y0, unit = self._response_scale
         A, shift = self.scale.contrasts(np.atleast_2d(np.asarray(C, float)))
         A, shift = A * (unit / self.scale.unit) / self.length, shift * (1.0 if y0 else 0.0)
-        size = np.linalg.norm(A, axis=1)
-        size = np.where(size > 0, size, 1.0)
-        return torch.from_numpy(A / size[:, None]), size, shift
+        # squares of very small or large numbers are none
+        largest = np.abs(A).max(axis=1, initial=0.0)
+        largest = np.where(largest > 0, largest, 1.0)
+        A = A / largest[:, None]
+        length = np.linalg.norm(A, axis=1)
+        length = np.where(length > 0, length, 1.0)
+        return torch.from_numpy(A / length[:, None]), largest * length, shift
 
     @property
     def estimate(self) -> GLMEstimate:
@@ -401,6 +406,11 @@ class LinearFit:
         low, high = self.family.reward_range
         inner = self.family.mean(torch.from_numpy(np.where(np.isfinite(z), z, 0.0))).numpy()
         return np.where(np.isfinite(z), inner, np.where(z > 0, high, low))
+
+    def mean_ends(self, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The mean responses at the ends of intervals of ``x'beta``, rounded outwards."""
+        found = on_mean_scale(self.family, Interval(*map(torch.from_numpy, (lower, upper))))
+        return found.lower.numpy(), found.upper.numpy()
 
     def wald(self, C: np.ndarray) -> Bounds:
         """The textbook's ``estimate ± z se``: for a large sample fixed beforehand only."""

@@ -34,6 +34,8 @@ from torchglb.ucb import SublevelProgram, support
 
 #: evaluations of the dual
 STEPS = 12
+#: of ``h - v t``, which may be a small difference of large numbers
+ROUNDING = 8.0 * float(np.finfo(np.float64).eps)
 
 
 class OffsetFit(LinearFit):
@@ -137,7 +139,9 @@ class OffsetFit(LinearFit):
         for _ in range(STEPS):
             bound, theta = upper(arms + v[:, None] * e)
             slope = theta[:, -1] - self.length
-            best = torch.fmin(best, bound - v * self.length)
+            shift = v * self.length
+            lost = ROUNDING * (bound.abs() + shift.abs())
+            best = torch.fmin(best, bound - shift + lost)
             low, high = torch.where(slope < 0, v, low), torch.where(slope >= 0, v, high)
             secant = v - slope * (v - old_v) / (slope - old_slope)
             inside = (secant > low) & (secant < high) & torch.isfinite(secant)
@@ -148,7 +152,6 @@ class OffsetFit(LinearFit):
             )
             old_v, old_slope = v, slope
             v, step = torch.where(inside, secant, middle), 2.0 * step
-        best = best + 1e-15 * best.abs()
         first, second = best.chunk(2)
         return -second.numpy(), first.numpy()
 

@@ -105,7 +105,7 @@ class _GLMEstimator(BaseEstimator):
         """Ends for the mean response of rows, ``(n, 2)``: valid for all rows and times at once."""
         rows = self._ready(X)
         found = self.fit_.interval(rows)
-        return np.column_stack([self.fit_.mean(found.lower), self.fit_.mean(found.upper)])
+        return np.column_stack(self.fit_.mean_ends(found.lower, found.upper))
 
 
 class GLMClassifier(ClassifierMixin, _GLMEstimator):

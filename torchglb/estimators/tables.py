@@ -61,17 +61,21 @@ class Table:
     """
 
     def __init__(self, data: Any) -> None:
-        narwhals = needed("narwhals")
+        narwhals, errors = needed("narwhals"), needed("narwhals.exceptions")
         if isinstance(data, Mapping):
             data = needed("pandas").DataFrame(dict(data))
         try:
             self.frame = narwhals.from_native(data, eager_only=True)
+            names = list(self.frame.columns)
+        except errors.DuplicateError as error:
+            told = " ".join(str(error).split())
+            raise InputError(f"data: expected columns of different names, got: {told}") from None
         except TypeError:
             raise InputError(
                 "data: expected a table (pandas, polars, Arrow, or a mapping from names to"
                 f" columns), got {type(data).__name__}"
             ) from None
-        self.columns: list[str] = list(self.frame.columns)
+        self.columns: list[str] = names
         self.native = data
 
     def __len__(self) -> int:
@@ -99,7 +103,13 @@ class Table:
         for name in columns:
             series = self.frame[name]
             part = series[rows] if isinstance(rows, slice) else series.gather_every(1)[rows]
-            taken[name] = np.asarray(part.to_numpy())
+            values = np.asarray(part.to_numpy())
+            if values.dtype.kind == "c":
+                raise refused(name, "real numbers", "complex ones")
+            if values.dtype.kind == "O" and series.dtype.is_numeric():  # such as decimals
+                absent = pandas.isna(values)
+                values = np.where(absent, np.nan, values).astype(np.float64)
+            taken[name] = values
         return pandas.DataFrame(taken).infer_objects()
 
     def levels(self, name: str) -> list[Any] | None:
@@ -205,6 +215,10 @@ def numbers(values: Any, column: str, rows: np.ndarray, words: str = "") -> np.n
     array = np.asarray(values)
     if array.dtype.kind in "fiub":
         return array.astype(np.float64)
+    if array.dtype.kind == "c":
+        raise refused(column, "real numbers", "complex ones")
+    if array.dtype.kind == "m":
+        raise refused(column, "numbers (a span of time has no unit by itself)", array.dtype)
     found = np.full(len(array), np.nan)
     stray = None
     for index, value in enumerate(array):
@@ -215,4 +229,13 @@ def numbers(values: Any, column: str, rows: np.ndarray, words: str = "") -> np.n
     if stray is not None:
         hint = f" (or {words})" if words and np.isnan(found).all() else ""
         raise refused(column, f"a number{hint}", repr(array[stray]), int(rows[stray]))
+    return found
+
+
+def finite(values: Any, column: str, rows: np.ndarray) -> np.ndarray:
+    """:func:`numbers` that are finite; others are refused by their row."""
+    found = numbers(values, column, rows)
+    bad = np.flatnonzero(~np.isfinite(found))
+    if len(bad):
+        raise refused(column, "finite numbers", found[bad[0]], int(rows[bad[0]]))
     return found

@@ -128,9 +128,9 @@ class _Collector:
             self.count[known] += 1.0
             return
         left, right, winner, *controls = battle
-        names = [str(name).strip() for name in (left, right)]
+        names = [name_of(left), name_of(right)]
         for column, name in zip((self.columns.left, self.columns.right), names, strict=True):
-            if not name or name.lower() == "nan":
+            if not name:
                 raise Refused(f"{column}: expected a name, got nothing")
         if names[0] == names[1]:
             raise Refused(f"expected two different competitors, got {names[0]!r} against itself")
@@ -155,6 +155,16 @@ class _Collector:
         controls = np.frombuffer(self.controls, np.float64).reshape(len(left), C)
         rows = merged(left, right, controls, won, count)
         return Battles(tuple(self.place), rows, self.columns.controls)
+
+
+def name_of(value: object) -> str:
+    """The name of a competitor: 2.0 is 2, and what is missing has none."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    name = str(value).strip()
+    return "" if name.lower() == "nan" else name
 
 
 def _control(name: str, value: object) -> float:
