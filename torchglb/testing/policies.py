@@ -9,6 +9,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -551,6 +552,29 @@ class PolicyContract:
         policy.bounds(others[:, 1], refine=False)
         if hasattr(policy, "kept"):
             policy.kept(others)
+
+    def test_threads_take_turns(self):
+        """No row is lost where two threads play at once, and no call of one breaks the other's."""
+        world, policy = self.world(2, rounds=2 * self.rounds), self.make((2,))
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                starts = (0, self.rounds)
+                played = [
+                    pool.submit(self.play, policy, world, start, start + self.rounds)
+                    for start in starts
+                ]
+                choices = [one.result() for one in played]
+        finally:
+            sys.setswitchinterval(before)
+        assert policy.rounds == 2 * self.rounds
+        kept = getattr(policy.confidence_set(), "likelihood", None)
+        x, _ = zip(*map(rows_of, [world] * 2, choices, starts), strict=True)
+        if kept is not None and kept.num_rows == 2 * self.rounds:
+            given, found = (sorted(rows[0].tolist()) for rows in (torch.cat(x, 1), kept.X))
+            assert given == found
+        assert bool(torch.isfinite(policy.scores(world.arms[0])).all())
 
     def test_no_graph_is_kept(self):
         """Of arms, rows and rewards with derivatives: it would grow, and could not be copied."""
