@@ -84,8 +84,8 @@ def test_tables_of_monomials(d, q):
     names = [n for k in range(q + 1) for n in itertools.combinations_with_replacement(range(d), k)]
     table = monomials(d, q)
     assert (table.dim, table.order, table.count) == (d, q, len(names))
-    ends = table.places[: q + 1]
-    degree, parent, variable = table.places[q + 1 : q + 1 + 3 * len(names)].reshape(3, -1)
+    ends = table.positions[: q + 1]
+    degree, parent, variable = table.positions[q + 1 : q + 1 + 3 * len(names)].reshape(3, -1)
     assert degree.tolist() == [len(name) for name in names]
     assert ends.tolist() == [math.comb(d + k, k) for k in range(q + 1)]
     for i, name in enumerate(names[1:], 1):

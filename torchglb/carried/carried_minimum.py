@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torchglb.backend import Floats, entry, kernel, record
 from torchglb.carried.carried_loss import add_rows
 from torchglb.carried.kernels import (
-    FACTS,
+    TOTALS,
     Carried,
     Workspace,
     carried_in,
@@ -20,7 +20,16 @@ from torchglb.carried.kernels import (
     memory_size,
     workspace,
 )
-from torchglb.carried.minimum import SEARCH, BallSearch, Goal, places_in, search_minimum
+from torchglb.carried.minimum import (
+    SEARCH,
+    SHIFT,
+    THETA,
+    TRIAL,
+    BallSearch,
+    Goal,
+    search_minimum,
+    vectors_in,
+)
 from torchglb.carried.model import Dense, Objectives, Polynomials, dense, objective_of, only_model
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.carried.search import CarriedSearch
@@ -103,15 +112,15 @@ class CarriedMinimum(CarriedSearch):
         largest: derivatives of the highest order of the polynomial.
 
     Attributes:
-        places: vectors of the search, ``(N, 3, d)``; see :class:`torchglb.carried.minimum.Places`.
+        vectors: of the search, ``(N, 3, d)``; see :func:`torchglb.carried.minimum.vectors_in`.
     """
 
     def __init__(self, source: RowSource, domain: Ball, largest: int = LARGEST_ORDER) -> None:
         super().__init__(source, domain, 1, largest, SEARCH)
-        self.places = np.zeros((source.problems, 3, domain.dim))
+        self.vectors = np.zeros((source.problems, 3, domain.dim))
 
     def _kept(self) -> dict[str, NDArray[Any]]:
-        return {"shift": self.places[:, 0]}
+        return {"shift": self.vectors[:, SHIFT]}
 
     def find(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """The minimum to a tolerance; a pass only where the polynomial is not good enough.
@@ -159,7 +168,7 @@ class CarriedMinimum(CarriedSearch):
         found = other._search(ridge, tilt, Goal(math.inf, tol, math.inf), ImaginedRows(x, y, w))
         for b in found.passes.nonzero()[0].tolist():  # the next search would need a pass too
             self.carried.move(source, b, 0, other.carried.of(b).points[:, 0].copy())
-        self.places[:], self.search[:] = other.places, other.search
+        self.vectors[:], self.search[:] = other.vectors, other.search
         return found
 
     def _search(
@@ -167,15 +176,15 @@ class CarriedMinimum(CarriedSearch):
     ) -> Enclosed:
         """The minima from sums that are up to date, with all passes that are needed."""
         source, carried = self.source, self.carried
-        searches = BallSearches(carried.objectives(ridge, tilt), self.places, self.search, goal)
+        searches = BallSearches(carried.objectives(ridge, tilt), self.vectors, self.search, goal)
         if source.is_direct:
             find_minima(source.compiled, source.arrays(), searches, more)
         else:
             seen = ImaginedSource(source, more) if len(more.x) else source
             make_pass = partial(carried.checked_pass, seen)
-            self._search_from_here(search_on, searches, self.places[:, 2], make_pass)
+            self._search_from_here(search_on, searches, self.vectors[:, TRIAL], make_pass)
         known = {name: self.search[name].copy() for name in Enclosed._fields[1:]}
-        return Enclosed(self.places[:, 1].copy(), **known)
+        return Enclosed(self.vectors[:, THETA].copy(), **known)
 
     def look(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """:meth:`find` on a copy: a question that changes nothing."""
@@ -187,13 +196,13 @@ class BallSearches(NamedTuple):
 
     Attributes:
         objectives: F of each.
-        places: vectors, ``(N, 3, d)``.
+        vectors: vectors, ``(N, 3, d)``.
         state: of dtype ``SEARCH``, ``(N,)``.
         goal: when to end.
     """
 
     objectives: Objectives
-    places: Floats
+    vectors: Floats
     state: Any
     goal: Goal
 
@@ -204,7 +213,7 @@ def _search_one(
 ) -> int:
     """:func:`search_minimum` for one problem of a batch."""
     model = only_model(objective_of(searches.objectives, b))
-    search = BallSearch(places_in(searches.places[b]), model, memory)
+    search = BallSearch(vectors_in(searches.vectors[b]), model, memory)
     return search_minimum(record(searches.state, b), search, searches.goal, work, trace)
 
 
@@ -222,9 +231,9 @@ def find_minima(
     packed = searches.objectives.table
     table, count, d = unpack(packed), packed.count, packed.dim
     work, memory, monomial = workspace(d, count), dense(d, count), np.empty(count)
-    extra = np.zeros(1 + FACTS)
-    for b in range(searches.places.shape[0]):
-        state, at = record(searches.state, b), places_in(searches.places[b]).trial
+    extra = np.zeros(1 + TOTALS)
+    for b in range(searches.vectors.shape[0]):
+        state, at = record(searches.state, b), vectors_in(searches.vectors[b]).trial
         # the sums of a pass as those of a carried point, to which a row can be added
         sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
         passed = Carried(at.reshape(d, 1), sums, rest, extra[:1], extra[1:])

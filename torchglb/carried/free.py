@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torchglb.backend import Floats, Ints, entry, kernel, record
 from torchglb.backend.dense import cholesky, copy_vector, distance, length, solve_factored
 from torchglb.carried.free_certificate import FreeSearch, FreeState, Wish, is_enough, look
-from torchglb.carried.kernels import Workspace, least_used, put_point, workspace
+from torchglb.carried.kernels import LONGEST, Workspace, least_used, put_point, workspace
 from torchglb.carried.minimum import DONE, PASS
 from torchglb.carried.model import (
     Dense,
@@ -44,6 +44,8 @@ DEAR = 100
 RENEW = 0.05
 #: what a search asks for, beside a pass for all sums: one for loss and gradient
 GRADIENT = 2
+#: the rows of the vectors of a search, as in :class:`FreeSearch`
+THETA, CORRECTION, CORRECTED_AT = 0, 1, 2
 
 
 @kernel
@@ -61,7 +63,7 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
     """
     theta, objective, wish, memory = search.theta, search.objective, search.wish, search.memory
     carried, table = objective.carried, objective.table
-    steepness = carried.facts[0] * objective.constants.concordance
+    steepness = carried.totals[LONGEST] * objective.constants.concordance
     if state.answered == PASS:
         slot = least_used(search.used)
         sums = answer.sums[: table.count]
@@ -76,7 +78,7 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
         for k in range(theta.shape[0]):
             added = quadratic.ridge * theta[k] - quadratic.tilt[k]
             search.correction[k] = answer.sums[1 + k] + added - gradient[k]
-            search.place[k] = theta[k]
+            search.corrected_at[k] = theta[k]
         state.corrected = 1 + slot
     else:
         state.clock += 1
@@ -158,7 +160,7 @@ class FreeSearches(NamedTuple):
         objectives: F of each.
         used: when each carried point was of use, ``(N, A)``.
         state: of dtype ``FREE``, ``(N,)``.
-        places: theta, correction and place of each, ``(N, 3, d)``.
+        vectors: of each search, ``(N, 3, d)``, at THETA, CORRECTION and CORRECTED_AT.
         hessian: of F at theta in the end, ``(N, d, d)``.
         tol: from here on as in :class:`Wish`.
         hessian_tol: a number.
@@ -171,7 +173,7 @@ class FreeSearches(NamedTuple):
     objectives: Objectives
     used: Ints
     state: Any
-    places: Floats
+    vectors: Floats
     hessian: Floats
     tol: float
     hessian_tol: float
@@ -188,9 +190,10 @@ def _search_one(
     """:func:`search_free` for one problem of a batch."""
     s = searches
     wish = Wish(s.tol, s.hessian_tol, s.arms[b], s.doubt[b], s.other[b], s.fleeting)
-    theta, correction, place = s.places[b, 0], s.places[b, 1], s.places[b, 2]
+    theta, correction = s.vectors[b, THETA], s.vectors[b, CORRECTION]
     objective = objective_of(s.objectives, b)
-    search = FreeSearch(theta, correction, place, s.used[b], objective, wish, memory)
+    at = s.vectors[b, CORRECTED_AT]
+    search = FreeSearch(theta, correction, at, s.used[b], objective, wish, memory)
     asked = search_free(record(s.state, b), search, work, trace)
     if asked == DONE:
         for i in range(theta.shape[0]):
@@ -214,8 +217,8 @@ def find_free(
     packed, first = searches.objectives.table, unpack(linear)
     table, work = unpack(packed), workspace(packed.dim, packed.count)
     memory = dense(packed.dim, packed.count)
-    for b in range(searches.places.shape[0]):
-        found, theta, trace = record(searches.state, b), searches.places[b, 0], 0.0
+    for b in range(searches.vectors.shape[0]):
+        found, theta, trace = record(searches.state, b), searches.vectors[b, THETA], 0.0
         found.passes, found.answered = 0, 0
         while True:
             asked = _search_one(b, searches, work, trace, memory)

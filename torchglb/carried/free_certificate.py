@@ -34,6 +34,7 @@ from typing import NamedTuple, Protocol
 
 from torchglb.backend import Floats, Ints, kernel, record_type
 from torchglb.backend.dense import EPS, cholesky, distance, dot, forward, length
+from torchglb.carried.kernels import LONGEST, ROWS
 from torchglb.carried.model import (
     Decrement,
     Dense,
@@ -109,7 +110,7 @@ class FreeSearch(NamedTuple):
     Attributes:
         theta: ``(d,)``, where it is.
         correction: of a polynomial's gradient, ``(d,)``,
-        place: where it was made, ``(d,)``.
+        corrected_at: where it was made, ``(d,)``.
         used: the time when each carried point was last of use, ``(A,)``.
         objective: F.
         wish: when to end.
@@ -118,7 +119,7 @@ class FreeSearch(NamedTuple):
 
     theta: Floats
     correction: Floats
-    place: Floats
+    corrected_at: Floats
     used: Ints
     objective: Objective
     wish: Wish
@@ -158,11 +159,11 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
     value = expand(model, theta, memory, gradient, True)
     error = error_at(model, theta, value, memory)
     state.high = value + error.value
-    reach = constants.concordance * carried.facts[0] * length(memory.shift)
+    reach = constants.concordance * carried.totals[LONGEST] * length(memory.shift)
     slope = error.slope * math.exp(-0.5 * min(reach, 700.0))
     if state.corrected == 1 + model.slot:
         slope = _correct(search, model)
-    lost = plain(d, carried.facts[2]) * EPS * error.trace
+    lost = plain(d, carried.totals[ROWS]) * EPS * error.trace
     grown, scale = math.exp(min(reach, 300.0)), 1.0 + error.hessian
     good = error.hessian <= TRUST
     convex = good or (bold and cholesky(hessian, -ridge - lost, memory.factor))
@@ -191,10 +192,11 @@ def _correct(search: FreeSearch, model: Model) -> float:
     carried, constants = model.objective.carried, model.objective.constants
     for k in range(theta.shape[0]):
         gradient[k] += search.correction[k]
-        v[k] = theta[k] - search.place[k]
+        v[k] = theta[k] - search.corrected_at[k]
     near = length(search.memory.shift)
-    far = max(near, distance(search.place, model.point))  # of all points between the two
-    longest, lost = carried.facts[0], plain(theta.shape[0], carried.facts[2]) * EPS
+    far = max(near, distance(search.corrected_at, model.point))  # of all points between the two
+    longest = carried.totals[LONGEST]
+    lost = plain(theta.shape[0], carried.totals[ROWS]) * EPS
     local = max(squared_in_hessian(model.sums, v), 0.0)
     local += lost * carried.trace[model.slot] * dot(v, v)
     order = model.objective.table.order
@@ -215,7 +217,7 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
     if not view.decrement.value < math.inf:
         return False
     flat = view.decrement.flatness
-    steepness = constants.concordance * search.objective.carried.facts[0]
+    steepness = constants.concordance * search.objective.carried.totals[LONGEST]
     steep, delta = steepness * flat, view.decrement.value + view.slope
     known, delta = _distance(delta, steep), delta + view.decrement.rounding
     distance = _distance(delta, steep)

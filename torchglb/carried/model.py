@@ -7,13 +7,13 @@ may be off by, and for Newton's decrement, which tells how far the minimiser is;
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, inlined, kernel
+from torchglb.backend import Floats, entry, inlined, kernel, record, record_type
 from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, forward, inverse_trace, length
-from torchglb.carried.kernels import Carried, carried_in
+from torchglb.carried.kernels import LONGEST, MAGNITUDE, ROWS, Carried, carried_in
 from torchglb.carried.monomials import Monomials, Packed, unpack
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.taylor import (
@@ -45,6 +45,16 @@ class Constants(NamedTuple):
     radius: float
     ratio: float
     concordance: float
+
+
+CONSTANTS = record_type(Constants)
+
+
+@inlined
+def constants_of(table: Any, b: int) -> Constants:
+    """Those of one problem, from ``(N,)`` records."""
+    found = record(table, b)
+    return Constants(found.radius, found.ratio, found.concordance)
 
 
 class Objective(NamedTuple):
@@ -207,26 +217,29 @@ class Error(NamedTuple):
     rounding: float
 
 
+ERROR = record_type(Error)
+
+
 @kernel
 def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
     """Remainder and rounding of the polynomial, of order q >= 2, at theta, where F has this value.
 
     Rounding: the sums at the point have seen ``compensated`` roundings of terms that add up to at
-    most ``|L| + 2 S size``; what the polynomial adds to loss and slope are terms of second and
+    most ``|L| + 2 S magnitude``; what the polynomial adds to loss and slope are terms of second and
     higher order, at most ``(1 + C + R) tr H e^(R D) |p|`` each time |p| or 2S, p the displacement.
     """
     carried, constants = model.objective.carried, model.objective.constants
     sums, trace, order = model.sums, carried.trace[model.slot], model.objective.table.order
     d, radius, p = theta.shape[0], constants.radius, memory.shift
-    longest, size, rows = carried.facts[0], carried.facts[1], carried.facts[2]
+    longest, magnitude = carried.totals[LONGEST], carried.totals[MAGNITUDE]
     _displace(model, theta, memory)
     far = length(p)
-    lost = plain(d, rows) * EPS
+    lost = plain(d, carried.totals[ROWS]) * EPS
     local = max(squared_in_hessian(sums, p), 0.0) + lost * trace * far * far
     off = remainder(far, local, longest, constants.ratio, constants.concordance, order)
     grown = trace * math.exp(min(max(constants.concordance, 1.0) * longest * far, 700.0))
     terms = (1.0 + constants.ratio + constants.concordance) * grown * far * (far + 2.0 * radius)
-    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * size)
+    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * magnitude)
     rounding += lost * terms
     return Error(off.value + rounding, off.slope, off.hessian, grown, rounding)
 
@@ -261,14 +274,17 @@ def decrement_of(
         memory: with M and the displacement.
     """
     carried, d = model.objective.carried, gradient.shape[0]
-    size, rows = carried.facts[1], carried.facts[2]
-    lost = plain(d, rows) * EPS * trace
+    lost = plain(d, carried.totals[ROWS]) * EPS * trace
     if not cholesky(memory.metric, shift - lost, memory.factor):
         return Decrement(math.inf, 0.0, math.inf)
     y = memory.vectors[4]
     forward(memory.factor, gradient, y)
     value = length(y)
-    terms = 2.0 * size + length(gradient) + 2.0 * length(model.objective.quadratic.tilt)
+    terms = (
+        2.0 * carried.totals[MAGNITUDE]
+        + length(gradient)
+        + 2.0 * length(model.objective.quadratic.tilt)
+    )
     rounding = compensated(d) * EPS * terms + lost * length(memory.shift)
     flatness = math.sqrt(inverse_trace(memory.factor, y))
     return Decrement(value, rounding * flatness, flatness)
@@ -283,7 +299,7 @@ class Objectives(NamedTuple):
     Attributes:
         memory: what is carried, ``(N, size)``.
         number: A.
-        constants: S, C and R, ``(N, 3)``.
+        constants: S, C and R, ``(N,)`` records of dtype ``CONSTANTS``.
         table: the monomials of the sums.
         ridge: lambda, ``(N,)``.
         tilt: ``(N, d)``.
@@ -291,7 +307,7 @@ class Objectives(NamedTuple):
 
     memory: Floats
     number: int
-    constants: Floats
+    constants: Any
     table: Packed
     ridge: Floats
     tilt: Floats
@@ -300,11 +316,11 @@ class Objectives(NamedTuple):
 @inlined
 def objective_of(given: Objectives, b: int) -> Objective:
     """F of one problem."""
-    table, c = given.table, given.constants[b]
+    table = given.table
     return Objective(
         carried_in(given.memory[b], table.dim, given.number, table.count),
         Quadratic(given.ridge[b], given.tilt[b]),
-        Constants(c[0], c[1], c[2]),
+        constants_of(given.constants, b),
         unpack(table),
     )
 
@@ -316,13 +332,13 @@ class Polynomials(NamedTuple):
         value: of F, ``(N,)``.
         gradient: ``(N, d)``.
         hessian: ``(N, d, d)``.
-        errors: the numbers of an :class:`Error`, ``(N, 5)``.
+        errors: one :class:`Error` for each, ``(N,)`` records of dtype ``ERROR``.
     """
 
     value: Floats
     gradient: Floats
     hessian: Floats
-    errors: Floats
+    errors: Any
 
 
 @entry
@@ -334,6 +350,6 @@ def expand_all(objectives: Objectives, slot: int, theta: Floats, found: Polynomi
         found.value[b] = expand(model, theta[b], memory, found.gradient[b], True)
         for i in range(d):
             copy_vector(memory.hessian[i], found.hessian[b, i])
-        error = error_at(model, theta[b], found.value[b], memory)
-        for k in range(5):
-            found.errors[b, k] = error[k]
+        error, kept = error_at(model, theta[b], found.value[b], memory), record(found.errors, b)
+        kept.value, kept.slope, kept.hessian = error.value, error.slope, error.hessian
+        kept.trace, kept.rounding = error.trace, error.rounding

@@ -13,6 +13,7 @@ import math
 
 from torchglb.backend import inlined, kernel
 from torchglb.backend.dense import EPS, dot, length
+from torchglb.carried.kernels import MAGNITUDE
 from torchglb.carried.minimum import DONE as FOUND
 from torchglb.carried.minimum import BallSearch, Goal, SearchState, search_minimum
 from torchglb.ucb.incremental.cutting_planes import (
@@ -96,7 +97,7 @@ def choose(
         search.answered, state.awaited = 1, 0
     while True:
         if state.phase == MINIMUM:
-            ball = BallSearch(problem.places, problem.minimum, memory.dense)
+            ball = BallSearch(problem.vectors, problem.minimum, memory.dense)
             goal = Goal(state.tolerance, math.inf, math.inf)
             if search_minimum(search, ball, goal, memory.minimum_pass, trace) != FOUND:
                 state.awaited = PASS_FOR_MINIMUM
@@ -156,11 +157,11 @@ def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bo
 
 @inlined
 def _level_of(state: RoundState, problem: CarriedProblem) -> Level:
-    size = problem.anchors.facts[1] + length(problem.quadratic.tilt)
+    size = problem.anchors.totals[MAGNITUDE] + length(problem.quadratic.tilt)
     return Level(
         state.level,
         state.low,
-        problem.places.theta,
+        problem.vectors.theta,
         state.center_loss,
         problem.constants.radius,
         size,

@@ -14,8 +14,8 @@ from torchglb.backend import Floats, Ints, StoredCalls, entry, floats_at, inline
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.carried.kernels import LossRows, carried_in, carry_row, sum_rows
-from torchglb.carried.minimum import SearchState, places_in
-from torchglb.carried.model import Constants, Objective, Quadratic, only_model
+from torchglb.carried.minimum import SearchState, vectors_in
+from torchglb.carried.model import Objective, Quadratic, constants_of, only_model
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
@@ -73,40 +73,40 @@ class Batch(NamedTuple):
     Attributes:
         sums: of the anchors and the minimum.
         notes: what else is known of the anchors, ``(N, (d + 2) A + 1)``.
-        places: of the search for the minimum, ``(N, 3, d)``.
+        vectors: of the search for the minimum, ``(N, 3, d)``.
         search: its state, ``(N,)``.
         rounds: the state of the round, ``(N,)``.
         passes: over the history so far, ``(N,)``.
-        constants: S, C and R for the anchors, ``(N, 3)``.
+        constants: S, C and R for the anchors, ``(N,)`` records.
         minimum_constants: the same for the minimum.
         minorants: memory of the minorants, ``(N, size)`` or ``(N, 0)`` for none.
     """
 
     sums: Sums
     notes: Floats
-    places: Floats
+    vectors: Floats
     search: np.ndarray
     rounds: np.ndarray
     passes: Floats
-    constants: Floats
-    minimum_constants: Floats
+    constants: np.ndarray
+    minimum_constants: np.ndarray
     minorants: Floats
 
 
 @inlined
 def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> CarriedProblem:
     """One problem of a batch."""
-    sums, c, e = batch.sums, batch.constants[b], batch.minimum_constants[b]
-    d, quadratic = sums.table.dim, Quadratic(ridge, tilt)
-    minimum = carried_in(sums.minimum[b], d, 1, sums.minimum_table.count)
-    known, table = Constants(e[0], e[1], e[2]), unpack(sums.minimum_table)
+    sums, quadratic = batch.sums, Quadratic(ridge, tilt)
+    d, table = sums.table.dim, unpack(sums.minimum_table)
+    minimum = carried_in(sums.minimum[b], d, 1, table.count)
+    known = constants_of(batch.minimum_constants, b)
     return CarriedProblem(
         carried_in(sums.anchors[b], d, sums.number, sums.table.count),
         notes_in(batch.notes[b], d, sums.number),
         unpack(sums.table),
-        Constants(c[0], c[1], c[2]),
+        constants_of(batch.constants, b),
         only_model(Objective(minimum, quadratic, known, table)),
-        places_in(batch.places[b]),
+        vectors_in(batch.vectors[b]),
         minorant_in(batch.minorants[b], d),
         quadratic,
         rows,
@@ -243,7 +243,7 @@ def play_one(
             sum_least_curvatures(family, rows, problem.rows, problem.minorant, constants, work)
             continue
         if asked == PASS_FOR_MINIMUM:
-            point, work = problem.places.trial, memory.minimum_pass
+            point, work = problem.vectors.trial, memory.minimum_pass
             table = problem.minimum.objective.table
         else:
             point, table, work = memory.trial, problem.table, memory.anchor_pass

@@ -49,7 +49,7 @@ class Level(NamedTuple):
         center: a point of the set, ``(d,)``.
         center_loss: F there, at most.
         radius: S.
-        size: of the terms that are rounded; see :func:`torchglb.carried.kernels.add_facts`.
+        size: of the terms that are rounded; see :func:`torchglb.carried.kernels.add_totals`.
         quadratic: what is added to the loss of the data.
     """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
-from torchglb.carried.kernels import least_used, put_point
+from torchglb.carried.kernels import LONGEST, least_used, put_point
 from torchglb.carried.model import (
     Model,
     Objective,
@@ -163,7 +163,7 @@ def _dip(slope_error: float, problem: CarriedProblem) -> float:
     longest row: never lower than by ``e^2 (1 + R S D)/2``.
     """
     constants = problem.constants
-    stiff = constants.concordance * problem.anchors.facts[0] * constants.radius
+    stiff = constants.concordance * problem.anchors.totals[LONGEST] * constants.radius
     return 0.5 * slope_error * slope_error * (1.0 + stiff)
 
 

@@ -33,7 +33,7 @@ from torchglb.backend.dense import (
     length,
     solve_factored,
 )
-from torchglb.carried.kernels import Carried, LossRows, Workspace, chunk_hessian, features
+from torchglb.carried.kernels import ROWS, Carried, LossRows, Workspace, chunk_hessian, features
 from torchglb.carried.model import Constants, Dense, gradient_at, loss_at
 from torchglb.carried.rounding import plain
 from torchglb.families.compiled import CompiledFamily
@@ -126,7 +126,7 @@ def row_reaches(X: Floats, start: int, count: int, reach: float, scratch: Floats
 @kernel
 def is_carried(minorant: Minorant, anchors: Carried) -> bool:
     """Whether there is one, and its point is still among the anchors."""
-    slot, same = int(minorant.facts[3]), 0.0 < minorant.facts[1] <= anchors.facts[2]
+    slot, same = int(minorant.facts[3]), 0.0 < minorant.facts[1] <= anchors.totals[ROWS]
     for k in range(minorant.point.shape[0]):
         same = same and minorant.point[k] == anchors.points[k, slot]
     return same
@@ -137,7 +137,7 @@ def is_old(minorant: Minorant, anchors: Carried, level: Level) -> bool:
     """Whether many rows have come since it was made, or the minimum is elsewhere."""
     above = loss_at(anchors, level.quadratic, int(minorant.facts[3])) - level.center_loss
     far = above > HIGH * (level.high - level.center_loss)
-    return far or anchors.facts[2] > OLD * minorant.facts[1]
+    return far or anchors.totals[ROWS] > OLD * minorant.facts[1]
 
 
 @kernel

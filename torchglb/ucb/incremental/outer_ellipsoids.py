@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from torchglb.backend import kernel
+from torchglb.carried.kernels import LONGEST
 from torchglb.carried.model import expand
 from torchglb.carried.rounding import compensated
 from torchglb.ucb.incremental.cutting_planes import Arms, Level
@@ -46,7 +47,7 @@ def bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Mem
     paid = compensated(gradient.shape[0]) * cut_rounding(
         level.high, loss, loss, carried.trace[0], level.size, level.radius
     )
-    steepness = constants.concordance * carried.facts[0]
+    steepness = constants.concordance * carried.totals[LONGEST]
     room = level.high - loss + paid
     outer = ellipsoid(model.point, gradient, room, steepness, level.radius, dense)
     bound_by_ellipsoid(arms, outer, level.radius, dense)

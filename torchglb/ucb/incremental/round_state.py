@@ -9,7 +9,7 @@ import numpy as np
 from torchglb.backend import Floats, Ints, inlined, record_type
 from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_memory
 from torchglb.carried.kernels import Carried, Workspace, workspace
-from torchglb.carried.minimum import Places
+from torchglb.carried.minimum import SearchVectors
 from torchglb.carried.model import Constants, Dense, Model, Quadratic, dense
 from torchglb.carried.monomials import Monomials
 from torchglb.ucb.incremental.cutting_planes import BLOCK, Cuts, cuts_memory
@@ -122,7 +122,7 @@ class CarriedProblem(NamedTuple):
     table: Monomials  # of the anchors
     constants: Constants  # for the anchors' order
     minimum: Model
-    places: Places  # of the search for it
+    vectors: SearchVectors  # of the search for it
     minorant: Minorant
     quadratic: Quadratic
     rows: int  # of a pass

@@ -14,6 +14,7 @@ from torchglb.backend import Floats, Reals
 from torchglb.backend.dense import EPS
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum
+from torchglb.carried.minimum import THETA, TRIAL
 from torchglb.carried.source import RowSource
 from torchglb.checks import check_count, check_tensors
 from torchglb.domain import Ball
@@ -204,7 +205,7 @@ class CarriedRounds:
         return Batch(
             Sums(anchors.memory, least.memory, anchors.table, least.table, anchors.number),
             self._notes,
-            minimum.places,
+            minimum.vectors,
             minimum.search,
             self._rounds,
             self.passes,
@@ -275,7 +276,11 @@ class CarriedRounds:
             wanted = go_on(*asked, True, 0.0)
             while wanted != DECIDED:
                 if wanted == PASS_FOR_MINIMUM:
-                    point, table, work = batch.places[b, 2], sums.minimum_table, memory.minimum_pass
+                    point, table, work = (
+                        batch.vectors[b, TRIAL],
+                        sums.minimum_table,
+                        memory.minimum_pass,
+                    )
                 else:
                     point, table, work = memory.trial, sums.table, memory.anchor_pass
                 trace = self.minimum.carried.checked_pass(self.source, b, point, table, work)
@@ -297,17 +302,17 @@ class CarriedRounds:
             regularization=float(buffers.given.ridge[b]),
             shards=source.history.shards,
         )
-        ball = Ball(d, float(self.anchors.constants[b, 0]))
+        ball = Ball(d, float(self.anchors.constants["radius"][b]))
         program = SublevelProgram(loss, ball, torch.tensor(self._rounds["level"][b]))
         arms = given.reshape(source.problems, K, d)[b]
         tol = min(settings.tie, settings.value_tol) / 4
         found = native_support(program, arms, tol=tol, throw=False, validate=False)
         # h is concave in the level, of which more than ``low`` is not certain
-        state, center = self._rounds[b], torch.from_numpy(self.minimum.places[b, 1])
+        state, center = self._rounds[b], torch.from_numpy(self.minimum.vectors[b, THETA])
         height = state["level"] - state["center_loss"]
         share = (state["low"] - state["center_loss"]) / height if height > 0.0 else 1.0
         certain = share * found.lower + (1.0 - share) * (arms @ center)
-        certain -= 8.0 * (d + 2) * EPS * self.anchors.constants[b, 0] * arms.norm(dim=-1)
+        certain -= 8.0 * (d + 2) * EPS * self.anchors.constants["radius"][b] * arms.norm(dim=-1)
         upper, lower = (bounds[b] for bounds in self.bounds(buffers, K))
         upper[:] = np.fmin(upper, found.upper.numpy())
         lower[:] = np.fmax(lower, certain.numpy())

@@ -74,7 +74,7 @@ class LevelSet(NamedTuple):
         level: B.
         radius: S.
         squares: of the lengths of the rows, ``(n,)``.
-        size: of the terms that are rounded; see :func:`torchglb.carried.kernels.add_facts`.
+        size: of the terms that are rounded; see :func:`torchglb.carried.kernels.add_totals`.
         center: a point of the set, if there is one, ``(d,)``.
         center_loss: F there, as computed.
         center_error: what rounding may have done to it.
