@@ -256,7 +256,7 @@ def test_a_broken_state_is_refused_and_changes_nothing():
         lambda state: state["minimum"].update(sums=torch.zeros(1, 3).double()),
         lambda state: state["anchors"].pop("sums"),
         lambda state: state["anchors"].update(sums=state["anchors"]["sums"].float()),
-        lambda state: state.update(notes=torch.zeros(3).double()),
+        lambda state: state.update(anchor_use=torch.zeros(3).double()),
         lambda state: state.update(round="first"),
     ):
         state = saved.state_dict()

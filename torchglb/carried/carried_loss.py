@@ -25,7 +25,7 @@ from torchglb.carried.kernels import (
     row_powers,
     workspace,
 )
-from torchglb.carried.model import CONSTANTS, ERROR, Constants, Objectives, Polynomials, expand_all
+from torchglb.carried.model import CONSTANTS, ERROR, Objectives, Polynomials, expand_all
 from torchglb.carried.monomials import Packed, monomials, unpack
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.source import NO_FAMILY, RowSource
@@ -95,13 +95,13 @@ class CarriedLoss:
         self.table = monomials(domain.dim, order)
         self.memory = np.zeros((problems, memory_size(domain.dim, points, self.table.count)))
         like = torch.zeros((), dtype=torch.float64)
-        known = Constants(
-            domain.radius_like(like),
-            domain.constant(lambda S: ratio_of(family, max(order, 2) + 1, S), like),
-            domain.constant(family.self_concordance, like),
-        )
+        known = {
+            "radius": domain.radius_like(like),
+            "ratio": domain.constant(lambda S: ratio_of(family, max(order, 2) + 1, S), like),
+            "concordance": domain.constant(family.self_concordance, like),
+        }
         self.constants = np.zeros(problems, CONSTANTS)
-        for name, value in known._asdict().items():
+        for name, value in known.items():
             self.constants[name] = value.expand(_shape(domain, problems)).reshape(-1).numpy()
 
     def copy(self) -> CarriedLoss:

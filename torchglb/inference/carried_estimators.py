@@ -76,7 +76,7 @@ class _CarriedEstimator(Estimator):
     def _steepness(self) -> Floats:
         """R X of every problem, ``(N,)``; X the length of the longest row."""
         carried = self._minimum.carried
-        return carried.constants[:, 2] * carried.longest
+        return carried.constants["concordance"] * carried.longest
 
     def follow(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         carried, (N, k) = self._minimum.carried, (self.passes.numel(), r.shape[-1])
@@ -151,7 +151,7 @@ class CarriedBall(_CarriedEstimator, BallEstimator):
         hessian_error = at.errors["hessian"]
         off = np.minimum(hessian_error, 1.0 - 1e-12)
         least = np.linalg.eigvalsh(at.hessian)[:, 0] / (1.0 + off)
-        steepness, S = self._steepness(), self._minimum.carried.constants[:, 0]
+        steepness, S = self._steepness(), self._minimum.carried.constants["radius"]
         reach, distance = 2.0 * steepness * S, np.full(len(off), np.inf)
         with np.errstate(all="ignore"):
             for _ in range(4):

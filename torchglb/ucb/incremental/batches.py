@@ -18,7 +18,6 @@ from torchglb.carried.minimum import SearchState, vectors_in
 from torchglb.carried.model import Objective, Quadratic, constants_of, only_model
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.families.compiled import CompiledFamily
-from torchglb.families.row_terms import SCRATCH
 from torchglb.optim import Status
 from torchglb.ucb.incremental.arm_selection import choose, first_tolerance
 from torchglb.ucb.incremental.cutting_planes import Arms
@@ -34,7 +33,7 @@ from torchglb.ucb.incremental.round_state import (
     Memory,
     RoundState,
     Settings,
-    notes_in,
+    anchor_use_in,
     round_memory,
 )
 
@@ -72,7 +71,7 @@ class Batch(NamedTuple):
 
     Attributes:
         sums: of the anchors and the minimum.
-        notes: what else is known of the anchors, ``(N, (d + 2) A + 1)``.
+        anchor_use: memory of :class:`AnchorUse`, ``(N, (d + 2) A + 1)``.
         vectors: of the search for the minimum, ``(N, 3, d)``.
         search: its state, ``(N,)``.
         rounds: the state of the round, ``(N,)``.
@@ -83,7 +82,7 @@ class Batch(NamedTuple):
     """
 
     sums: Sums
-    notes: Floats
+    anchor_use: Floats
     vectors: Floats
     search: np.ndarray
     rounds: np.ndarray
@@ -102,7 +101,7 @@ def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> C
     known = constants_of(batch.minimum_constants, b)
     return CarriedProblem(
         carried_in(sums.anchors[b], d, sums.number, sums.table.count),
-        notes_in(batch.notes[b], d, sums.number),
+        anchor_use_in(batch.anchor_use[b], d, sums.number),
         unpack(sums.table),
         constants_of(batch.constants, b),
         only_model(Objective(minimum, quadratic, known, table)),
@@ -176,16 +175,16 @@ def round_buffers(batch: Batch, arms: int) -> RoundBuffers:
 @inlined
 def arms_of(given: Floats, out: RoundOutput, b: int, memory: Memory) -> Arms:
     """The arms of one problem, of ``(N, K, d)``, as unit vectors and lengths."""
-    (N, K, d), numbers, places = given.shape, memory.arm_numbers, memory.arm_places
+    (N, K, d), numbers, anchors = given.shape, memory.arm_numbers, memory.arm_anchors
     units = numbers[: K * d].reshape(K, d)
-    lengths, weight = numbers[K * d : K * (d + 1)], numbers[K * (d + 1) : K * (d + 2)]
+    lengths, multiplier = numbers[K * d : K * (d + 1)], numbers[K * (d + 1) : K * (d + 2)]
     upper, lower = out.bounds[b * K : (b + 1) * K], out.bounds[(N + b) * K : (N + b + 1) * K]
     for k in range(K):
         size = length(given[b, k])
         lengths[k] = size
         for i in range(d):
             units[k, i] = given[b, k, i] / size if size > 0.0 else 0.0
-    return Arms(units, lengths, upper, lower, places[:K], places[K : 2 * K], weight)
+    return Arms(units, lengths, upper, lower, anchors[:K], anchors[K : 2 * K], multiplier)
 
 
 @kernel
@@ -251,7 +250,7 @@ def play_one(
 
 
 class RoundCall(NamedTuple):
-    """All that the rounds of a batch read and write, in arrays that stay where they are.
+    """All that rounds and rows of a batch read and write, in arrays that stay where they are.
 
     Attributes:
         family: the family.
@@ -380,42 +379,9 @@ def rows_fit(family: CompiledFamily, x: Floats, r: Floats, longest: float) -> bo
     return True
 
 
-class RowCall(NamedTuple):
-    """All that a row is written and added to, in arrays that stay where they are.
-
-    Attributes:
-        family: the family.
-        X: features, ``(N, d, capacity)``.
-        w: weights, ``(N, capacity)``.
-        y: weights times rewards, ``(N, capacity)``.
-        sums: what is carried.
-        scratch: memory of :func:`row_terms`.
-        row: memory, ``(d,)``.
-        powers: memory for the monomials of a row,
-        least_powers: and for those of the minimum.
-    """
-
-    family: CompiledFamily
-    X: Floats
-    w: Floats
-    y: Floats
-    sums: Sums
-    scratch: Floats
-    row: Floats
-    powers: Floats
-    least_powers: Floats
-
-
-def row_call(family: CompiledFamily, X: Floats, w: Floats, y: Floats, sums: Sums) -> RowCall:
-    """With memory."""
-    row, powers = np.empty(sums.table.dim), np.empty(sums.table.count)
-    least_powers = np.empty(sums.minimum_table.count)
-    return RowCall(family, X, w, y, sums, np.zeros(SCRATCH), row, powers, least_powers)
-
-
 @entry
 def learn_rows(
-    call: RowCall, used: int, x_address: int, r_address: int, rows: int, longest: float
+    call: RoundCall, used: int, x_address: int, r_address: int, rows: int, longest: float
 ) -> int:
     """Checks k rows of weight 1 of every problem, writes them and carries them: O(A k d^q).
 
@@ -430,7 +396,7 @@ def learn_rows(
     Returns:
         DONE, REFUSED or BEHIND.
     """
-    N, d, sums = call.X.shape[0], call.X.shape[1], call.sums
+    N, d, sums = call.X.shape[0], call.X.shape[1], call.batch.sums
     x, r = floats_at(x_address, (N, rows, d)), floats_at(r_address, (N, rows))
     for b in range(N):
         if not rows_held(sums.anchors[b], sums.minimum[b], used):
@@ -442,10 +408,12 @@ def learn_rows(
 
 
 @kernel
-def add_rows(call: RowCall, used: int, x: Floats, r: Floats) -> None:
-    """Writes and carries the rows."""
-    (N, rows, d), sums, family, row = x.shape, call.sums, call.family, call.row
-    table, least, scratch = unpack(sums.table), unpack(sums.minimum_table), call.scratch
+def add_rows(call: RoundCall, used: int, x: Floats, r: Floats) -> None:
+    """Writes and carries the rows; between rounds the memory of passes is free for that."""
+    (N, rows, d), sums, family = x.shape, call.batch.sums, call.family
+    work, other = call.buffers.memory.anchor_pass, call.buffers.memory.minimum_pass
+    table, least = unpack(sums.table), unpack(sums.minimum_table)
+    row, scratch = work.part, work.scratch
     for b in range(N):
         anchors = carried_in(sums.anchors[b], d, sums.number, table.count)
         minimum = carried_in(sums.minimum[b], d, 1, least.count)
@@ -454,8 +422,8 @@ def add_rows(call: RowCall, used: int, x: Floats, r: Floats) -> None:
                 row[k] = x[b, s, k]
                 call.X[b, k, used + s] = x[b, s, k]
             call.w[b, used + s], call.y[b, used + s] = 1.0, r[b, s]
-            carry_row(family, row, 1.0, r[b, s], anchors, table, scratch, call.powers)
-            carry_row(family, row, 1.0, r[b, s], minimum, least, scratch, call.least_powers)
+            carry_row(family, row, 1.0, r[b, s], anchors, table, scratch, work.sums)
+            carry_row(family, row, 1.0, r[b, s], minimum, least, scratch, other.sums)
 
 
 #: calls of both, for rows of some dtypes

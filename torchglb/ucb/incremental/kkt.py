@@ -15,9 +15,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
-from torchglb.backend import Floats, inlined, kernel
+from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import EPS, dot, length, solve_general
 from torchglb.carried.model import Dense, Model, expand
 
@@ -40,12 +38,6 @@ class System(NamedTuple):
 
     matrix: Floats
     right: Floats
-
-
-@inlined
-def system_memory(dim: int) -> System:
-    """For so many features."""
-    return System(np.zeros((dim + 2, dim + 2)), np.zeros(dim + 2))
 
 
 class Solution(NamedTuple):

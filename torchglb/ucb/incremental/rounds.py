@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, Reals
+from torchglb.backend import Floats, Reals, StoredCalls
 from torchglb.backend.dense import EPS
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum
@@ -31,7 +31,6 @@ from torchglb.ucb.incremental.batches import (
     Sums,
     go_on,
     round_buffers,
-    row_call,
 )
 from torchglb.ucb.incremental.minorant import minorant_size
 from torchglb.ucb.incremental.round_state import (
@@ -55,7 +54,7 @@ class _Call(NamedTuple):
     """A compiled call that knows the memory it works on, and what it was made for."""
 
     y: Reals
-    buffers: RoundBuffers | None
+    buffers: RoundBuffers
     run: Any
 
 
@@ -83,8 +82,8 @@ class CarriedRounds:
         self.anchors = CarriedLoss(source.family, ball, N, anchors, order if order > 2 else 1)
         self.number = 0
         self.passes, self.no_tilt = np.zeros(N), np.zeros((N, d))
-        self._notes = np.zeros((N, (d + 2) * anchors + 1))
-        self._notes[:, :anchors] = -1.0  # never used
+        self._anchor_use = np.zeros((N, (d + 2) * anchors + 1))
+        self._anchor_use[:, :anchors] = -1.0  # never used
         # a minorant needs passes of its own kind, which only compiled code makes
         self._minorants = np.zeros((N, minorant_size(d) if source.is_direct else 0))
         self._rounds = np.zeros(N, ROUND)
@@ -101,7 +100,7 @@ class CarriedRounds:
         """With sums of its own, over the same rows."""
         new = copy.copy(self)
         new.minimum, new.anchors = self.minimum.copy(), self.anchors.copy()
-        for name in ("_minorants", "_notes", "_rounds", "passes"):
+        for name in ("_minorants", "_anchor_use", "_rounds", "passes"):
             setattr(new, name, getattr(self, name).copy())
         new._forget_memory()
         return new
@@ -146,14 +145,12 @@ class CarriedRounds:
         Returns:
             False if a value does not fit, or the sums are not up to date: nothing has changed then.
         """
-        source, history = self.source, self.source.history
+        history = self.source.history
         mark = history.mark()
         X, w, y, used = history.reserve(rows)
         call = self._learn
         if call is None or call.y is not y:
-            where = row_call(source.compiled, X, w, y, self._batch().sums)
-            call = _Call(y, None, LEARN.with_stored(where, (X.dtype, y.dtype)))
-            self._learn = call
+            call = self._learn = self._stored(LEARN, X, w, y, self.buffers(1))
         if call.run(used, x.data_ptr(), r.data_ptr(), rows, longest) != DONE:
             history.reset(mark)  # without the room
             return False
@@ -178,7 +175,11 @@ class CarriedRounds:
 
     def _arrays(self) -> dict[str, Tensor]:
         """What a state has beside the sums, where it lies."""
-        arrays = {"notes": self._notes, "minorants": self._minorants, "passes": self.passes}
+        arrays = {
+            "anchor_use": self._anchor_use,
+            "minorants": self._minorants,
+            "passes": self.passes,
+        }
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -204,7 +205,7 @@ class CarriedRounds:
         least = minimum.carried
         return Batch(
             Sums(anchors.memory, least.memory, anchors.table, least.table, anchors.number),
-            self._notes,
+            self._anchor_use,
             minimum.vectors,
             minimum.search,
             self._rounds,
@@ -244,9 +245,7 @@ class CarriedRounds:
             X, w, y, used = self.source.history.arrays()
             call = self._play
             if call is None or call.y is not y or call.buffers is not buffers:
-                where = RoundCall(self.source.compiled, X, w, y, self._batch(), buffers)
-                call = _Call(y, buffers, PLAY.with_stored(where, (X.dtype, y.dtype)))
-                self._play = call
+                call = self._play = self._stored(PLAY, X, w, y, buffers)
             ending = call.run(used, rows, arms.data_ptr(), K, settings, number, longest)
         else:
             every = arms.numpy().reshape(self.source.problems, K, -1)
@@ -258,6 +257,13 @@ class CarriedRounds:
             for b in np.nonzero(self._rounds["ending"] == UNDECIDED)[0]:
                 self._solve(arms, K, settings, buffers, int(b))
         return True
+
+    def _stored(
+        self, calls: StoredCalls, X: Reals, w: Reals, y: Reals, buffers: RoundBuffers
+    ) -> _Call:
+        """A call on the arrays of the history and of this object."""
+        where = RoundCall(self.source.compiled, X, w, y, self._batch(), buffers)
+        return _Call(y, buffers, calls.with_stored(where, (X.dtype, y.dtype)))
 
     def bounds(self, buffers: RoundBuffers, arms: int) -> tuple[Floats, Floats]:
         """The upper and the lower ones of the last round, ``(N, K)`` each, where they lie."""

@@ -178,15 +178,15 @@ def support_all(
         value = center_of(loss, level[b], radius, center, known, memory)
         copy_point(memory.estimate.here, at_center)
         tridiagonal_form(at_center.hessian, memory.center_form, memory.next)
-        size = size_of_rows(loss, squares)
+        magnitude = magnitude_of_rows(loss, squares)
         trace = rounded_trace(trace_of(at_center.hessian), ridge, d)
-        there = evaluated(value, trace, at_center, rows.y.shape[1], level[b], radius, size)
+        there = evaluated(value, trace, at_center, rows.y.shape[1], level[b], radius, magnitude)
         problem = LevelSet(
             loss,
             level[b],
             radius,
             squares,
-            size,
+            magnitude,
             at_center.theta,
             value,
             there.loss_error,
@@ -236,18 +236,18 @@ def center_of(
 
 
 @kernel
-def size_of_rows(loss: RowLoss, squares: Floats) -> float:
-    """What is rounded, even where it cancels: ``sum_s |x_s| max(|y_s|, w_s c)/g + |tilt|``.
+def magnitude_of_rows(loss: RowLoss, squares: Floats) -> float:
+    """``sum_s |x_s| max(|y_s|, w_s c)/g + |tilt|``: what is rounded, even where it cancels.
 
     c is the largest reward that the family knows of; ``|x_s|^2`` are written to ``squares``.
     """
-    total = size_of_lengths(loss.X, loss.w, loss.y, loss.family.largest, squares)
+    total = magnitude_of_data(loss.X, loss.w, loss.y, loss.family.largest, squares)
     return total * loss.family.scale + length(loss.tilt)
 
 
 @vectorised
-def size_of_lengths(X: Floats, w: Floats, y: Floats, largest: float, squares: Floats) -> float:
-    """The sum, without scale and tilt."""
+def magnitude_of_data(X: Floats, w: Floats, y: Floats, largest: float, squares: Floats) -> float:
+    """``sum_s |x_s| max(|y_s|, w_s c)``; the squares ``|x_s|^2`` into an array."""
     total, n = 0.0, y.shape[0]
     for start in range(0, n, CHUNK):
         stop = min(start + CHUNK, n)

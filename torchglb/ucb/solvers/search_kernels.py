@@ -42,6 +42,7 @@ from torchglb.ucb.kernels import (
     ON_SPHERE,
     STEP_ROWS,
     Curvature,
+    QuadraticModel,
     ball_multiplier,
     come_back,
     cut_rounding,
@@ -74,7 +75,8 @@ class LevelSet(NamedTuple):
         level: B.
         radius: S.
         squares: of the lengths of the rows, ``(n,)``.
-        size: of the terms that are rounded; see :func:`torchglb.carried.kernels.add_totals`.
+        magnitude: of the rows and the tilt, which bounds rounding; see
+            :func:`torchglb.carried.kernels.add_totals`.
         center: a point of the set, if there is one, ``(d,)``.
         center_loss: F there, as computed.
         center_error: what rounding may have done to it.
@@ -85,7 +87,7 @@ class LevelSet(NamedTuple):
     level: float
     radius: float
     squares: Floats
-    size: float
+    magnitude: float
     center: Floats
     center_loss: float
     center_error: float
@@ -186,14 +188,14 @@ class Evaluated(NamedTuple):
         loss: F as computed.
         loss_error: what rounding may have done to it, and to points on its chords.
         error: what rounding may have done to the offset of the cut.
-        steep: |grad F|.
+        gradient_norm: |grad F|.
         offset: of the cut ``<grad F, theta> <= offset``, which pays for rounding.
     """
 
     loss: float
     loss_error: float
     error: float
-    steep: float
+    gradient_norm: float
     offset: float
 
 
@@ -214,20 +216,20 @@ def rounded_trace(trace: float, ridge: float, dim: int) -> float:
 
 @kernel
 def pull_in(region: Floats, theta: Floats) -> None:
-    """Moves a point that is outside of a region towards its centre, up to the edge."""
-    d = theta.shape[0]
-    if region.shape[0] == 0 or not region[d + d * d] < math.inf:
+    """Moves a point with ``|theta - c|^2_W > gamma`` towards c, up to the edge."""
+    d, square = theta.shape[0], 0.0
+    if region.shape[0] == 0 or not region[-1] < math.inf:
         return
-    square, limit = 0.0, region[d + d * d]
+    center, shape, gamma = region[:d], region[d : d + d * d].reshape(d, d), region[-1]
     for i in range(d):
         row = 0.0
         for j in range(d):
-            row += region[d + d * i + j] * (theta[j] - region[j])
-        square += row * (theta[i] - region[i])
-    if square > limit:
-        share = math.sqrt(limit / square)
+            row += shape[i, j] * (theta[j] - center[j])
+        square += row * (theta[i] - center[i])
+    if square > gamma:
+        share = math.sqrt(gamma / square)
         for i in range(d):
-            theta[i] = region[i] + share * (theta[i] - region[i])
+            theta[i] = center[i] + share * (theta[i] - center[i])
 
 
 @kernel
@@ -243,7 +245,7 @@ def evaluate(level: LevelSet, memory: SearchMemory, with_hessian: bool) -> Evalu
             loss, at.theta, memory.work, memory.pairs, level.squares, at.gradient, none
         )
     trace = rounded_trace(trace, loss.ridge, at.theta.shape[0])
-    return evaluated(value, trace, at, loss.y.shape[0], level.level, level.radius, level.size)
+    return evaluated(value, trace, at, loss.y.shape[0], level.level, level.radius, level.magnitude)
 
 
 @kernel
@@ -279,13 +281,13 @@ def evaluated(
     rows: int,
     level: float,
     radius: float,
-    size: float,
+    magnitude: float,
 ) -> Evaluated:
     """What loss, gradient and the trace of the Hessian prove; for levels that may be infinite.
 
-    The terms of the loss add up to at most ``|F| + 2 |theta| size``, and what an error of z does to
-    them to ``|theta| (size + |theta| tr H)``. A point on a chord is rounded by some ``eps S``,
-    which changes its loss by that much of its slopes, ``size + S tr H``.
+    With the magnitude m of the rows the terms of the loss add up to at most ``|F| + 2 |theta| m``,
+    and what an error of z does to them to ``|theta| (m + |theta| tr H)``. A point on a chord is
+    rounded by some ``eps S``, which changes its loss by that much of its slopes, ``m + S tr H``.
     """
     d, reach = at.theta.shape[0], length(at.theta)
     offset = level - loss + dot(at.gradient, at.theta)
@@ -293,26 +295,26 @@ def evaluated(
     finite_offset = offset if abs(offset) < math.inf else 0.0
     # a chunk of a pass has no more terms than there are rows
     roundings = compensated(d) - CHUNK + min(rows, CHUNK)
-    terms = abs(loss) + reach * (3.0 * size + reach * trace)
-    loss_error = EPS * (roundings * terms + 12.0 * radius * (size + radius * trace))
-    error = roundings * cut_rounding(finite_level, loss, finite_offset, trace, size, radius)
+    terms = abs(loss) + reach * (3.0 * magnitude + reach * trace)
+    loss_error = EPS * (roundings * terms + 12.0 * radius * (magnitude + radius * trace))
+    error = roundings * cut_rounding(finite_level, loss, finite_offset, trace, magnitude, radius)
     return Evaluated(loss, loss_error, error, length(at.gradient), offset + error)
 
 
 @kernel
 def weight_of_cut(x: Floats, normal: Floats, offset: float, radius: float) -> float:
     """alpha of ``min alpha offset + S |x - alpha normal|``, the dual of ball and half-space."""
-    steep = max(length(normal), TINY)
-    reach = offset / steep
+    norm = max(length(normal), TINY)
+    reach = offset / norm
     if not reach < radius:
         return 0.0
-    along, across = dot(x, normal) / steep, 0.0
+    along, across = dot(x, normal) / norm, 0.0
     for k in range(x.shape[0]):
-        part = x[k] - along * (normal[k] / steep)
+        part = x[k] - along * (normal[k] / norm)
         across += part * part
     near = max(reach, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
-    return max(along - near * math.sqrt(across) / max(chord, TINY), 0.0) / steep
+    return max(along - near * math.sqrt(across) / max(chord, TINY), 0.0) / norm
 
 
 @kernel
@@ -321,8 +323,8 @@ def tighten_upper(
 ) -> None:
     """Lowers the upper bound of one arm by the cut of an evaluated point."""
     x, bound, radius = arms.units[k], math.inf, level.radius
-    if found.steep > 0.0:
-        bound = cut_value(x, at.gradient, found.steep, found.offset, radius)
+    if found.gradient_norm > 0.0:
+        bound = cut_value(x, at.gradient, found.gradient_norm, found.offset, radius)
     elif found.offset < 0.0:  # a half-space without a normal that holds nothing
         bound = -math.inf
     if bound < arms.upper[k]:
@@ -426,18 +428,10 @@ def search_arm(
     if is_closed(arms, k, tol, 0):
         arms.status[k] = CONVERGED
         return
-    sqp_step(
-        x,
-        level.center,
-        at_center.gradient,
-        Curvature(memory.center_form, 1.0, 0.0),
-        _aim(level) - level.center_loss - level.center_error,
-        level.radius,
-        0.0,
-        ROUGH,
-        memory.work_vectors,
-        memory.next,
-    )
+    hessian = Curvature(memory.center_form, 1.0, 0.0)
+    slack = _aim(level) - level.center_loss - level.center_error
+    model = QuadraticModel(level.center, at_center.gradient, hessian, slack)
+    sqp_step(x, model, level.radius, 0.0, ROUGH, memory.work_vectors, memory.next)
     gap = arms.upper[k] - arms.lower[k]
     arms.status[k] = arm_status(arms, k, tol, stalled, max_steps == 0)
     for step in range(1, max_steps + 1):
@@ -462,24 +456,25 @@ def search_arm(
         if value - level.level > level.level - level.center_loss:
             come_back(at.theta, at.gradient, value, inner, inner_loss, level.level, memory.next)
         else:
-            on_sphere = dot(at.theta, at.theta) > NEAR * level.radius * level.radius
-            tridiagonal_form(at.hessian, memory.form, memory.work_vectors[0])
-            sqp_step(
-                x,
-                at.theta,
-                at.gradient,
-                Curvature(memory.form, 1.0, 0.0),
-                _aim(level) - value - found.loss_error,
-                level.radius,
-                ball_multiplier(x, at.gradient, at.theta) if on_sphere else 0.0,
-                ON_SPHERE,
-                memory.work_vectors,
-                memory.next,
-            )
-            stop_at_cut(at.theta, memory.next, arms.normal[k], arms.offset[k])
+            _step_from(arms, k, found, level, memory)
         if value + found.loss_error <= level.level and arms.lower[k] > lower:
             copy_vector(at.theta, inner)
             inner_loss = value
+
+
+@kernel
+def _step_from(
+    arms: ArmBounds, k: int, found: Evaluated, level: LevelSet, memory: SearchMemory
+) -> None:
+    """An SQP step from the evaluated point, up to the best cut, into ``memory.next``."""
+    at, x, work = memory.at, arms.units[k], memory.work_vectors
+    on_sphere = dot(at.theta, at.theta) > NEAR * level.radius * level.radius
+    tridiagonal_form(at.hessian, memory.form, work[0])
+    slack = _aim(level) - found.loss - found.loss_error
+    model = QuadraticModel(at.theta, at.gradient, Curvature(memory.form, 1.0, 0.0), slack)
+    guess = ball_multiplier(x, at.gradient, at.theta) if on_sphere else 0.0
+    sqp_step(x, model, level.radius, guess, ON_SPHERE, work, memory.next)
+    stop_at_cut(at.theta, memory.next, arms.normal[k], arms.offset[k])
 
 
 @kernel
