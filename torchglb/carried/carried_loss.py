@@ -25,7 +25,14 @@ from torchglb.carried.kernels import (
     row_powers,
     workspace,
 )
-from torchglb.carried.model import CONSTANTS, ERROR, Objectives, Polynomials, expand_all
+from torchglb.carried.model import (
+    CONSTANTS,
+    ERROR,
+    CarriedSums,
+    Objectives,
+    Polynomials,
+    expand_all,
+)
 from torchglb.carried.monomials import Packed, monomials, unpack
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.source import NO_FAMILY, RowSource
@@ -207,9 +214,13 @@ class CarriedLoss:
 
     # ---- near the points -----------------------------------------------------------------
 
+    def arrays(self) -> CarriedSums:
+        """What is carried, for compiled code."""
+        return CarriedSums(self.memory, self.number, self.constants, self.table)
+
     def objectives(self, ridge: Floats, tilt: Floats) -> Objectives:
         """``F = L + (lambda/2)|theta|^2 - <tilt, theta>`` of every problem, for compiled code."""
-        return Objectives(self.memory, self.number, self.constants, self.table, ridge, tilt)
+        return Objectives(self.arrays(), ridge, tilt)
 
     def expand(
         self,

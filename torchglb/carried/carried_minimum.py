@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchglb.backend import Floats, entry, kernel, record
+from torchglb.backend import Floats, entry, record
 from torchglb.carried.carried_loss import add_rows
 from torchglb.carried.kernels import (
     TOTALS,
@@ -207,20 +207,13 @@ class BallSearches(NamedTuple):
     goal: Goal
 
 
-@kernel
-def _search_one(
-    b: int, searches: BallSearches, work: Workspace, trace: float, memory: Dense
-) -> int:
-    """:func:`search_minimum` for one problem of a batch."""
-    model = only_model(objective_of(searches.objectives, b))
-    search = BallSearch(vectors_in(searches.vectors[b]), model, memory)
-    return search_minimum(record(searches.state, b), search, searches.goal, work, trace)
-
-
 @entry
 def search_on(b: int, searches: BallSearches, work: Workspace, trace: float, memory: Dense) -> int:
-    """The same, from Python."""
-    return _search_one(b, searches, work, trace, memory)
+    """:func:`search_minimum` for one problem of a batch."""
+    F = searches.objectives
+    model = only_model(objective_of(F.sums, b, F.ridge[b], F.tilt[b]))
+    search = BallSearch(vectors_in(searches.vectors[b]), model, memory)
+    return search_minimum(record(searches.state, b), search, searches.goal, work, trace)
 
 
 @entry
@@ -228,8 +221,8 @@ def find_minima(
     family: CompiledFamily, rows: RowArrays, searches: BallSearches, more: ImaginedRows
 ) -> None:
     """The minimum of every problem, with all passes that it needs; imagined rows are in those."""
-    packed = searches.objectives.table
-    table, count, d = unpack(packed), packed.count, packed.dim
+    table = searches.objectives.sums.table
+    count, d = table.count, table.dim
     work, memory, monomial = workspace(d, count), dense(d, count), np.empty(count)
     extra = np.zeros(1 + TOTALS)
     for b in range(searches.vectors.shape[0]):
@@ -238,9 +231,9 @@ def find_minima(
         sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
         passed = Carried(at.reshape(d, 1), sums, rest, extra[:1], extra[1:])
         state.passes, state.answered = 0, 0
-        while _search_one(b, searches, work, extra[0], memory):
+        while search_on(b, searches, work, extra[0], memory):
             extra[0] = pass_over(family, rows, b, at, table, work)
             if more.x.shape[0] > 0:
                 x, scratch = more.x[b], work.scratch
-                carry_row(family, x, more.w[b], more.y[b], passed, table, scratch, monomial)
+                carry_row(family, x, more.w[b], more.y[b], passed, unpack(table), scratch, monomial)
             state.answered = 1

@@ -28,7 +28,7 @@ from torchglb.carried.model import (
     model_at,
     objective_of,
 )
-from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.monomials import Packed
 from torchglb.carried.source import RowArrays, pass_over
 from torchglb.families.compiled import CompiledFamily
 
@@ -183,15 +183,16 @@ class FreeSearches(NamedTuple):
     fleeting: bool
 
 
-@kernel
-def _search_one(
+@entry
+def search_free_on(
     b: int, searches: FreeSearches, work: Workspace, trace: float, memory: Dense
 ) -> int:
     """:func:`search_free` for one problem of a batch."""
     s = searches
     wish = Wish(s.tol, s.hessian_tol, s.arms[b], s.doubt[b], s.other[b], s.fleeting)
     theta, correction = s.vectors[b, THETA], s.vectors[b, CORRECTION]
-    objective = objective_of(s.objectives, b)
+    F = s.objectives
+    objective = objective_of(F.sums, b, F.ridge[b], F.tilt[b])
     at = s.vectors[b, CORRECTED_AT]
     search = FreeSearch(theta, correction, at, s.used[b], objective, wish, memory)
     asked = search_free(record(s.state, b), search, work, trace)
@@ -202,27 +203,18 @@ def _search_one(
 
 
 @entry
-def search_free_on(
-    b: int, searches: FreeSearches, work: Workspace, trace: float, memory: Dense
-) -> int:
-    """The same, from Python."""
-    return _search_one(b, searches, work, trace, memory)
-
-
-@entry
 def find_free(
     family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Packed
 ) -> None:
     """The minimiser of every problem, with all passes that it needs."""
-    packed, first = searches.objectives.table, unpack(linear)
-    table, work = unpack(packed), workspace(packed.dim, packed.count)
-    memory = dense(packed.dim, packed.count)
+    table = searches.objectives.sums.table
+    work, memory = workspace(table.dim, table.count), dense(table.dim, table.count)
     for b in range(searches.vectors.shape[0]):
         found, theta, trace = record(searches.state, b), searches.vectors[b, THETA], 0.0
         found.passes, found.answered = 0, 0
         while True:
-            asked = _search_one(b, searches, work, trace, memory)
+            asked = search_free_on(b, searches, work, trace, memory)
             if asked == DONE:
                 break
-            trace = pass_over(family, rows, b, theta, table if asked == PASS else first, work)
+            trace = pass_over(family, rows, b, theta, table if asked == PASS else linear, work)
             found.answered = asked

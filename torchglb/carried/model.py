@@ -50,13 +50,6 @@ class Constants(NamedTuple):
 CONSTANTS = record_type(Constants)
 
 
-@inlined
-def constants_of(table: Any, b: int) -> Constants:
-    """Those of one problem, from ``(N,)`` records."""
-    found = record(table, b)
-    return Constants(found.radius, found.ratio, found.concordance)
-
-
 class Objective(NamedTuple):
     """F of one problem: the sums that are carried, and what goes with them.
 
@@ -293,34 +286,38 @@ def decrement_of(
 # ---- of many problems ---------------------------------------------------------------------------
 
 
-class Objectives(NamedTuple):
-    """F of N problems, in few arrays.
+class CarriedSums(NamedTuple):
+    """What is carried of N problems, in few arrays.
 
     Attributes:
-        memory: what is carried, ``(N, size)``.
-        number: A.
+        memory: of the sums, ``(N, size)``.
+        number: A, at so many points.
         constants: S, C and R, ``(N,)`` records of dtype ``CONSTANTS``.
         table: the monomials of the sums.
-        ridge: lambda, ``(N,)``.
-        tilt: ``(N, d)``.
     """
 
     memory: Floats
     number: int
     constants: Any
     table: Packed
+
+
+class Objectives(NamedTuple):
+    """F of N problems: what is carried of them, lambda ``(N,)`` and tilt ``(N, d)``."""
+
+    sums: CarriedSums
     ridge: Floats
     tilt: Floats
 
 
 @inlined
-def objective_of(given: Objectives, b: int) -> Objective:
+def objective_of(sums: CarriedSums, b: int, ridge: float, tilt: Floats) -> Objective:
     """F of one problem."""
-    table = given.table
+    table, constants = sums.table, record(sums.constants, b)
     return Objective(
-        carried_in(given.memory[b], table.dim, given.number, table.count),
-        Quadratic(given.ridge[b], given.tilt[b]),
-        constants_of(given.constants, b),
+        carried_in(sums.memory[b], table.dim, sums.number, table.count),
+        Quadratic(ridge, tilt),
+        Constants(constants.radius, constants.ratio, constants.concordance),
         unpack(table),
     )
 
@@ -344,9 +341,11 @@ class Polynomials(NamedTuple):
 @entry
 def expand_all(objectives: Objectives, slot: int, theta: Floats, found: Polynomials) -> None:
     """The polynomial of one point of every problem, at one place each."""
-    d, memory = theta.shape[1], dense(objectives.table.dim, objectives.table.count)
+    sums, d = objectives.sums, theta.shape[1]
+    memory = dense(d, sums.table.count)
     for b in range(theta.shape[0]):
-        model = model_at(objective_of(objectives, b), slot, memory)
+        objective = objective_of(sums, b, objectives.ridge[b], objectives.tilt[b])
+        model = model_at(objective, slot, memory)
         found.value[b] = expand(model, theta[b], memory, found.gradient[b], True)
         for i in range(d):
             copy_vector(memory.hessian[i], found.hessian[b, i])

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchglb.backend import Floats, entry, kernel
+from torchglb.backend import Floats, entry
 from torchglb.carried.kernels import LossRows, Workspace, sum_rows, trace_of
-from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.carried.monomials import Packed, unpack
 from torchglb.errors import SolverError
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
@@ -82,7 +82,7 @@ class RowSource:
         if self.compiled is NO_FAMILY:
             trace = self._pass_by_torch(b, point, table, rows, work)
         else:
-            trace = one_pass(self.compiled, rows, b, point, table, work)
+            trace = pass_over(self.compiled, rows, b, point, table, work)
         shards = self.history.shards
         if not shards.is_whole:
             both = torch.from_numpy(np.append(work.sums - _padded(work), trace))
@@ -117,23 +117,10 @@ def _padded(work: Workspace) -> Floats:
     return np.concatenate([work.rest, np.zeros(len(work.sums) - len(work.rest))])
 
 
-@kernel
+@entry
 def pass_over(
-    family: CompiledFamily,
-    rows: RowArrays,
-    b: int,
-    point: Floats,
-    table: Monomials,
-    work: Workspace,
+    family: CompiledFamily, rows: RowArrays, b: int, point: Floats, table: Packed, work: Workspace
 ) -> float:
     """:func:`sum_rows` over all rows of one problem."""
     mine = LossRows(rows.X[b], rows.w[b], rows.y[b])
-    return sum_rows(family, mine, rows.used, point, table, work)
-
-
-@entry
-def one_pass(
-    family: CompiledFamily, rows: RowArrays, b: int, point: Floats, table: Packed, work: Workspace
-) -> float:
-    """The same, from Python."""
-    return pass_over(family, rows, b, point, unpack(table), work)
+    return sum_rows(family, mine, rows.used, point, unpack(table), work)

@@ -24,10 +24,9 @@ from torchglb.ucb.incremental.cutting_planes import (
     Level,
     lower_bound,
     prepare,
-    scan,
     second_cut,
 )
-from torchglb.ucb.incremental.looks import look, new_anchor
+from torchglb.ucb.incremental.looks import look, new_anchor, scan_chosen
 from torchglb.ucb.incremental.minorant import LAST_NEEDED
 from torchglb.ucb.incremental.outer_ellipsoids import (
     FEW,
@@ -159,15 +158,15 @@ def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bo
 
 @inlined
 def _level_of(state: RoundState, problem: CarriedProblem) -> Level:
-    magnitude = problem.anchors.totals[MAGNITUDE] + length(problem.quadratic.tilt)
+    magnitude = problem.anchors.carried.totals[MAGNITUDE] + length(problem.anchors.quadratic.tilt)
     return Level(
         state.level,
         state.low,
         problem.vectors.theta,
         state.center_loss,
-        problem.constants.radius,
+        problem.anchors.constants.radius,
         magnitude,
-        problem.quadratic,
+        problem.anchors.quadratic,
     )
 
 
@@ -183,7 +182,7 @@ def _scan_all(state: RoundState, round_: Round) -> None:
         if state.ending != NO_CENTER:
             arms.lower[k] = lower_bound(dot(x, level.center), size, radius, d)
         arms.multiplier[k], arms.cut[k], arms.feasible[k] = 0.0, -1, -1
-    prepare(problem.anchors, level, memory.cuts)
+    prepare(problem.anchors.carried, level, memory.cuts)
     many = count >= MANY_ARMS and not round_.settings.every
     if may_use_minorant(state, round_) and (many or was_needed(state, problem.minorant)):
         state.with_minorant = int(bound_by_minorant(state, round_))
@@ -201,7 +200,7 @@ def _scan_all(state: RoundState, round_: Round) -> None:
         used[arms.cut[k]] = now
         used[arms.feasible[k]] = now
         if PLANAR < d < WIDE:
-            other = second_cut(arms, k, problem.anchors, level, memory.cuts, residual)
+            other = second_cut(arms, k, problem.anchors.carried, level, memory.cuts, residual)
             if other >= 0:
                 used[other] = now
 
@@ -218,14 +217,7 @@ def _scan_the_best(round_: Round) -> None:
         chosen[j] = best
         arms.cut[best] = 0
     chosen[BLOCK] = BLOCK
-    _scan_chosen(round_)
-
-
-@kernel
-def _scan_chosen(round_: Round) -> None:
-    """Bounds from all anchors for the arms of ``memory.chosen``."""
-    memory, anchors = round_.memory, round_.problem.anchors
-    scan(round_.arms, memory.chosen, anchors, round_.level, memory.cuts, memory.residual)
+    scan_chosen(round_)
 
 
 @kernel
@@ -243,7 +235,7 @@ def _scan_contenders(round_: Round) -> float:
             count += 1
         if count == BLOCK or (last and count > 0):
             chosen[BLOCK] = count
-            _scan_chosen(round_)
+            scan_chosen(round_)
             if not every:
                 for j in range(count):
                     best = max(best, arms.lower[chosen[j]])

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 
-from torchglb.backend import Floats, inlined, kernel
+from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
 from torchglb.carried.kernels import LONGEST, least_used, put_point
 from torchglb.carried.model import (
     Model,
-    Objective,
     error_at,
     expand,
     gradient_at,
@@ -53,11 +52,11 @@ NEARBY = 1e-2
 ENOUGH = 0.5
 
 
-@inlined
-def _model_at_anchor(problem: CarriedProblem, slot: int, memory: Memory) -> Model:
-    """F near an anchor, which is copied into the memory."""
-    objective = Objective(problem.anchors, problem.quadratic, problem.constants, problem.table)
-    return model_at(objective, slot, memory.dense)
+@kernel
+def scan_chosen(round_: Round) -> None:
+    """Bounds from all anchors for the arms of ``memory.chosen``."""
+    memory, anchors = round_.memory, round_.problem.anchors.carried
+    scan(round_.arms, memory.chosen, anchors, round_.level, memory.cuts, memory.residual)
 
 
 @kernel
@@ -73,15 +72,16 @@ def look(state: RoundState, round_: Round, wanted: float) -> bool:
     arm, floor = state.arm, _floor(state, round_)
     if arms.feasible[arm] < 0:
         memory.chosen[0], memory.chosen[BLOCK] = arm, 1
-        scan(arms, memory.chosen, problem.anchors, round_.level, memory.cuts, memory.residual)
+        scan_chosen(round_)
     x, slot = arms.units[arm], arms.feasible[arm]
     wanted = wanted / max(arms.lengths[arm], TINY)
     before = arms.upper[arm] - arms.lower[arm]
-    anchor, minimum, enough = _model_at_anchor(problem, slot, memory), problem.minimum, False
+    minimum, enough = problem.minimum, False
+    anchor = model_at(problem.anchors, slot, memory.dense)
     if state.reduced == 0:
         _reduce_minimum(problem, memory)
         state.reduced = 1
-    if problem.table.order > 2:
+    if problem.anchors.table.order > 2:
         enough = _look_by_anchor(round_, anchor, x, slot, wanted)
     elif minimum.objective.constants.ratio == 0.0:
         _propose_from_minimum(round_, x)
@@ -149,8 +149,8 @@ def _dip(slope_error: float, problem: CarriedProblem) -> float:
     norm lower by e delta, but the curvature puts it ``delta^2 / (2 + 2 R S D)`` higher, D the
     longest row: never lower than by ``e^2 (1 + R S D)/2``.
     """
-    constants = problem.constants
-    stiff = constants.concordance * problem.anchors.totals[LONGEST] * constants.radius
+    constants = problem.anchors.constants
+    stiff = constants.concordance * problem.anchors.carried.totals[LONGEST] * constants.radius
     return 0.5 * slope_error * slope_error * (1.0 + stiff)
 
 
@@ -206,7 +206,7 @@ def _propose_from_anchor(round_: Round, arm: int, slot: int) -> None:
 
     A Hessian of its own for every anchor would need as many looks.
     """
-    level, memory, anchors = round_.level, round_.memory, round_.problem.anchors
+    level, memory, anchors = round_.level, round_.memory, round_.problem.anchors.carried
     d, point = memory.trial.shape[0], memory.dense.point
     carried = round_.problem.minimum.objective.carried
     flat = not (anchors.trace[slot] > 0.0 and carried.trace[0] > 0.0)
@@ -281,7 +281,7 @@ def new_anchor(state: RoundState, round_: Round, trace: float) -> None:
     """A pass has been made at the trial point: it becomes an anchor, and bounds the arms."""
     problem, arms, memory = round_.problem, round_.arms, round_.memory
     slot, answer = least_used(problem.use.last), memory.anchor_pass
-    put_point(problem.anchors, slot, memory.trial, answer.sums, answer.rest, trace)
+    put_point(problem.anchors.carried, slot, memory.trial, answer.sums, answer.rest, trace)
     problem.use.free_looks[0] = 0.0
     arms.cut[state.arm], arms.feasible[state.arm] = slot, slot
     loss, offset, rounding = _cut_of(state, round_, slot)
@@ -291,7 +291,7 @@ def new_anchor(state: RoundState, round_: Round, trace: float) -> None:
 @kernel
 def anchor_at_minimum(state: RoundState, round_: Round) -> int:
     """The carried minimum becomes an anchor of first order as it is, without a pass; which."""
-    anchors, slot = round_.problem.anchors, least_used(round_.problem.use.last)
+    anchors, slot = round_.problem.anchors.carried, least_used(round_.problem.use.last)
     minimum, d = round_.problem.minimum.objective.carried, anchors.points.shape[0]
     for i in range(1 + d):
         anchors.sums[i, slot] = minimum.sums[i, 0]
@@ -311,7 +311,7 @@ def _cut_of(state: RoundState, round_: Round, slot: int) -> tuple[float, float, 
     brought up to date, but for the products by which they choose.
     """
     level, memory, cuts = round_.level, round_.memory, round_.memory.cuts
-    anchors, use, along = round_.problem.anchors, round_.problem.use, 0.0
+    anchors, use, along = round_.problem.anchors.carried, round_.problem.use, 0.0
     for k in range(memory.gradient.shape[0]):
         use.shift[k, slot] = 0.0
         memory.gradient[k] = gradient_at(anchors, level.quadratic, k, slot)

@@ -63,7 +63,7 @@ def bound_cheaply(round_: Round) -> None:
 def begin_minorant(state: RoundState, round_: Round) -> None:
     """A minorant is to be made at the carried minimum, which becomes an anchor; by a pass."""
     slot, problem = anchor_at_minimum(state, round_), round_.problem
-    move_to(problem.minorant, problem.anchors, slot, round_.level.radius)
+    move_to(problem.minorant, problem.anchors.carried, slot, round_.level.radius)
     state.minorant_passes += 1
 
 
@@ -75,7 +75,7 @@ def end_minorant(state: RoundState, round_: Round) -> bool:
     larger. Else it bounds the arms.
     """
     problem, level, memory = round_.problem, round_.level, round_.memory
-    minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
+    minorant, anchors, spare = problem.minorant, problem.anchors.carried, memory.form.reflections
     store(minorant, problem.rows, memory.minimum_pass)
     outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
     least = least_reach(minorant, outer, level.radius, memory.dense.hessian, spare)
@@ -98,7 +98,7 @@ def bound_by_minorant(state: RoundState, round_: Round) -> bool:
     Where it says nothing it is to rest for some rounds.
     """
     problem, level, memory = round_.problem, round_.level, round_.memory
-    minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
+    minorant, anchors, spare = problem.minorant, problem.anchors.carried, memory.form.reflections
     if not is_carried(minorant, anchors):
         return False
     outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
@@ -117,10 +117,10 @@ def may_use_minorant(state: RoundState, round_: Round) -> bool:
     Not where an anchor has a polynomial of its own or the minimum's is the loss itself, nor where a
     negative ridge makes a quadratic of doubtful convexity.
     """
-    problem = round_.problem
-    if round_.settings.every or problem.minorant.state.shape[0] == 0 or problem.table.order > 2:
+    problem, order = round_.problem, round_.problem.anchors.table.order
+    if round_.settings.every or problem.minorant.state.shape[0] == 0 or order > 2:
         return False
-    if problem.minimum.objective.constants.ratio == 0.0 or problem.quadratic.ridge < 0.0:
+    if problem.minimum.objective.constants.ratio == 0.0 or problem.anchors.quadratic.ridge < 0.0:
         return False
     return float(state.number) >= problem.minorant.state[PAUSED_UNTIL]
 

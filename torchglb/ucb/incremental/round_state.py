@@ -8,10 +8,9 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, inlined, record_type
 from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_memory
-from torchglb.carried.kernels import Carried, Workspace, workspace
+from torchglb.carried.kernels import Workspace, workspace
 from torchglb.carried.minimum import SearchVectors
-from torchglb.carried.model import Constants, Dense, Model, Quadratic, dense
-from torchglb.carried.monomials import Monomials
+from torchglb.carried.model import Dense, Model, Objective, dense
 from torchglb.ucb.incremental.cutting_planes import BLOCK, Arms, Cuts, Level, cuts_memory
 from torchglb.ucb.incremental.kkt import System
 from torchglb.ucb.incremental.minorant import Minorant
@@ -117,14 +116,11 @@ def anchor_use_in(memory: Floats, dim: int, anchors: int) -> AnchorUse:
 class CarriedProblem(NamedTuple):
     """One problem: what is carried of it, and its constants."""
 
-    anchors: Carried
+    anchors: Objective  # F at the anchors
     use: AnchorUse  # of the anchors
-    table: Monomials  # of the anchors
-    constants: Constants  # for the anchors' order
-    minimum: Model
+    minimum: Model  # F near its minimum
     vectors: SearchVectors  # of the search for it
     minorant: Minorant
-    quadratic: Quadratic
     rows: int  # of a pass
 
 

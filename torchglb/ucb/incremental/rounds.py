@@ -28,7 +28,6 @@ from torchglb.ucb.incremental.batches import (
     Batch,
     RoundBuffers,
     RoundCall,
-    Sums,
     go_on,
     round_buffers,
 )
@@ -50,7 +49,7 @@ LARGEST_ANCHOR_ORDER = 7
 LARGEST_MINIMUM_ORDER = 100
 
 
-class _Call(NamedTuple):
+class _StoredCall(NamedTuple):
     """A compiled call that knows the memory it works on, and what it was made for."""
 
     y: Reals
@@ -93,8 +92,8 @@ class CarriedRounds:
     def _forget_memory(self) -> None:
         """What knows where the memory of this object lies is made anew when it is needed."""
         self._buffers: RoundBuffers | None = None
-        self._play: _Call | None = None
-        self._learn: _Call | None = None
+        self._play: _StoredCall | None = None
+        self._learn: _StoredCall | None = None
 
     def copy(self) -> CarriedRounds:
         """With sums of its own, over the same rows."""
@@ -201,19 +200,19 @@ class CarriedRounds:
     # ---- rounds --------------------------------------------------------------------------
 
     def _batch(self) -> Batch:
-        minimum, anchors = self.minimum, self.anchors
-        least = minimum.carried
         return Batch(
-            Sums(anchors.memory, least.memory, anchors.table, least.table, anchors.number),
-            self._anchor_use,
-            minimum.vectors,
-            minimum.search,
-            self._rounds,
-            self.passes,
-            anchors.constants,
-            least.constants,
-            self._minorants,
+            anchors=self.anchors.arrays(),
+            minimum=self.minimum.carried.arrays(),
+            anchor_use=self._anchor_use,
+            vectors=self.minimum.vectors,
+            search=self.minimum.search,
+            rounds=self._rounds,
+            passes=self.passes,
+            minorants=self._minorants,
         )
+
+    def _call(self, X: Reals, w: Reals, y: Reals, buffers: RoundBuffers) -> RoundCall:
+        return RoundCall(self.source.compiled, X, w, y, self._batch(), buffers)
 
     def buffers(self, arms: int) -> RoundBuffers:
         """What rounds with so many arms are about, to be written to, and what comes out.
@@ -260,44 +259,42 @@ class CarriedRounds:
 
     def _stored(
         self, calls: StoredCalls, X: Reals, w: Reals, y: Reals, buffers: RoundBuffers
-    ) -> _Call:
+    ) -> _StoredCall:
         """A call on the arrays of the history and of this object."""
-        where = RoundCall(self.source.compiled, X, w, y, self._batch(), buffers)
-        return _Call(y, buffers, calls.with_stored(where, (X.dtype, y.dtype)))
+        run = calls.with_stored(self._call(X, w, y, buffers), (X.dtype, y.dtype))
+        return _StoredCall(y, buffers, run)
 
     def bounds(self, buffers: RoundBuffers, arms: int) -> tuple[Floats, Floats]:
         """The upper and the lower ones of the last round, ``(N, K)`` each, where they lie."""
         N = self.source.problems
-        both = buffers.out.bounds[: 2 * N * arms].reshape(2, N, arms)
+        both = buffers.bounds[: 2 * N * arms].reshape(2, N, arms)
         return both[0], both[1]
 
     def _play_with_passes(
         self, every: Floats, settings: Settings, number: int, buffers: RoundBuffers
     ) -> int:
         """The same where compiled code cannot read the rows: passes are made from here."""
-        batch, rows = self._batch(), len(self.source.history)
-        sums, memory = batch.sums, buffers.memory
+        minimum, anchors, memory = self.minimum, self.anchors, buffers.memory
+        X, w, y, _ = self.source.arrays()
+        call = self._call(X, w, y, buffers)
         for b in range(len(every)):
-            asked = (batch, buffers, every, settings, number, rows, b)
+            asked = (call, len(self.source.history), every, settings, number, b)
             wanted = go_on(*asked, True, 0.0)
             while wanted != DECIDED:
                 if wanted == PASS_FOR_MINIMUM:
-                    point, table, work = (
-                        batch.vectors[b, TRIAL],
-                        sums.minimum_table,
-                        memory.minimum_pass,
-                    )
+                    point, work = minimum.vectors[b, TRIAL], memory.minimum_pass
+                    table = minimum.carried.table
                 else:
-                    point, table, work = memory.trial, sums.table, memory.anchor_pass
-                trace = self.minimum.carried.checked_pass(self.source, b, point, table, work)
+                    point, table, work = memory.trial, anchors.table, memory.anchor_pass
+                trace = minimum.carried.checked_pass(self.source, b, point, table, work)
                 wanted = go_on(*asked, False, trace)
-        return OPEN if buffers.out.status.any() else DONE
+        return OPEN if buffers.status.any() else DONE
 
     def _solve(
         self, given: Tensor, K: int, settings: Settings, buffers: RoundBuffers, b: int
     ) -> None:
         """All arms of a problem that single looks did not decide, solved to tolerance."""
-        d, source, out = self.anchors.dim, self.source, buffers.out
+        d, source, out = self.anchors.dim, self.source, buffers
         X, w, y, used = source.arrays()  # merged sums in all their digits, unlike view()
         features, weights, sums = (torch.from_numpy(t[b][..., :used]).double() for t in (X, w, y))
         loss = NegativeLogLikelihood(
@@ -305,7 +302,7 @@ class CarriedRounds:
             features.mT,
             torch.where(weights > 0, sums / torch.where(weights > 0, weights, 1.0), 0.0),
             weights,
-            regularization=float(buffers.given.ridge[b]),
+            regularization=float(buffers.ridge[b]),
             shards=source.history.shards,
         )
         ball = Ball(d, float(self.anchors.constants["radius"][b]))
