@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torchglb.backend import Floats, Ints, entry, kernel, record
 from torchglb.backend.dense import cholesky, copy_vector, distance, length, solve_factored
 from torchglb.carried.free_certificate import FreeSearch, FreeState, Wish, is_enough, look
-from torchglb.carried.kernels import LONGEST, Workspace, least_used, put_point, workspace
+from torchglb.carried.kernels import Workspace, least_used, put_point, workspace
 from torchglb.carried.minimum import DONE, PASS
 from torchglb.carried.model import (
     Dense,
@@ -25,6 +25,7 @@ from torchglb.carried.model import (
     dense,
     expand,
     loss_at,
+    loss_concordance,
     model_at,
     objective_of,
 )
@@ -63,7 +64,7 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
     """
     theta, objective, wish, memory = search.theta, search.objective, search.wish, search.memory
     carried, table = objective.carried, objective.table
-    steepness = carried.totals[LONGEST] * objective.constants.concordance
+    concordance = loss_concordance(objective)
     if state.answered == PASS:
         slot = least_used(search.used)
         sums = answer.sums[: table.count]
@@ -101,7 +102,7 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
         known = guess if bold else view.slope
         if not view.decrement.value > known or (bold and reach > FAR):
             break
-        if _step(theta, steepness, state.leapt == 0, memory) > FAR and state.leapt == 0:
+        if _step(theta, concordance, state.leapt == 0, memory) > FAR and state.leapt == 0:
             hessian_error, reach = math.inf, math.inf  # no polynomial knows of what is there
             break
     if state.passes >= MAX_PASSES:
@@ -136,7 +137,7 @@ def _start(search: FreeSearch) -> int:
 
 
 @kernel
-def _step(theta: Floats, steepness: float, leap: bool, memory: Dense) -> float:
+def _step(theta: Floats, concordance: float, leap: bool, memory: Dense) -> float:
     """Newton's step v; returns ``D = R X |v|``.
 
     Where D is not small the step is shortened by ``log(1 + D)/D``, unless it is to be a leap.
@@ -145,7 +146,7 @@ def _step(theta: Floats, steepness: float, leap: bool, memory: Dense) -> float:
     if not cholesky(memory.hessian, 0.0, memory.factor):
         return 0.0
     solve_factored(memory.factor, memory.vectors[0], step)
-    reach = steepness * length(step)
+    reach = concordance * length(step)
     short = reach > 1.0 and not (leap and reach > FAR)
     share = math.log1p(reach) / reach if short else 1.0
     for k in range(theta.shape[0]):

@@ -43,6 +43,7 @@ from torchglb.carried.model import (
     decrement_of,
     error_at,
     expand,
+    loss_concordance,
 )
 from torchglb.carried.rounding import plain
 from torchglb.carried.taylor import hessian_at, remainder, squared_in_hessian
@@ -153,13 +154,13 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
     memory.
     """
     theta, memory, gradient = search.theta, search.memory, search.memory.vectors[0]
-    carried, constants = model.objective.carried, model.objective.constants
+    carried = model.objective.carried
     d, ridge = theta.shape[0], model.objective.quadratic.ridge
     hessian, metric = memory.hessian, memory.metric
     value = expand(model, theta, memory, gradient, True)
     error = error_at(model, theta, value, memory)
     state.high = value + error.value
-    reach = constants.concordance * carried.totals[LONGEST] * length(memory.shift)
+    reach = loss_concordance(model.objective) * length(memory.shift)
     slope = error.slope * math.exp(-0.5 * min(reach, 700.0))
     if state.corrected == 1 + model.slot:
         slope = _correct(search, model)
@@ -217,10 +218,10 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
     if not view.decrement.value < math.inf:
         return False
     flat = view.decrement.flatness
-    steepness = constants.concordance * search.objective.carried.totals[LONGEST]
-    steep, delta = steepness * flat, view.decrement.value + view.slope
-    known, delta = _distance(delta, steep), delta + view.decrement.rounding
-    distance = _distance(delta, steep)
+    concordance = loss_concordance(search.objective)
+    k, delta = concordance * flat, view.decrement.value + view.slope
+    known, delta = _distance(delta, k), delta + view.decrement.rounding
+    distance = _distance(delta, k)
     fine = view.hessian_error <= wish.hessian_tol
     done = fine and known * flat <= wish.tol * (1.0 + size)
     if not size + distance * flat < constants.radius:
@@ -228,7 +229,7 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
     state.distance, state.length = distance, distance * flat
     if wish.arms.shape[0] > 0:
         if wish.doubt > 0.0:
-            wider = _distance(delta + _doubt(search, steepness), steep)
+            wider = _distance(delta + _doubt(search, concordance), k)
             if size + wider * flat < constants.radius:
                 state.certain = int(_is_clear(state, search, wider))
                 done = done or state.certain == 1
@@ -241,15 +242,15 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
 
 
 @kernel
-def _doubt(search: FreeSearch, steepness: float) -> float:
+def _doubt(search: FreeSearch, concordance: float) -> float:
     """By how much the tilt may be off, in the dual norm of the Hessian at theta."""
     away = distance(search.theta, search.wish.other)
-    return search.wish.doubt * math.exp(min(0.5 * steepness * away, 300.0))
+    return search.wish.doubt * math.exp(min(0.5 * concordance * away, 300.0))
 
 
 @kernel
 def _distance(delta: float, k: float) -> float:
-    """``-log(1 - k delta)/k``, and a little more."""
+    """``-log(1 - k delta)/k``, and a little more: how far the minimiser may be."""
     share = k * delta
     if not share < 1.0:
         return math.inf

@@ -20,7 +20,7 @@ from torchglb.backend.dense import (
     frank_wolfe_gap,
     minimize_on_ball,
 )
-from torchglb.carried.kernels import LONGEST, MAGNITUDE, Workspace, put_point
+from torchglb.carried.kernels import MAGNITUDE, Workspace, put_point
 from torchglb.carried.model import (
     Dense,
     Model,
@@ -29,6 +29,7 @@ from torchglb.carried.model import (
     expand,
     gradient_at,
     loss_at,
+    loss_concordance,
     quadratic_value,
 )
 from torchglb.carried.rounding import compensated
@@ -281,7 +282,7 @@ def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved
     model, theta, memory = search.model, search.vectors.theta, search.memory
     carried, constants = model.objective.carried, model.objective.constants
     d, radius, gradient = theta.shape[0], constants.radius, memory.vectors[0]
-    steepness = constants.concordance * carried.totals[LONGEST]
+    concordance = loss_concordance(model.objective)
     value = expand(model, theta, memory, gradient, False)
     error = error_at(model, theta, value, memory)
     state.high = value + error.value
@@ -301,13 +302,13 @@ def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved
             gradient[k] += nu * theta[k]
     doubt = max(hessian_error, error.hessian)
     if doubt < 1.0:  # else the polynomial may bend downwards
-        known = math.exp(-steepness * moved) / (1.0 + doubt)
+        known = math.exp(-concordance * moved) / (1.0 + doubt)
         for i in range(d):
             for j in range(d):
                 memory.metric[i, j] = known * memory.hessian[i, j]
         decrement = decrement_of(model, gradient, nu, error.trace, memory)
         delta = decrement.value + error.slope
-        left = 1.0 - steepness * decrement.flatness * delta if delta < math.inf else -1.0
+        left = 1.0 - concordance * decrement.flatness * delta if delta < math.inf else -1.0
         if left >= 0.0:
             ratio = delta / (1.0 + math.sqrt(left))
             low = max(low, base - 2.0 * ratio * ratio)

@@ -67,6 +67,12 @@ class Objective(NamedTuple):
 
 
 @kernel
+def loss_concordance(objective: Objective) -> float:
+    """R X, X the longest row: ``|D^3 F[v, v, u]| <= R X |u| D^2 F[v, v]``, without the ridge."""
+    return objective.constants.concordance * objective.carried.totals[LONGEST]
+
+
+@kernel
 def loss_at(carried: Carried, quadratic: Quadratic, a: int) -> float:
     """F at a carried point."""
     squared, tilted = 0.0, 0.0

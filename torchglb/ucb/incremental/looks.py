@@ -12,13 +12,14 @@ import math
 from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
-from torchglb.carried.kernels import LONGEST, least_used, put_point
+from torchglb.carried.kernels import least_used, put_point
 from torchglb.carried.model import (
     Model,
     error_at,
     expand,
     gradient_at,
     loss_at,
+    loss_concordance,
     model_at,
 )
 from torchglb.carried.taylor import hessian_at
@@ -146,12 +147,11 @@ def _dip(slope_error: float, problem: CarriedProblem) -> float:
     """How much lower than its computed tangent the loss may be because of the slope's error.
 
     A slope that errs by e in the dual norm of the Hessian puts a point at a distance delta in its
-    norm lower by e delta, but the curvature puts it ``delta^2 / (2 + 2 R S D)`` higher, D the
-    longest row: never lower than by ``e^2 (1 + R S D)/2``.
+    norm lower by e delta, but the curvature puts it ``delta^2 / (2 + 2 R X S)`` higher, X the
+    longest row: never lower than by ``e^2 (1 + R X S)/2``.
     """
-    constants = problem.anchors.constants
-    stiff = constants.concordance * problem.anchors.carried.totals[LONGEST] * constants.radius
-    return 0.5 * slope_error * slope_error * (1.0 + stiff)
+    growth = loss_concordance(problem.anchors) * problem.anchors.constants.radius
+    return 0.5 * slope_error * slope_error * (1.0 + growth)
 
 
 @kernel

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 
 from torchglb.backend import kernel
-from torchglb.carried.kernels import LONGEST
-from torchglb.carried.model import expand
+from torchglb.carried.model import expand, loss_concordance
 from torchglb.carried.rounding import compensated
 from torchglb.ucb.incremental.looks import anchor_at_minimum
 from torchglb.ucb.incremental.minorant import (
@@ -47,13 +46,12 @@ def bound_cheaply(round_: Round) -> None:
     """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
     level, model = round_.level, round_.problem.minimum
     gradient, dense = round_.memory.gradient, round_.memory.dense
-    carried, constants = model.objective.carried, model.objective.constants
     loss = expand(model, model.point, dense, gradient, True)
     # no payment for the ridge: near the minimum its slope is no larger than that of the rows
     paid = compensated(gradient.shape[0]) * cut_rounding(
-        level.high, loss, loss, carried.trace[0], level.magnitude, level.radius
+        level.high, loss, loss, model.objective.carried.trace[0], level.magnitude, level.radius
     )
-    concordance = constants.concordance * carried.totals[LONGEST]
+    concordance = loss_concordance(model.objective)
     slack = level.high - loss + paid
     outer = ellipsoid(model.point, gradient, slack, concordance, level.radius, dense)
     bound_by_ellipsoid(round_.arms, outer, level.radius, dense)
