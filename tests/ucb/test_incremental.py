@@ -517,7 +517,7 @@ def test_a_choice_that_is_not_certain_is_not_played_unseen(generator, monkeypatc
 
     def uncertain(self, *given):
         played = play(self, *given)
-        given[-1].out.status[:] = int(Status.INACCURATE)
+        given[-1].status[:] = int(Status.INACCURATE)
         return played
 
     monkeypatch.setattr(CarriedRounds, "play", uncertain)
