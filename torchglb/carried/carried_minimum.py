@@ -42,35 +42,21 @@ LARGEST_ORDER = 256
 
 
 class Enclosed(NamedTuple):
-    """The minimum of every problem.
+    """The minimum of every problem."""
 
-    Attributes:
-        theta: ``(N, d)``, in the ball.
-        low: ``(N,)``; the minimum is at least this,
-        high: ``(N,)``; and F(theta) at most this.
-        excess: ``(N,)``; F(theta) is at most so much larger than the minimum, whatever both are.
-        passes: ``(N,)``, over the history, that it took.
-    """
-
-    theta: Floats
-    low: Floats
-    high: Floats
-    excess: Floats
-    passes: Floats
+    theta: Floats  # (N, d), in the ball
+    low: Floats  # (N,); the minimum is at least this
+    high: Floats  # (N,); F(theta) is at most this
+    excess: Floats  # (N,); F(theta) is at most so much larger than the minimum, whatever both are
+    passes: Floats  # (N,), over the history, that it took
 
 
 class ImaginedRows(NamedTuple):
-    """One more row of every problem, which is in passes and in the sums of nobody; or of none.
+    """One more row of every problem, which is in passes and in the sums of nobody; or of none."""
 
-    Attributes:
-        x: ``(N, d)``, or ``(0, d)``.
-        y: weights times rewards, ``(N,)``.
-        w: weights, ``(N,)``.
-    """
-
-    x: Floats
-    y: Floats
-    w: Floats
+    x: Floats  # (N, d), or (0, d)
+    y: Floats  # weights times rewards, (N,)
+    w: Floats  # weights, (N,)
 
 
 NO_ROWS = ImaginedRows(np.empty((0, 1)), np.empty(0), np.empty(0))
@@ -192,19 +178,12 @@ class CarriedMinimum(CarriedSearch):
 
 
 class BallSearches(NamedTuple):
-    """The searches of N problems.
+    """The searches of N problems."""
 
-    Attributes:
-        objectives: F of each.
-        vectors: vectors, ``(N, 3, d)``.
-        state: of dtype ``SEARCH``, ``(N,)``.
-        goal: when to end.
-    """
-
-    objectives: Objectives
-    vectors: Floats
-    state: Any
-    goal: Goal
+    objectives: Objectives  # F of each
+    vectors: Floats  # (N, 3, d), see vectors_in
+    state: Any  # of dtype SEARCH, (N,)
+    goal: Goal  # when to end
 
 
 @entry

@@ -155,32 +155,18 @@ def _step(theta: Floats, concordance: float, leap: bool, memory: Dense) -> float
 
 
 class FreeSearches(NamedTuple):
-    """The searches of N problems.
+    """The searches of N problems."""
 
-    Attributes:
-        objectives: F of each.
-        used: when each carried point was of use, ``(N, A)``.
-        state: of dtype ``FREE``, ``(N,)``.
-        vectors: of each search, ``(N, 3, d)``, at THETA, CORRECTION and CORRECTED_AT.
-        hessian: of F at theta in the end, ``(N, d, d)``.
-        tol: from here on as in :class:`Wish`.
-        hessian_tol: a number.
-        arms: ``(N, K, d)``.
-        doubt: ``(N,)``.
-        other: ``(N, d)``.
-        fleeting: of all.
-    """
-
-    objectives: Objectives
-    used: Ints
-    state: Any
-    vectors: Floats
-    hessian: Floats
-    tol: float
+    objectives: Objectives  # F of each
+    used: Ints  # when each carried point was of use, (N, A)
+    state: Any  # of dtype FREE, (N,)
+    vectors: Floats  # of each search, (N, 3, d), at THETA, CORRECTION and CORRECTED_AT
+    hessian: Floats  # of F at theta in the end, (N, d, d)
+    tol: float  # this and the rest as in Wish, of every problem
     hessian_tol: float
-    arms: Floats
-    doubt: Floats
-    other: Floats
+    arms: Floats  # (N, K, d)
+    doubt: Floats  # (N,)
+    other: Floats  # (N, d)
     fleeting: bool
 
 

@@ -53,94 +53,54 @@ TRUST = 0.5
 
 
 class FreeState(Protocol):
-    """What is known of the minimiser of one problem.
+    """What is known of the minimiser of one problem."""
 
-    Attributes:
-        high: F(theta) is at most this.
-        distance: of the minimiser at most, in the norm of M; infinity: not known.
-        length: the same in the Euclidean norm.
-        hessian_error: of the Hessian at theta, relative to the true one.
-        leader: the arm with the largest <x, theta>.
-        certain: whether it is the minimiser's, for every tilt within the doubt.
-        passes: so far; whoever begins anew sets it to 0.
-        answered: the pass that was asked for and has been made.
-        corrected: 1 + the carried point whose polynomial is corrected, or 0.
-        leapt: whether a long step has led upwards.
-        clock: of searches.
-    """
-
-    high: float
-    distance: float
-    length: float
-    hessian_error: float
-    leader: int
-    certain: int
-    passes: int
-    answered: int
-    corrected: int
-    leapt: int
-    clock: int
+    high: float  # F(theta) is at most this
+    distance: float  # of the minimiser at most, in the norm of M; infinity: not known
+    length: float  # the same in the Euclidean norm
+    hessian_error: float  # of the Hessian at theta, relative to the true one
+    leader: int  # the arm with the largest <x, theta>
+    certain: int  # whether it is the minimiser's, for every tilt within the doubt
+    passes: int  # so far; whoever begins anew sets it to 0
+    answered: int  # the pass that was asked for and has been made
+    corrected: int  # 1 + the carried point whose polynomial is corrected, or 0
+    leapt: int  # whether a long step has led upwards
+    clock: int  # of searches
 
 
 FREE = record_type(FreeState)
 
 
 class Wish(NamedTuple):
-    """When a search may end.
+    """When a search may end."""
 
-    Attributes:
-        tol: the distance is at most this times 1 + |theta|, but for rounding; or
-        hessian_tol: relative error of the Hessian; infinite where it is not needed.
-        arms: ``(K, d)``, the largest <x, theta> of these is certain; none if K = 0.
-        doubt: eta, by which the tilt may be off in the dual norm of the Hessian at
-        other: ``(d,)``.
-        fleeting: whether the minimiser is of use only once, so that its neighbourhood is not.
-    """
-
-    tol: float
-    hessian_tol: float
-    arms: Floats
-    doubt: float
-    other: Floats
-    fleeting: bool
+    tol: float  # the distance is at most this times 1 + |theta|, but for rounding
+    hessian_tol: float  # relative error of the Hessian; infinite where it is not needed
+    arms: Floats  # (K, d); or the largest <x, theta> of these is certain; none if K = 0
+    doubt: float  # eta, by which the tilt may be off in the dual norm of the Hessian at other
+    other: Floats  # (d,), a point
+    fleeting: bool  # whether the minimiser is of use only once, so that its neighbourhood is not
 
 
 class FreeSearch(NamedTuple):
-    """What a search works on, beside its state: a record in a tuple would be a copy.
+    """What a search works on, beside its state: a record in a tuple would be a copy."""
 
-    Attributes:
-        theta: ``(d,)``, where it is.
-        correction: of a polynomial's gradient, ``(d,)``,
-        corrected_at: where it was made, ``(d,)``.
-        used: the time when each carried point was last of use, ``(A,)``.
-        objective: F.
-        wish: when to end.
-        memory: for algebra; its Hessian, and the first of its vectors, the gradient, are F's.
-    """
-
-    theta: Floats
-    correction: Floats
-    corrected_at: Floats
-    used: Ints
-    objective: Objective
-    wish: Wish
-    memory: Dense
+    theta: Floats  # (d,), where it is
+    correction: Floats  # (d,), the true gradient less that of a polynomial
+    corrected_at: Floats  # (d,), at this point
+    used: Ints  # the time when each carried point was last of use, (A,)
+    objective: Objective  # F
+    wish: Wish  # when to end
+    memory: Dense  # for algebra; its Hessian, and the first of its vectors, the gradient, are F's
 
 
 class View(NamedTuple):
-    """What the polynomial of a carried point says at theta.
+    """What the polynomial of a carried point says at theta."""
 
-    Attributes:
-        decrement: of Newton, in M.
-        slope: how far the gradient may be from it, in the same norm.
-        hessian_error: relative.
-        reach: R X times the distance from the carried point.
-    """
-
-    decrement: Decrement
-    slope: float
-    hessian_error: float
-    reach: float
+    decrement: Decrement  # of Newton, in M
+    slope: float  # how far the gradient may be from it, in the same norm
+    hessian_error: float  # relative
+    reach: float  # R X times the distance from the carried point
 
 
 @kernel

@@ -23,21 +23,13 @@ TOTALS = 3
 
 
 class Carried(NamedTuple):
-    """One problem's sums at A points, in its own memory.
+    """One problem's sums at A points, in its own memory."""
 
-    Attributes:
-        points: ``(d, A)``.
-        sums: one of each monomial, ``(count, A)``.
-        rest: what rounding has added to the loss and the gradient, ``(1 + d, A)``.
-        trace: of the Hessian, ``(A,)``.
-        totals: over the rows, ``(3,)``, at LONGEST, MAGNITUDE and ROWS.
-    """
-
-    points: Floats
-    sums: Floats
-    rest: Floats
-    trace: Floats
-    totals: Floats
+    points: Floats  # (d, A)
+    sums: Floats  # one of each monomial, (count, A)
+    rest: Floats  # what rounding has added to the loss and the gradient, (1 + d, A)
+    trace: Floats  # of the Hessian, (A,)
+    totals: Floats  # over the rows, (3,), at LONGEST, MAGNITUDE and ROWS
 
 
 @entry
@@ -91,21 +83,13 @@ class ProblemRows(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Memory for one pass at a time.
+    """Memory for one pass at a time."""
 
-    Attributes:
-        scratch: of :func:`row_terms`.
-        powers: monomials of a chunk of rows, ``(count, CHUNK)``.
-        sums: ``(count,)``, the result; the first 1 + d with ``rest``.
-        rest: ``(1 + d,)``.
-        part: the gradient of a chunk of rows, ``(d,)``.
-    """
-
-    scratch: Floats
-    powers: Floats
-    sums: Floats
-    rest: Floats
-    part: Floats
+    scratch: Floats  # of row_terms
+    powers: Floats  # monomials of a chunk of rows, (count, CHUNK)
+    sums: Floats  # (count,), the result; the first 1 + d with rest
+    rest: Floats  # (1 + d,)
+    part: Floats  # the gradient of a chunk of rows, (d,)
 
 
 @inlined

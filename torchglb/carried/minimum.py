@@ -45,29 +45,17 @@ ON_SPHERE = 1.0 - 1e-6
 
 
 class SearchState(Protocol):
-    """Where a search stands; all but the enclosure is of use only while a pass is awaited.
+    """Where a search stands; all but the enclosure is of use only while a pass is awaited."""
 
-    Attributes:
-        low: the minimum lies between this
-        high: and this, and so does F(theta).
-        excess: F(theta) is at most so much larger than the minimum, whatever both are.
-        reducible: what of it is not rounding.
-        length: share of the full step that is tried.
-        passes: so far; whoever begins anew sets it to 0.
-        tries: steps in a row that led upwards.
-        answered: whether the pass that was asked for has been made.
-        rounding: an enclosure of this width is as good as arithmetic allows.
-    """
-
-    low: float
-    high: float
-    excess: float
-    reducible: float
-    length: float
-    passes: int
-    tries: int
-    answered: int
-    rounding: float
+    low: float  # the minimum is at least this
+    high: float  # the minimum and F(theta) are at most this
+    excess: float  # F(theta) is at most so much larger than the minimum, whatever both are
+    reducible: float  # what of it is not rounding
+    length: float  # share of the full step that is tried
+    passes: int  # so far; whoever begins anew sets it to 0
+    tries: int  # steps in a row that led upwards
+    answered: int  # whether the pass that was asked for has been made
+    rounding: float  # an enclosure of this width is as good as arithmetic allows
 
 
 SEARCH = record_type(SearchState)
@@ -115,17 +103,11 @@ class Goal(NamedTuple):
 
 
 class BallSearch(NamedTuple):
-    """What a search works on, beside its state: a record in a tuple would be a copy.
-
-    Attributes:
-        vectors: its vectors.
-        model: F near the only carried point.
-        memory: for algebra.
-    """
+    """What a search works on, beside its state: a record in a tuple would be a copy."""
 
     vectors: SearchVectors
-    model: Model
-    memory: Dense
+    model: Model  # F near the only carried point
+    memory: Dense  # for algebra
 
 
 @kernel

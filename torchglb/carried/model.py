@@ -34,36 +34,23 @@ class Quadratic(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """What bounds the loss of one problem between its points.
+    """What bounds the loss of one problem between its points."""
 
-    Attributes:
-        radius: S of the ball in which all points lie.
-        ratio: C, with ``|m^(q+1)| <= C m''`` on [-S, S].
-        concordance: R, with ``|m'''| <= R m''`` there.
-    """
-
-    radius: float
-    ratio: float
-    concordance: float
+    radius: float  # S of the ball in which all points lie
+    ratio: float  # C, with |m^(q+1)| <= C m'' on [-S, S]
+    concordance: float  # R, with |m'''| <= R m'' there
 
 
 CONSTANTS = record_type(Constants)
 
 
 class Objective(NamedTuple):
-    """F of one problem: the sums that are carried, and what goes with them.
+    """F of one problem: the sums that are carried, and what goes with them."""
 
-    Attributes:
-        carried: the sums at A points.
-        quadratic: what is added to the loss.
-        constants: S, C and R.
-        table: the monomials of the sums.
-    """
-
-    carried: Carried
-    quadratic: Quadratic
-    constants: Constants
-    table: Monomials
+    carried: Carried  # the sums at A points
+    quadratic: Quadratic  # what is added to the loss
+    constants: Constants  # S, C and R
+    table: Monomials  # the monomials of the sums
 
 
 @kernel
@@ -98,27 +85,16 @@ def quadratic_value(quadratic: Quadratic, theta: Floats) -> float:
 
 
 class Dense(NamedTuple):
-    """Memory for small algebra.
+    """Memory for small algebra."""
 
-    Attributes:
-        hessian: of F, ``(d, d)``.
-        metric: a lower bound M on a Hessian, ``(d, d)``.
-        factor: of a matrix, ``(d, d)``.
-        shift: from a carried point to where its polynomial was asked last, ``(d,)``.
-        point: a carried point, ``(d,)``,
-        sums: and its sums, ``(count,)``.
-        powers: ``(count,)``.
-        vectors: ``(5, d)``.
-    """
-
-    hessian: Floats
-    metric: Floats
-    factor: Floats
-    shift: Floats
-    point: Floats
-    sums: Floats
-    powers: Floats
-    vectors: Floats
+    hessian: Floats  # of F, (d, d)
+    metric: Floats  # a lower bound M on a Hessian, (d, d)
+    factor: Floats  # of a matrix, (d, d)
+    shift: Floats  # from a carried point to where its polynomial was asked last, (d,)
+    point: Floats  # a carried point, (d,)
+    sums: Floats  # its sums, (count,)
+    powers: Floats  # the monomials of shift over their factorials, (count,)
+    vectors: Floats  # (5, d)
 
 
 @inlined
@@ -137,19 +113,12 @@ def dense(dim: int, count: int) -> Dense:
 
 
 class Model(NamedTuple):
-    """F near one carried point.
-
-    Attributes:
-        objective: F.
-        slot: which of its points.
-        point: this point, ``(d,)``,
-        sums: and its sums, ``(count,)`` or longer.
-    """
+    """F near one carried point."""
 
     objective: Objective
-    slot: int
-    point: Floats
-    sums: Floats
+    slot: int  # which of its points
+    point: Floats  # this point, (d,)
+    sums: Floats  # its sums, (count,) or longer
 
 
 @inlined
@@ -244,17 +213,11 @@ def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
 
 
 class Decrement(NamedTuple):
-    """Newton's decrement: the length of the gradient of F in M^-1, M a lower bound on its Hessian.
+    """Newton's decrement: the length of the gradient of F in M^-1, M at most its Hessian."""
 
-    Attributes:
-        value: as computed; infinite where M is not positive definite.
-        rounding: what rounding may add to it.
-        flatness: ``1/sqrt(least eigenvalue of M)``, or more.
-    """
-
-    value: float
-    rounding: float
-    flatness: float
+    value: float  # as computed; infinite where M is not positive definite
+    rounding: float  # what rounding may add to it
+    flatness: float  # 1/sqrt(least eigenvalue of M), or more
 
 
 @kernel
@@ -293,19 +256,12 @@ def decrement_of(
 
 
 class CarriedSums(NamedTuple):
-    """What is carried of N problems, in few arrays.
+    """What is carried of N problems, in few arrays."""
 
-    Attributes:
-        memory: of the sums, ``(N, size)``.
-        number: A, at so many points.
-        constants: S, C and R, ``(N,)`` records of dtype ``CONSTANTS``.
-        table: the monomials of the sums.
-    """
-
-    memory: Floats
-    number: int
-    constants: Any
-    table: Packed
+    memory: Floats  # of the sums, (N, size)
+    number: int  # A, at so many points
+    constants: Any  # S, C and R, (N,) records of dtype CONSTANTS
+    table: Packed  # the monomials of the sums
 
 
 class Objectives(NamedTuple):
@@ -329,19 +285,12 @@ def objective_of(sums: CarriedSums, b: int, ridge: float, tilt: Floats) -> Objec
 
 
 class Polynomials(NamedTuple):
-    """The polynomials of N problems at one place each.
+    """The polynomials of N problems at one place each."""
 
-    Attributes:
-        value: of F, ``(N,)``.
-        gradient: ``(N, d)``.
-        hessian: ``(N, d, d)``.
-        errors: one :class:`Error` for each, ``(N,)`` records of dtype ``ERROR``.
-    """
-
-    value: Floats
-    gradient: Floats
-    hessian: Floats
-    errors: Any
+    value: Floats  # of F, (N,)
+    gradient: Floats  # (N, d)
+    hessian: Floats  # (N, d, d)
+    errors: Any  # one Error for each, (N,) records of dtype ERROR
 
 
 @entry

@@ -26,19 +26,12 @@ NO_FAMILY = CompiledFamily(0, 1.0, 1.0, 0.0, 0.0, False, 0.0)
 
 
 class RowArrays(NamedTuple):
-    """The rows of N problems as compiled code reads them.
+    """The rows of N problems as compiled code reads them."""
 
-    Attributes:
-        X: features, ``(N, d, capacity)``.
-        w: weights, ``(N, capacity)``.
-        y: weights times rewards, ``(N, capacity)``.
-        used: rows that are in use.
-    """
-
-    X: NDArray[Any]
-    w: NDArray[Any]
-    y: NDArray[Any]
-    used: int
+    X: NDArray[Any]  # features, (N, d, capacity)
+    w: NDArray[Any]  # weights, (N, capacity)
+    y: NDArray[Any]  # weights times rewards, (N, capacity)
+    used: int  # rows that are in use
 
 
 class RowSource:

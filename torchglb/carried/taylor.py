@@ -84,17 +84,11 @@ FACTORIAL = np.array([float(math.factorial(k)) for k in range(HIGHEST + 3)])
 
 
 class Remainder(NamedTuple):
-    """How far the loss may be from a Taylor polynomial.
+    """How far the loss may be from a Taylor polynomial."""
 
-    Attributes:
-        value: of the loss.
-        slope: of the gradient, in the dual norm of the Hessian there.
-        hessian: of the Hessian, relative to the Hessian there, and to that at the centre.
-    """
-
-    value: float
-    slope: float
-    hessian: float
+    value: float  # of the loss
+    slope: float  # of the gradient, in the dual norm of the Hessian there
+    hessian: float  # of the Hessian, relative to the Hessian there, and to that at the centre
 
 
 @kernel

@@ -121,19 +121,12 @@ class Curvature(NamedTuple):
 
 
 class QuadraticModel(NamedTuple):
-    """A quadratic model of a level set, ``g'(u - theta) + (u - theta)' H (u - theta)/2 <= slack``.
+    """A model of a level set, ``g'(u - theta) + (u - theta)' H (u - theta)/2 <= slack``."""
 
-    Attributes:
-        theta: where it was made.
-        gradient: g.
-        hessian: H.
-        slack: B - F(theta).
-    """
-
-    theta: Floats
-    gradient: Floats
-    hessian: Curvature
-    slack: float
+    theta: Floats  # where it was made
+    gradient: Floats  # g
+    hessian: Curvature  # H
+    slack: float  # B - F(theta)
 
 
 @kernel

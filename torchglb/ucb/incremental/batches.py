@@ -49,53 +49,30 @@ HUGE = 1e305
 
 
 class Batch(NamedTuple):
-    """Everything that is carried of N problems.
+    """Everything that is carried of N problems."""
 
-    Attributes:
-        anchors: the sums at the anchors.
-        minimum: the sums near the minimum.
-        anchor_use: memory of :class:`AnchorUse`, ``(N, (d + 2) A + 1)``.
-        vectors: of the search for the minimum, ``(N, 3, d)``.
-        search: its state, ``(N,)``.
-        rounds: the state of the round, ``(N,)``.
-        passes: over the history so far, ``(N,)``.
-        minorants: memory of the minorants, ``(N, size)`` or ``(N, 0)`` for none.
-    """
-
-    anchors: CarriedSums
-    minimum: CarriedSums
-    anchor_use: Floats
-    vectors: Floats
-    search: np.ndarray
-    rounds: np.ndarray
-    passes: Floats
-    minorants: Floats
+    anchors: CarriedSums  # the sums at the anchors
+    minimum: CarriedSums  # the sums near the minimum
+    anchor_use: Floats  # memory of AnchorUse, (N, (d + 2) A + 1)
+    vectors: Floats  # of the search for the minimum, (N, 3, d)
+    search: np.ndarray  # its state, (N,)
+    rounds: np.ndarray  # the state of the round, (N,)
+    passes: Floats  # over the history so far, (N,)
+    minorants: Floats  # memory of the minorants, (N, size) or (N, 0) for none
 
 
 class RoundBuffers(NamedTuple):
-    """Where rounds find what they are about, beside their arms, and leave what comes out.
+    """Where rounds find what they are about, beside their arms, and leave what comes out."""
 
-    Attributes:
-        heights: of the levels, ``(N,)``.
-        ridge: lambda, ``(N,)``.
-        tilt: zeros, ``(N, d)``.
-        bounds: on ``h`` of K arms, at least ``(2 N K,)``: all upper ones, then the lower ones.
-        winner: the index of the winner, ``(N,)``.
-        status: how each problem ended, ``(N,)`` of :class:`torchglb.optim.Status`.
-        passes: over the history, ``(N,)``.
-        memory: for one problem at a time.
-        arms: there may be so many.
-    """
-
-    heights: Floats
-    ridge: Floats
-    tilt: Floats
-    bounds: Floats
-    winner: Ints
-    status: Ints
-    passes: Floats
-    memory: Memory
-    arms: int
+    heights: Floats  # of the levels, (N,)
+    ridge: Floats  # lambda, (N,)
+    tilt: Floats  # zeros, (N, d)
+    bounds: Floats  # on h of K arms, at least (2 N K,): all upper ones, then the lower ones
+    winner: Ints  # the index of the winner, (N,)
+    status: Ints  # how each problem ended, (N,) of Status
+    passes: Floats  # over the history, (N,)
+    memory: Memory  # for one problem at a time
+    arms: int  # there may be so many
 
 
 def round_buffers(batch: Batch, arms: int) -> RoundBuffers:
@@ -116,23 +93,14 @@ def round_buffers(batch: Batch, arms: int) -> RoundBuffers:
 
 
 class RoundCall(NamedTuple):
-    """All that rounds and rows of a batch read and write, in arrays that stay where they are.
-
-    Attributes:
-        family: the family.
-        X: features, ``(N, d, capacity)``.
-        w: weights, ``(N, capacity)``.
-        y: weights times rewards, ``(N, capacity)``.
-        batch: what is carried.
-        buffers: the rest.
-    """
+    """All that rounds and rows of a batch read and write, in arrays that stay where they are."""
 
     family: CompiledFamily
-    X: Floats
-    w: Floats
-    y: Floats
-    batch: Batch
-    buffers: RoundBuffers
+    X: Floats  # features, (N, d, capacity)
+    w: Floats  # weights, (N, capacity)
+    y: Floats  # weights times rewards, (N, capacity)
+    batch: Batch  # what is carried
+    buffers: RoundBuffers  # the rest
 
 
 @inlined

@@ -41,74 +41,41 @@ PLANAR, WIDE = 2, 8
 
 
 class Level(NamedTuple):
-    """The set of this round, ``{|theta| <= S, F(theta) <= B}``; B is known to lie in an interval.
+    """The set of this round, ``{|theta| <= S, F(theta) <= B}``; of B an interval is known."""
 
-    Attributes:
-        high: B is at most this: cuts are made with it.
-        low: B is at least this: feasible points are.
-        center: a point of the set, ``(d,)``.
-        center_loss: F there, at most.
-        radius: S.
-        magnitude: of the rows and the tilt, which bounds rounding; see
-            :func:`torchglb.carried.kernels.add_totals`.
-        quadratic: what is added to the loss of the data.
-    """
-
-    high: float
-    low: float
-    center: Floats
-    center_loss: float
-    radius: float
-    magnitude: float
-    quadratic: Quadratic
+    high: float  # B is at most this: cuts are made with it
+    low: float  # B is at least this: feasible points are found with it
+    center: Floats  # a point of the set, (d,)
+    center_loss: float  # F there, at most
+    radius: float  # S
+    magnitude: float  # of the rows and the tilt, which bounds rounding; see add_totals
+    quadratic: Quadratic  # what is added to the loss of the data
 
 
 class Arms(NamedTuple):
-    """The arms of one round, and what is known of them.
+    """The arms of one round, and what is known of them."""
 
-    Attributes:
-        units: ``(K, d)``, unit vectors, or zeros.
-        lengths: ``(K,)``.
-        upper: ``(K,)``, bounds on h.
-        lower: ``(K,)``.
-        cut: ``(K,)``, the anchor behind ``upper``.
-        feasible: ``(K,)``, the anchor whose feasible point is behind ``lower``.
-        multiplier: ``(K,)``, of the level, dh/dB, as the cut has it.
-    """
-
-    units: Floats
-    lengths: Floats
-    upper: Floats
-    lower: Floats
-    cut: Ints
-    feasible: Ints
-    multiplier: Floats
+    units: Floats  # (K, d), unit vectors, or zeros
+    lengths: Floats  # (K,)
+    upper: Floats  # (K,), bounds on h from above
+    lower: Floats  # (K,), the same from below
+    cut: Ints  # (K,), the anchor behind upper
+    feasible: Ints  # (K,), the anchor whose feasible point is behind lower
+    multiplier: Floats  # (K,), of the level, dh/dB, as the cut has it
 
 
 class Cuts(NamedTuple):
-    """Memory for the cuts and feasible points of A anchors.
+    """Memory for the cuts and feasible points of A anchors."""
 
-    Attributes:
-        offset: ``(A,)``; the set obeys ``<grad F, theta> <= offset``.
-        inverse_norm: ``(A,)``, 1/|grad F|.
-        share: ``(A,)``, of the segment from the centre to the anchor that is feasible.
-        vectors: ``(d, 2 A)``, the unit normals, then the feasible points.
-        distance: ``(A,)``, of the plane from the origin, with a sign.
-        disc: ``(A,)``, the radius of the disc in which the plane meets the ball.
-        ratio: ``(A,)``, of these two.
-        products: ``(BLOCK, 2 A)``, of arms with all ``vectors``.
-        gain: ``(A,)``, by how much each cut lowers the bound of an arm.
-    """
-
-    offset: Floats
-    inverse_norm: Floats
-    share: Floats
-    vectors: Singles
-    distance: Singles
-    disc: Singles
-    ratio: Singles
-    products: Singles
-    gain: Singles
+    offset: Floats  # (A,); the set obeys <grad F, theta> <= offset
+    inverse_norm: Floats  # (A,), 1/|grad F|
+    share: Floats  # (A,), of the segment from the centre to the anchor that is feasible
+    vectors: Singles  # (d, 2 A), the unit normals, then the feasible points
+    distance: Singles  # (A,), of the plane from the origin, with a sign
+    disc: Singles  # (A,), the radius of the disc in which the plane meets the ball
+    ratio: Singles  # (A,), of these two
+    products: Singles  # (BLOCK, 2 A), of arms with all vectors
+    gain: Singles  # (A,), by how much each cut lowers the bound of an arm
 
 
 @inlined

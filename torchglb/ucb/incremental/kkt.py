@@ -31,27 +31,17 @@ ON_SPHERE = 1e-6
 
 
 class System(NamedTuple):
-    """Memory for the equations.
+    """Memory for the equations of a Newton step."""
 
-    Attributes:
-        matrix: ``(d + 2, d + 2)``.
-        right: ``(d + 2,)``.
-    """
-
-    matrix: Floats
-    right: Floats
+    matrix: Floats  # (d + 2, d + 2)
+    right: Floats  # (d + 2,)
 
 
 class Solution(NamedTuple):
-    """How a search has ended.
+    """How a search has ended."""
 
-    Attributes:
-        multiplier: lambda; 0 at the pole.
-        found: whether one of the cases holds.
-    """
-
-    multiplier: float
-    found: bool
+    multiplier: float  # lambda; 0 at the pole
+    found: bool  # whether one of the cases holds
 
 
 @kernel

@@ -64,17 +64,11 @@ WELL_CONDITIONED = 1e5
 
 
 class Minorant(NamedTuple):
-    """In a problem's memory.
+    """The quadratic below the loss of one problem, in its memory."""
 
-    Attributes:
-        point: c, ``(d,)``.
-        matrix: the upper triangle of M, row by row, ``(d (d + 1)/2,)``.
-        state: ``(5,)``, at REACH to LAST_NEEDED; ``(0,)`` where there is never one.
-    """
-
-    point: Floats
-    matrix: Floats
-    state: Floats
+    point: Floats  # c, (d,)
+    matrix: Floats  # the upper triangle of M, row by row, (d (d + 1)/2,)
+    state: Floats  # (5,), at REACH to LAST_NEEDED; (0,) where there is never one
 
 
 def minorant_size(dim: int) -> int:
@@ -232,15 +226,10 @@ def least_reach(
 
 
 class OuterEllipsoid(NamedTuple):
-    """An ellipsoid that holds the set; its centre and the factor of its matrix are in memory.
+    """An ellipsoid that holds the set; its centre and the factor of its matrix are in memory."""
 
-    Attributes:
-        width: half of it, in the norm of its matrix; infinite where there is no bound.
-        offset: how far its centre is from where the matrix was made, in that norm.
-    """
-
-    width: float
-    offset: float
+    width: float  # half of it, in the norm of its matrix; infinite where there is no bound
+    offset: float  # how far its centre is from where the matrix was made, in that norm
 
 
 @kernel

@@ -25,45 +25,25 @@ CERTAIN, UNDECIDED, NO_CENTER = 0, 1, 2
 
 
 class RoundState(Protocol):
-    """Where a round stands: a record, so that it can stop for a pass and go on.
+    """Where a round stands: a record, so that it can stop for a pass and go on."""
 
-    Attributes:
-        phase: MINIMUM, SCAN or LOOKS.
-        ending: CERTAIN, UNDECIDED or NO_CENTER.
-        leader: the arm with the largest lower bound.
-        looks: so far.
-        passes: for arms, so far.
-        arm: whose pass is awaited.
-        exhausted: whether arithmetic allows no better knowledge of the level.
-        number: of this round.
-        awaited: the pass that was asked for last, or 0; when the round goes on it has been made.
-        reduced: whether ``memory.minimum_form`` is that of this round.
-        with_minorant: whether the minorant has bounded the arms, or is not to.
-        minorant_passes: for its matrix, so far.
-        height: B itself, or how far it is above the minimum.
-        tolerance: to which the minimum is to be found.
-        level: B at most.
-        low: B at least.
-        center_loss: F at the centre, at most.
-    """
-
-    phase: int
-    ending: int
-    leader: int
-    looks: int
-    passes: int
-    arm: int
-    exhausted: int
-    number: int
-    awaited: int
-    reduced: int
-    with_minorant: int
-    minorant_passes: int
-    height: float
-    tolerance: float
-    level: float
-    low: float
-    center_loss: float
+    phase: int  # MINIMUM, SCAN or LOOKS
+    ending: int  # CERTAIN, UNDECIDED or NO_CENTER
+    leader: int  # the arm with the largest lower bound
+    looks: int  # so far
+    passes: int  # for arms, so far
+    arm: int  # whose pass is awaited
+    exhausted: int  # whether arithmetic allows no better knowledge of the level
+    number: int  # of this round
+    awaited: int  # the pass that was asked for last, or 0; when the round goes on it has been made
+    reduced: int  # whether memory.minimum_form is that of this round
+    with_minorant: int  # whether the minorant has bounded the arms, or is not to
+    minorant_passes: int  # for its matrix, so far
+    height: float  # B itself, or how far it is above the minimum
+    tolerance: float  # to which the minimum is to be found
+    level: float  # B at most
+    low: float  # B at least
+    center_loss: float  # F at the centre, at most
 
 
 ROUND = record_type(RoundState)

@@ -68,94 +68,51 @@ CHEAP = 4
 
 
 class LevelSet(NamedTuple):
-    """The set of one problem, ``{|theta| <= S, F(theta) <= B}``.
+    """The set of one problem, ``{|theta| <= S, F(theta) <= B}``."""
 
-    Attributes:
-        loss: F.
-        level: B.
-        radius: S.
-        squares: of the lengths of the rows, ``(n,)``.
-        magnitude: of the rows and the tilt, which bounds rounding; see
-            :func:`torchglb.carried.kernels.add_totals`.
-        center: a point of the set, if there is one, ``(d,)``.
-        center_loss: F there, as computed.
-        center_error: what rounding may have done to it.
-        region: of :class:`torchglb.ucb.ConvexRegion`, c, W and gamma; empty for none.
-    """
-
-    loss: RowLoss
-    level: float
-    radius: float
-    squares: Floats
-    magnitude: float
-    center: Floats
-    center_loss: float
-    center_error: float
-    region: Floats
+    loss: RowLoss  # F
+    level: float  # B
+    radius: float  # S
+    squares: Floats  # of the lengths of the rows, (n,)
+    magnitude: float  # of the rows and the tilt, which bounds rounding; see add_totals
+    center: Floats  # a point of the set, if there is one, (d,)
+    center_loss: float  # F there, as computed
+    center_error: float  # what rounding may have done to it
+    region: Floats  # of ConvexRegion, c, W and gamma; empty for none
 
 
 class ArmBounds(NamedTuple):
-    """What is known of K arms.
+    """What is known of K arms."""
 
-    Attributes:
-        units: unit vectors, ``(K, d)``, or zeros.
-        scales: powers of two that arms were divided by, ``(K,)``.
-        lengths: of what was left, ``(K,)``.
-        upper: ``(K,)``.
-        lower: ``(K,)``.
-        theta: feasible points that attain ``lower``, ``(K, d)``.
-        normal: of the cuts that gave ``upper``, ``(K, d)``.
-        offset: of these cuts, ``(K,)``.
-        upper_paid: what rounding costs ``upper``, and ``lower`` by what it aims at, ``(K,)``.
-        lower_paid: what it costs ``lower`` beside that, ``(K,)``.
-        status: ``(K,)``.
-    """
-
-    units: Floats
-    scales: Floats
-    lengths: Floats
-    upper: Floats
-    lower: Floats
-    theta: Floats
-    normal: Floats
-    offset: Floats
-    upper_paid: Floats
-    lower_paid: Floats
-    status: Ints
+    units: Floats  # unit vectors, (K, d), or zeros
+    scales: Floats  # powers of two that arms were divided by, (K,)
+    lengths: Floats  # of the arms over their scales, (K,)
+    upper: Floats  # bounds on h of the unit vectors, (K,)
+    lower: Floats  # (K,)
+    theta: Floats  # feasible points that attain lower, (K, d)
+    normal: Floats  # of the cuts that gave upper, (K, d)
+    offset: Floats  # of these cuts, (K,)
+    upper_paid: Floats  # what rounding costs upper, and lower by what it aims at, (K,)
+    lower_paid: Floats  # what it costs lower beside that, (K,)
+    status: Ints  # (K,)
 
 
 class SearchMemory(NamedTuple):
-    """Of a search.
+    """Memory of a search."""
 
-    Attributes:
-        table: of passes with the Hessian.
-        work: of passes.
-        pairs: of passes without.
-        at: the point to evaluate.
-        last: the one before it.
-        next: the one after it, ``(d,)``.
-        inner: a point of the set, ``(d,)``.
-        outer: a point outside, ``(d,)``.
-        tilt: ``(d,)``.
-        work_vectors: ``STEP_ROWS`` rows of d.
-        center_form: the Hessian at the centre, in tridiagonal form.
-        form: that at a point of the search.
-        estimate: of the dual search.
-    """
-
-    table: Monomials
-    work: Workspace
-    pairs: SecantMemory
-    at: PointExpansion
-    last: PointExpansion
-    next: Floats
-    inner: Floats
-    outer: Floats
-    tilt: Floats
-    work_vectors: Floats
-    center_form: Tridiagonal
-    form: Tridiagonal
-    estimate: NewtonMemory
+    table: Monomials  # of passes with the Hessian
+    work: Workspace  # of passes
+    pairs: SecantMemory  # of passes without
+    at: PointExpansion  # the point to evaluate
+    last: PointExpansion  # the one before it
+    next: Floats  # the one after it, (d,)
+    inner: Floats  # a point of the set, (d,)
+    outer: Floats  # a point outside, (d,)
+    tilt: Floats  # (d,)
+    work_vectors: Floats  # STEP_ROWS rows of d
+    center_form: Tridiagonal  # the Hessian at the centre, in tridiagonal form
+    form: Tridiagonal  # that at a point of the search
+    estimate: NewtonMemory  # of the dual search
 
 
 @inlined
@@ -182,21 +139,13 @@ def search_memory(dim: int) -> SearchMemory:
 
 
 class Evaluated(NamedTuple):
-    """What holds at an evaluated point.
+    """What holds at an evaluated point."""
 
-    Attributes:
-        loss: F as computed.
-        loss_error: what rounding may have done to it, and to points on its chords.
-        error: what rounding may have done to the offset of the cut.
-        gradient_norm: |grad F|.
-        offset: of the cut ``<grad F, theta> <= offset``, which pays for rounding.
-    """
-
-    loss: float
-    loss_error: float
-    error: float
-    gradient_norm: float
-    offset: float
+    loss: float  # F as computed
+    loss_error: float  # what rounding may have done to it, and to points on its chords
+    error: float  # what rounding may have done to the offset of the cut
+    gradient_norm: float  # |grad F|
+    offset: float  # of the cut <grad F, theta> <= offset, which pays for rounding
 
 
 @kernel
@@ -337,19 +286,12 @@ def tighten_upper(
 
 
 class Segment(NamedTuple):
-    """From a point of the set to any point of the ball.
+    """From a point of the set to any point of the ball."""
 
-    Attributes:
-        start: a point of the set, ``(d,)``.
-        end: any point, ``(d,)``.
-        share: how much of it is certain to be in the set.
-        ideal: the same but for rounding.
-    """
-
-    start: Floats
-    end: Floats
-    share: float
-    ideal: float
+    start: Floats  # a point of the set, (d,)
+    end: Floats  # any point, (d,)
+    share: float  # how much of it is certain to be in the set
+    ideal: float  # the same but for rounding
 
 
 @inlined
