@@ -235,10 +235,10 @@ MUTANTS = (
         "tests/ucb/test_minorant.py",
     ),
     Mutant(
-        "an ellipsoid of half the room",
+        "an ellipsoid of half the slack",
         "ucb/incremental/minorant.py",
-        "    room = level.high - loss + paid\n",
-        "    room = 0.5 * (level.high - loss) + paid\n",
+        "    slack = level.high - loss + paid\n",
+        "    slack = 0.5 * (level.high - loss) + paid\n",
         "tests/ucb/test_minorant.py",
     ),
 )

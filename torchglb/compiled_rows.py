@@ -27,6 +27,8 @@ HUGE = 1 << 26
 TOGETHER = 8
 #: rows of more numbers than this are read where they lie, if they do so feature by feature
 IN_PLACE = 1 << 16
+#: columns of the settings of a problem: lambda, S, the tilt, and behind that a point
+RIDGE, RADIUS, TILT = 0, 1, 2
 
 
 class CompiledRows(NamedTuple):
@@ -81,14 +83,14 @@ def blocks(
     else:
         count, X, r, w = 1, X[None], r[None], w[None]
     settings = np.zeros((count, 2 + 2 * d))
-    settings[:, 0] = per_problem(ridge, batch)
-    settings[:, 1] = per_problem(radius, batch)
+    settings[:, RIDGE] = per_problem(ridge, batch)
+    settings[:, RADIUS] = per_problem(radius, batch)
     if likelihood.X.dtype == torch.float32:
-        settings[:, 1] = settings[:, 1].astype(np.float32)
+        settings[:, RADIUS] = settings[:, RADIUS].astype(np.float32)
     if tilt is not None:
-        settings[:, 2 : 2 + d] = array(tilt).reshape(count, d)
+        settings[:, TILT : TILT + d] = array(tilt).reshape(count, d)
     if point is not None:
-        settings[:, 2 + d :] = array(point).reshape(count, d)
+        settings[:, TILT + d :] = array(point).reshape(count, d)
     if n * d > IN_PLACE:
         there = _in_place(X, r, None if likelihood.w is None else w)
         if there is not None:

@@ -84,8 +84,8 @@ def test_tables_of_monomials(d, q):
     names = [n for k in range(q + 1) for n in itertools.combinations_with_replacement(range(d), k)]
     table = monomials(d, q)
     assert (table.dim, table.order, table.count) == (d, q, len(names))
-    ends = table.places[: q + 1]
-    degree, parent, variable = table.places[q + 1 : q + 1 + 3 * len(names)].reshape(3, -1)
+    ends = table.positions[: q + 1]
+    degree, parent, variable = table.positions[q + 1 : q + 1 + 3 * len(names)].reshape(3, -1)
     assert degree.tolist() == [len(name) for name in names]
     assert ends.tolist() == [math.comb(d + k, k) for k in range(q + 1)]
     for i, name in enumerate(names[1:], 1):
@@ -218,8 +218,10 @@ def test_the_polynomial_never_says_more_than_is_true(family, d, distance, genera
     ball = glb.Ball(d, S)
     trial = ball.project(given.points[:, 0] + step)
     loss = given.likelihood
-    value, gradient, hessian, errors = map(torch.from_numpy, given.loss.expand(trial.numpy()))
-    off, slope, bend, trace, _ = errors.T
+    *found, errors = given.loss.expand(trial.numpy())
+    value, gradient, hessian = map(torch.from_numpy, found)
+    names = ("value", "slope", "hessian", "trace")
+    off, slope, bend, trace = (torch.from_numpy(errors[name].copy()) for name in names)
     true = loss.expand(trial[:, None])
     assert ((true.loss[:, 0] - value).abs() <= off).all()
     # the gradient's error in the dual norm of the Hessian there
@@ -250,7 +252,7 @@ def test_the_remainder_is_of_seventh_order(family, generator):
         given = Carried(family, 2, generator, N=40, points=1)
         assert given.loss.table.order == 6
         step = distance * torch.nn.functional.normalize(in_ball(generator, 40, 2), dim=-1)
-        sizes.append(given.loss.expand((given.points[:, 0] + step).numpy()).errors[:, 0])
+        sizes.append(given.loss.expand((given.points[:, 0] + step).numpy()).errors["value"])
     assert (sizes[0] < 1e-9).all()
     growth = np.median((sizes[2] - sizes[0]) / (sizes[1] - sizes[0]))
     assert 128 < growth < 128 * math.exp(0.2)  # for the curvature that may have grown on the way

@@ -107,7 +107,7 @@ def test_carried_sums_are_those_of_a_pass(kind, generator):
     upper = torch.triu_indices(d, d)
     hessian = expected.hessian[:, upper[0], upper[1]]
     np.testing.assert_allclose(carried.sums[1 + d :].T, hessian.numpy(), atol=1e-11)
-    assert carried.facts[2] == n
+    assert carried.totals[2] == n
 
 
 # ---- through time ------------------------------------------------------------------------------

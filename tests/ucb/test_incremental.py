@@ -256,7 +256,7 @@ def test_a_broken_state_is_refused_and_changes_nothing():
         lambda state: state["minimum"].update(sums=torch.zeros(1, 3).double()),
         lambda state: state["anchors"].pop("sums"),
         lambda state: state["anchors"].update(sums=state["anchors"]["sums"].float()),
-        lambda state: state.update(notes=torch.zeros(3).double()),
+        lambda state: state.update(anchor_use=torch.zeros(3).double()),
         lambda state: state.update(round="first"),
     ):
         state = saved.state_dict()
@@ -517,7 +517,7 @@ def test_a_choice_that_is_not_certain_is_not_played_unseen(generator, monkeypatc
 
     def uncertain(self, *given):
         played = play(self, *given)
-        given[-1].out.status[:] = int(Status.INACCURATE)
+        given[-1].status[:] = int(Status.INACCURATE)
         return played
 
     monkeypatch.setattr(CarriedRounds, "play", uncertain)

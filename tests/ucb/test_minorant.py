@@ -120,7 +120,7 @@ def _arms(d, generator, K=12):
     return arms / arms.norm(dim=-1, keepdim=True)
 
 
-def _facts(program):
+def _reach_and_rows(program):
     """D and the number of rows of the only problem."""
     return program.state_dict()["minorants"][0, [-5, -4]].tolist()
 
@@ -142,7 +142,7 @@ def test_rounds_with_a_minorant_are_those_of_fresh_solves(name, d, generator):
         assert (choice.lower <= exact.upper + 1e-12).all()
         best = exact.upper.max()
         assert exact.lower[choice.index] >= best - 1e-6 * (1 + best)
-        used += _facts(program)[1] > 0
+        used += _reach_and_rows(program)[1] > 0
         x = arms[choice.index]
         program.append(x, family.sample(x @ theta, generator))
     assert used > 10  # it was there
@@ -168,7 +168,7 @@ def test_copies_continue_bit_by_bit(copied, generator):
         arms = _arms(8, generator)
         x = arms[program.argmax(arms, radius=10.0).index]
         program.append(x, glb.Bernoulli().sample(x @ theta, generator))
-    assert _facts(program)[1] > 0
+    assert _reach_and_rows(program)[1] > 0
     if copied == "state":
         other = AnchoredProgram(glb.Bernoulli(), glb.Ball(8, S))
         other.load_state_dict(program.state_dict())
@@ -196,7 +196,7 @@ def test_other_rows_have_no_use_for_it(generator):
     program, _ = _program(glb.Bernoulli(), 5, 400, generator)
     for _ in range(3):
         program.argmax(_arms(5, generator), radius=10.0)
-    assert _facts(program)[1] > 0
+    assert _reach_and_rows(program)[1] > 0
     short = 0.05 * _arms(5, generator, 400)
     program.history.load_state_dict(
         _history_of(short, glb.Bernoulli().sample(short[:, 0], generator)).state_dict()
@@ -218,7 +218,7 @@ def test_a_set_that_outgrows_its_reach(generator):
     program, _ = _program(glb.Bernoulli(), 6, 500, generator)
     for _ in range(4):
         program.argmax(_arms(6, generator, 20), radius=6.0)
-    small, rows = _facts(program)
+    small, rows = _reach_and_rows(program)
     assert rows > 0
     assert small < S
     for height in (60.0, 400.0, math.inf):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 import numba
 import numpy as np
@@ -272,8 +272,8 @@ event.register("numba:compile", _Patience())
 
 def record_type(fields: type) -> np.dtype[Any]:
     """The dtype of records whose fields are the annotations of a class, int or float."""
-    kinds = {"int": np.int64, "float": np.float64}
-    return np.dtype([(name, kinds[kind]) for name, kind in fields.__annotations__.items()])
+    kinds = {int: np.int64, float: np.float64}
+    return np.dtype([(name, kinds[kind]) for name, kind in get_type_hints(fields).items()])
 
 
 if config.DISABLE_JIT:  # type: ignore[attr-defined]

@@ -14,17 +14,25 @@ from torch import Tensor
 from torchglb.backend import Floats, bound_once, entry
 from torchglb.backend.dense import EPS
 from torchglb.carried.kernels import (
+    LONGEST,
     Carried,
     Workspace,
     add_columns,
-    add_facts,
+    add_totals,
     carried_in,
     carry_row,
     memory_size,
     row_powers,
     workspace,
 )
-from torchglb.carried.model import Error, Objectives, Polynomials, expand_all
+from torchglb.carried.model import (
+    CONSTANTS,
+    ERROR,
+    CarriedSums,
+    Objectives,
+    Polynomials,
+    expand_all,
+)
 from torchglb.carried.monomials import Packed, monomials, unpack
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.source import NO_FAMILY, RowSource
@@ -75,7 +83,7 @@ class CarriedLoss:
     Attributes:
         memory: ``(N, size)``; :func:`torchglb.carried.kernels.carried_in` says what is where.
         table: the monomials of the sums.
-        constants: S, C and R of every problem, ``(N, 3)``.
+        constants: S, C and R of every problem, ``(N,)`` records of dtype ``CONSTANTS``.
 
     Example:
         >>> import torchglb as glb
@@ -94,14 +102,14 @@ class CarriedLoss:
         self.table = monomials(domain.dim, order)
         self.memory = np.zeros((problems, memory_size(domain.dim, points, self.table.count)))
         like = torch.zeros((), dtype=torch.float64)
-        parts = (
-            domain.radius_like(like),
-            domain.constant(lambda S: ratio_of(family, max(order, 2) + 1, S), like),
-            domain.constant(family.self_concordance, like),
-        )
-        self.constants = np.stack(
-            [t.expand(_shape(domain, problems)).reshape(-1).numpy() for t in parts], -1
-        )
+        known = {
+            "radius": domain.radius_like(like),
+            "ratio": domain.constant(lambda S: ratio_of(family, max(order, 2) + 1, S), like),
+            "concordance": domain.constant(family.self_concordance, like),
+        }
+        self.constants = np.zeros(problems, CONSTANTS)
+        for name, value in known.items():
+            self.constants[name] = value.expand(_shape(domain, problems)).reshape(-1).numpy()
 
     def copy(self) -> CarriedLoss:
         """With sums of its own."""
@@ -143,7 +151,7 @@ class CarriedLoss:
     @property
     def longest(self) -> Floats:
         """The length of the longest row of every problem, ``(N,)``: a copy."""
-        return np.array([carried.facts[0] for carried in self._all()])
+        return np.array([carried.totals[LONGEST] for carried in self._all()])
 
     def _all(self) -> list[Carried]:
         return [self.of(b) for b in range(len(self.memory))]
@@ -182,10 +190,10 @@ class CarriedLoss:
         """
         new = self.memory.copy()
         work = workspace(self.dim, self.table.count)
-        facts, rows = row_facts(self.family, source), source.arrays()
+        totals, rows = row_totals(self.family, source), source.arrays()
         for b in range(len(new)):
             carried = carried_in(new[b], self.dim, self.number, self.table.count)
-            carried.facts[:] = facts[b]
+            carried.totals[:] = totals[b]
             for a in range(self.number):
                 point = carried.points[:, a].copy() if points is None else points[b, a]
                 trace = source.pass_at(b, point, self.table, work, rows)
@@ -206,9 +214,13 @@ class CarriedLoss:
 
     # ---- near the points -----------------------------------------------------------------
 
+    def arrays(self) -> CarriedSums:
+        """What is carried, for compiled code."""
+        return CarriedSums(self.memory, self.number, self.constants, self.table)
+
     def objectives(self, ridge: Floats, tilt: Floats) -> Objectives:
         """``F = L + (lambda/2)|theta|^2 - <tilt, theta>`` of every problem, for compiled code."""
-        return Objectives(self.memory, self.number, self.constants, self.table, ridge, tilt)
+        return Objectives(self.arrays(), ridge, tilt)
 
     def expand(
         self,
@@ -226,7 +238,7 @@ class CarriedLoss:
             tilt: ``(N, d)``; 0 if not given.
         """
         N, d = theta.shape
-        found = Polynomials(np.empty(N), np.empty((N, d)), np.empty((N, d, d)), np.empty((N, 5)))
+        found = Polynomials(np.empty(N), np.empty((N, d)), np.empty((N, d, d)), np.empty(N, ERROR))
         ridge = np.zeros(N) if ridge is None else ridge
         tilt = np.zeros((N, d)) if tilt is None else tilt
         expand_all(self.objectives(ridge, tilt), slot, theta, found)
@@ -245,11 +257,11 @@ class CarriedLoss:
         carried, work = self.of(b), workspace(self.dim, self.table.count)
         point = carried.points[:, slot].copy()
         trace = source.pass_at(b, point, self.table, work)
-        S, _, concordance = self.constants[b]
-        _, size, rows = carried.facts
+        S, concordance = self.constants["radius"][b], self.constants["concordance"][b]
+        _, magnitude, rows = carried.totals
         sums, d = carried.sums[:, slot], self.dim
-        loss_size = abs(work.sums[0]) + 2.0 * S * size
-        slope_size = size + trace * S
+        loss_size = abs(work.sums[0]) + 2.0 * S * magnitude
+        slope_size = magnitude + trace * S
         allowed = [(1, compensated(d) * loss_size), (d, compensated(d) * slope_size)]
         for order in range(2, self.table.order + 1):
             ratio = 1.0 if order == 2 else max(ratio_of(self.family, order, float(S)), 1.0)
@@ -279,7 +291,7 @@ class CarriedLoss:
         if self.table.order >= 2 and self.rows:
             theta = np.broadcast_to(point, (len(self.memory), self.dim))
             found = self.expand(theta)
-            promised, error = found.value[b], Error(*found.errors[b]).value
+            promised, error = found.value[b], found.errors["value"][b]
             if abs(work.sums[0] - promised) > error:
                 raise SolverError(
                     f"{type(self.family).__name__}: its self_concordance or derivative_ratio is "
@@ -322,18 +334,18 @@ def ratio_of(family: GLMFamily, order: int, radius: float) -> float:
     return math.inf if known is None else known
 
 
-def row_facts(family: GLMFamily, source: RowSource) -> Floats:
-    """The longest row, the size of what is rounded and the number of rows, ``(N, 3)``."""
+def row_totals(family: GLMFamily, source: RowSource) -> Floats:
+    """The totals of every problem, ``(N, 3)``; see :func:`torchglb.carried.kernels.add_totals`."""
     rows = source.arrays()
     X, w, y = (np.asarray(t[..., : rows.used], np.float64) for t in rows[:3])
     lengths = np.sqrt((X * X).sum(1))
-    size = (lengths * np.maximum(np.abs(y), w * largest_reward(family))).sum(-1)
+    magnitude = (lengths * np.maximum(np.abs(y), w * largest_reward(family))).sum(-1)
     longest = lengths.max(-1, initial=0.0)
-    both = torch.from_numpy(np.stack([longest, size / family.dispersion]))
+    both = torch.from_numpy(np.stack([longest, magnitude / family.dispersion]))
     shards = source.history.shards
     if not shards.is_whole:
         both = torch.stack([shards.maximum(both[0]), shards.sum(both[1])[0]])
-    count = np.full(len(size), float(len(source.history)))
+    count = np.full(len(magnitude), float(len(source.history)))
     return np.column_stack([both[0].numpy(), both[1].numpy(), count])
 
 
@@ -404,4 +416,4 @@ def carry_terms(
         for k in range(3):
             block[k * CHUNK : k * CHUNK + count] = terms[k, start : start + count]
         add_columns(block, start, count, monomial, carried, table)
-    add_facts(x, w, y, largest, 1.0 / dispersion, carried)
+    add_totals(x, w, y, largest, 1.0 / dispersion, carried)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchglb.backend import Floats, entry, kernel, record
+from torchglb.backend import Floats, entry, record
 from torchglb.carried.carried_loss import add_rows
 from torchglb.carried.kernels import (
-    FACTS,
+    TOTALS,
     Carried,
     Workspace,
     carried_in,
@@ -20,7 +20,16 @@ from torchglb.carried.kernels import (
     memory_size,
     workspace,
 )
-from torchglb.carried.minimum import SEARCH, BallSearch, Goal, places_in, search_minimum
+from torchglb.carried.minimum import (
+    SEARCH,
+    SHIFT,
+    THETA,
+    TRIAL,
+    BallSearch,
+    Goal,
+    search_minimum,
+    vectors_in,
+)
 from torchglb.carried.model import Dense, Objectives, Polynomials, dense, objective_of, only_model
 from torchglb.carried.monomials import Packed, unpack
 from torchglb.carried.search import CarriedSearch
@@ -33,35 +42,21 @@ LARGEST_ORDER = 256
 
 
 class Enclosed(NamedTuple):
-    """The minimum of every problem.
+    """The minimum of every problem."""
 
-    Attributes:
-        theta: ``(N, d)``, in the ball.
-        low: ``(N,)``; the minimum is at least this,
-        high: ``(N,)``; and F(theta) at most this.
-        excess: ``(N,)``; F(theta) is at most so much larger than the minimum, whatever both are.
-        passes: ``(N,)``, over the history, that it took.
-    """
-
-    theta: Floats
-    low: Floats
-    high: Floats
-    excess: Floats
-    passes: Floats
+    theta: Floats  # (N, d), in the ball
+    low: Floats  # (N,); the minimum is at least this
+    high: Floats  # (N,); F(theta) is at most this
+    excess: Floats  # (N,); F(theta) is at most so much larger than the minimum, whatever both are
+    passes: Floats  # (N,), over the history, that it took
 
 
 class ImaginedRows(NamedTuple):
-    """One more row of every problem, which is in passes and in the sums of nobody; or of none.
+    """One more row of every problem, which is in passes and in the sums of nobody; or of none."""
 
-    Attributes:
-        x: ``(N, d)``, or ``(0, d)``.
-        y: weights times rewards, ``(N,)``.
-        w: weights, ``(N,)``.
-    """
-
-    x: Floats
-    y: Floats
-    w: Floats
+    x: Floats  # (N, d), or (0, d)
+    y: Floats  # weights times rewards, (N,)
+    w: Floats  # weights, (N,)
 
 
 NO_ROWS = ImaginedRows(np.empty((0, 1)), np.empty(0), np.empty(0))
@@ -103,15 +98,15 @@ class CarriedMinimum(CarriedSearch):
         largest: derivatives of the highest order of the polynomial.
 
     Attributes:
-        places: vectors of the search, ``(N, 3, d)``; see :class:`torchglb.carried.minimum.Places`.
+        vectors: of the search, ``(N, 3, d)``; see :func:`torchglb.carried.minimum.vectors_in`.
     """
 
     def __init__(self, source: RowSource, domain: Ball, largest: int = LARGEST_ORDER) -> None:
         super().__init__(source, domain, 1, largest, SEARCH)
-        self.places = np.zeros((source.problems, 3, domain.dim))
+        self.vectors = np.zeros((source.problems, 3, domain.dim))
 
     def _kept(self) -> dict[str, NDArray[Any]]:
-        return {"shift": self.places[:, 0]}
+        return {"shift": self.vectors[:, SHIFT]}
 
     def find(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """The minimum to a tolerance; a pass only where the polynomial is not good enough.
@@ -159,7 +154,7 @@ class CarriedMinimum(CarriedSearch):
         found = other._search(ridge, tilt, Goal(math.inf, tol, math.inf), ImaginedRows(x, y, w))
         for b in found.passes.nonzero()[0].tolist():  # the next search would need a pass too
             self.carried.move(source, b, 0, other.carried.of(b).points[:, 0].copy())
-        self.places[:], self.search[:] = other.places, other.search
+        self.vectors[:], self.search[:] = other.vectors, other.search
         return found
 
     def _search(
@@ -167,15 +162,15 @@ class CarriedMinimum(CarriedSearch):
     ) -> Enclosed:
         """The minima from sums that are up to date, with all passes that are needed."""
         source, carried = self.source, self.carried
-        searches = BallSearches(carried.objectives(ridge, tilt), self.places, self.search, goal)
+        searches = BallSearches(carried.objectives(ridge, tilt), self.vectors, self.search, goal)
         if source.is_direct:
             find_minima(source.compiled, source.arrays(), searches, more)
         else:
             seen = ImaginedSource(source, more) if len(more.x) else source
             make_pass = partial(carried.checked_pass, seen)
-            self._search_from_here(search_on, searches, self.places[:, 2], make_pass)
+            self._search_from_here(search_on, searches, self.vectors[:, TRIAL], make_pass)
         known = {name: self.search[name].copy() for name in Enclosed._fields[1:]}
-        return Enclosed(self.places[:, 1].copy(), **known)
+        return Enclosed(self.vectors[:, THETA].copy(), **known)
 
     def look(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """:meth:`find` on a copy: a question that changes nothing."""
@@ -183,35 +178,21 @@ class CarriedMinimum(CarriedSearch):
 
 
 class BallSearches(NamedTuple):
-    """The searches of N problems.
+    """The searches of N problems."""
 
-    Attributes:
-        objectives: F of each.
-        places: vectors, ``(N, 3, d)``.
-        state: of dtype ``SEARCH``, ``(N,)``.
-        goal: when to end.
-    """
-
-    objectives: Objectives
-    places: Floats
-    state: Any
-    goal: Goal
-
-
-@kernel
-def _search_one(
-    b: int, searches: BallSearches, work: Workspace, trace: float, memory: Dense
-) -> int:
-    """:func:`search_minimum` for one problem of a batch."""
-    model = only_model(objective_of(searches.objectives, b))
-    search = BallSearch(places_in(searches.places[b]), model, memory)
-    return search_minimum(record(searches.state, b), search, searches.goal, work, trace)
+    objectives: Objectives  # F of each
+    vectors: Floats  # (N, 3, d), see vectors_in
+    state: Any  # of dtype SEARCH, (N,)
+    goal: Goal  # when to end
 
 
 @entry
 def search_on(b: int, searches: BallSearches, work: Workspace, trace: float, memory: Dense) -> int:
-    """The same, from Python."""
-    return _search_one(b, searches, work, trace, memory)
+    """:func:`search_minimum` for one problem of a batch."""
+    F = searches.objectives
+    model = only_model(objective_of(F.sums, b, F.ridge[b], F.tilt[b]))
+    search = BallSearch(vectors_in(searches.vectors[b]), model, memory)
+    return search_minimum(record(searches.state, b), search, searches.goal, work, trace)
 
 
 @entry
@@ -219,19 +200,19 @@ def find_minima(
     family: CompiledFamily, rows: RowArrays, searches: BallSearches, more: ImaginedRows
 ) -> None:
     """The minimum of every problem, with all passes that it needs; imagined rows are in those."""
-    packed = searches.objectives.table
-    table, count, d = unpack(packed), packed.count, packed.dim
+    table = searches.objectives.sums.table
+    count, d = table.count, table.dim
     work, memory, monomial = workspace(d, count), dense(d, count), np.empty(count)
-    extra = np.zeros(1 + FACTS)
-    for b in range(searches.places.shape[0]):
-        state, at = record(searches.state, b), places_in(searches.places[b]).trial
+    extra = np.zeros(1 + TOTALS)
+    for b in range(searches.vectors.shape[0]):
+        state, at = record(searches.state, b), vectors_in(searches.vectors[b]).trial
         # the sums of a pass as those of a carried point, to which a row can be added
         sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
         passed = Carried(at.reshape(d, 1), sums, rest, extra[:1], extra[1:])
         state.passes, state.answered = 0, 0
-        while _search_one(b, searches, work, extra[0], memory):
+        while search_on(b, searches, work, extra[0], memory):
             extra[0] = pass_over(family, rows, b, at, table, work)
             if more.x.shape[0] > 0:
                 x, scratch = more.x[b], work.scratch
-                carry_row(family, x, more.w[b], more.y[b], passed, table, scratch, monomial)
+                carry_row(family, x, more.w[b], more.y[b], passed, unpack(table), scratch, monomial)
             state.answered = 1

@@ -25,10 +25,11 @@ from torchglb.carried.model import (
     dense,
     expand,
     loss_at,
+    loss_concordance,
     model_at,
     objective_of,
 )
-from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.monomials import Packed
 from torchglb.carried.source import RowArrays, pass_over
 from torchglb.families.compiled import CompiledFamily
 
@@ -44,6 +45,8 @@ DEAR = 100
 RENEW = 0.05
 #: what a search asks for, beside a pass for all sums: one for loss and gradient
 GRADIENT = 2
+#: the rows of the vectors of a search, as in :class:`FreeSearch`
+THETA, CORRECTION, CORRECTED_AT = 0, 1, 2
 
 
 @kernel
@@ -61,7 +64,7 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
     """
     theta, objective, wish, memory = search.theta, search.objective, search.wish, search.memory
     carried, table = objective.carried, objective.table
-    steepness = carried.facts[0] * objective.constants.concordance
+    concordance = loss_concordance(objective)
     if state.answered == PASS:
         slot = least_used(search.used)
         sums = answer.sums[: table.count]
@@ -76,7 +79,7 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
         for k in range(theta.shape[0]):
             added = quadratic.ridge * theta[k] - quadratic.tilt[k]
             search.correction[k] = answer.sums[1 + k] + added - gradient[k]
-            search.place[k] = theta[k]
+            search.corrected_at[k] = theta[k]
         state.corrected = 1 + slot
     else:
         state.clock += 1
@@ -99,7 +102,7 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
         known = guess if bold else view.slope
         if not view.decrement.value > known or (bold and reach > FAR):
             break
-        if _step(theta, steepness, state.leapt == 0, memory) > FAR and state.leapt == 0:
+        if _step(theta, concordance, state.leapt == 0, memory) > FAR and state.leapt == 0:
             hessian_error, reach = math.inf, math.inf  # no polynomial knows of what is there
             break
     if state.passes >= MAX_PASSES:
@@ -134,7 +137,7 @@ def _start(search: FreeSearch) -> int:
 
 
 @kernel
-def _step(theta: Floats, steepness: float, leap: bool, memory: Dense) -> float:
+def _step(theta: Floats, concordance: float, leap: bool, memory: Dense) -> float:
     """Newton's step v; returns ``D = R X |v|``.
 
     Where D is not small the step is shortened by ``log(1 + D)/D``, unless it is to be a leap.
@@ -143,7 +146,7 @@ def _step(theta: Floats, steepness: float, leap: bool, memory: Dense) -> float:
     if not cholesky(memory.hessian, 0.0, memory.factor):
         return 0.0
     solve_factored(memory.factor, memory.vectors[0], step)
-    reach = steepness * length(step)
+    reach = concordance * length(step)
     short = reach > 1.0 and not (leap and reach > FAR)
     share = math.log1p(reach) / reach if short else 1.0
     for k in range(theta.shape[0]):
@@ -152,45 +155,33 @@ def _step(theta: Floats, steepness: float, leap: bool, memory: Dense) -> float:
 
 
 class FreeSearches(NamedTuple):
-    """The searches of N problems.
+    """The searches of N problems."""
 
-    Attributes:
-        objectives: F of each.
-        used: when each carried point was of use, ``(N, A)``.
-        state: of dtype ``FREE``, ``(N,)``.
-        places: theta, correction and place of each, ``(N, 3, d)``.
-        hessian: of F at theta in the end, ``(N, d, d)``.
-        tol: from here on as in :class:`Wish`.
-        hessian_tol: a number.
-        arms: ``(N, K, d)``.
-        doubt: ``(N,)``.
-        other: ``(N, d)``.
-        fleeting: of all.
-    """
-
-    objectives: Objectives
-    used: Ints
-    state: Any
-    places: Floats
-    hessian: Floats
-    tol: float
+    objectives: Objectives  # F of each
+    used: Ints  # when each carried point was of use, (N, A)
+    state: Any  # of dtype FREE, (N,)
+    vectors: Floats  # of each search, (N, 3, d), at THETA, CORRECTION and CORRECTED_AT
+    hessian: Floats  # of F at theta in the end, (N, d, d)
+    tol: float  # this and the rest as in Wish, of every problem
     hessian_tol: float
-    arms: Floats
-    doubt: Floats
-    other: Floats
+    arms: Floats  # (N, K, d)
+    doubt: Floats  # (N,)
+    other: Floats  # (N, d)
     fleeting: bool
 
 
-@kernel
-def _search_one(
+@entry
+def search_free_on(
     b: int, searches: FreeSearches, work: Workspace, trace: float, memory: Dense
 ) -> int:
     """:func:`search_free` for one problem of a batch."""
     s = searches
     wish = Wish(s.tol, s.hessian_tol, s.arms[b], s.doubt[b], s.other[b], s.fleeting)
-    theta, correction, place = s.places[b, 0], s.places[b, 1], s.places[b, 2]
-    objective = objective_of(s.objectives, b)
-    search = FreeSearch(theta, correction, place, s.used[b], objective, wish, memory)
+    theta, correction = s.vectors[b, THETA], s.vectors[b, CORRECTION]
+    F = s.objectives
+    objective = objective_of(F.sums, b, F.ridge[b], F.tilt[b])
+    at = s.vectors[b, CORRECTED_AT]
+    search = FreeSearch(theta, correction, at, s.used[b], objective, wish, memory)
     asked = search_free(record(s.state, b), search, work, trace)
     if asked == DONE:
         for i in range(theta.shape[0]):
@@ -199,27 +190,18 @@ def _search_one(
 
 
 @entry
-def search_free_on(
-    b: int, searches: FreeSearches, work: Workspace, trace: float, memory: Dense
-) -> int:
-    """The same, from Python."""
-    return _search_one(b, searches, work, trace, memory)
-
-
-@entry
 def find_free(
     family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Packed
 ) -> None:
     """The minimiser of every problem, with all passes that it needs."""
-    packed, first = searches.objectives.table, unpack(linear)
-    table, work = unpack(packed), workspace(packed.dim, packed.count)
-    memory = dense(packed.dim, packed.count)
-    for b in range(searches.places.shape[0]):
-        found, theta, trace = record(searches.state, b), searches.places[b, 0], 0.0
+    table = searches.objectives.sums.table
+    work, memory = workspace(table.dim, table.count), dense(table.dim, table.count)
+    for b in range(searches.vectors.shape[0]):
+        found, theta, trace = record(searches.state, b), searches.vectors[b, THETA], 0.0
         found.passes, found.answered = 0, 0
         while True:
-            asked = _search_one(b, searches, work, trace, memory)
+            asked = search_free_on(b, searches, work, trace, memory)
             if asked == DONE:
                 break
-            trace = pass_over(family, rows, b, theta, table if asked == PASS else first, work)
+            trace = pass_over(family, rows, b, theta, table if asked == PASS else linear, work)
             found.answered = asked

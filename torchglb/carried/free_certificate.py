@@ -34,6 +34,7 @@ from typing import NamedTuple, Protocol
 
 from torchglb.backend import Floats, Ints, kernel, record_type
 from torchglb.backend.dense import EPS, cholesky, distance, dot, forward, length
+from torchglb.carried.kernels import LONGEST, ROWS
 from torchglb.carried.model import (
     Decrement,
     Dense,
@@ -42,6 +43,7 @@ from torchglb.carried.model import (
     decrement_of,
     error_at,
     expand,
+    loss_concordance,
 )
 from torchglb.carried.rounding import plain
 from torchglb.carried.taylor import hessian_at, remainder, squared_in_hessian
@@ -51,94 +53,54 @@ TRUST = 0.5
 
 
 class FreeState(Protocol):
-    """What is known of the minimiser of one problem.
+    """What is known of the minimiser of one problem."""
 
-    Attributes:
-        high: F(theta) is at most this.
-        distance: of the minimiser at most, in the norm of M; infinity: not known.
-        length: the same in the Euclidean norm.
-        hessian_error: of the Hessian at theta, relative to the true one.
-        leader: the arm with the largest <x, theta>.
-        certain: whether it is the minimiser's, for every tilt within the doubt.
-        passes: so far; whoever begins anew sets it to 0.
-        answered: the pass that was asked for and has been made.
-        corrected: 1 + the carried point whose polynomial is corrected, or 0.
-        leapt: whether a long step has led upwards.
-        clock: of searches.
-    """
-
-    high: float
-    distance: float
-    length: float
-    hessian_error: float
-    leader: int
-    certain: int
-    passes: int
-    answered: int
-    corrected: int
-    leapt: int
-    clock: int
+    high: float  # F(theta) is at most this
+    distance: float  # of the minimiser at most, in the norm of M; infinity: not known
+    length: float  # the same in the Euclidean norm
+    hessian_error: float  # of the Hessian at theta, relative to the true one
+    leader: int  # the arm with the largest <x, theta>
+    certain: int  # whether it is the minimiser's, for every tilt within the doubt
+    passes: int  # so far; whoever begins anew sets it to 0
+    answered: int  # the pass that was asked for and has been made
+    corrected: int  # 1 + the carried point whose polynomial is corrected, or 0
+    leapt: int  # whether a long step has led upwards
+    clock: int  # of searches
 
 
 FREE = record_type(FreeState)
 
 
 class Wish(NamedTuple):
-    """When a search may end.
+    """When a search may end."""
 
-    Attributes:
-        tol: the distance is at most this times 1 + |theta|, but for rounding; or
-        hessian_tol: relative error of the Hessian; infinite where it is not needed.
-        arms: ``(K, d)``, the largest <x, theta> of these is certain; none if K = 0.
-        doubt: eta, by which the tilt may be off in the dual norm of the Hessian at
-        other: ``(d,)``.
-        fleeting: whether the minimiser is of use only once, so that its neighbourhood is not.
-    """
-
-    tol: float
-    hessian_tol: float
-    arms: Floats
-    doubt: float
-    other: Floats
-    fleeting: bool
+    tol: float  # the distance is at most this times 1 + |theta|, but for rounding
+    hessian_tol: float  # relative error of the Hessian; infinite where it is not needed
+    arms: Floats  # (K, d); or the largest <x, theta> of these is certain; none if K = 0
+    doubt: float  # eta, by which the tilt may be off in the dual norm of the Hessian at other
+    other: Floats  # (d,), a point
+    fleeting: bool  # whether the minimiser is of use only once, so that its neighbourhood is not
 
 
 class FreeSearch(NamedTuple):
-    """What a search works on, beside its state: a record in a tuple would be a copy.
+    """What a search works on, beside its state: a record in a tuple would be a copy."""
 
-    Attributes:
-        theta: ``(d,)``, where it is.
-        correction: of a polynomial's gradient, ``(d,)``,
-        place: where it was made, ``(d,)``.
-        used: the time when each carried point was last of use, ``(A,)``.
-        objective: F.
-        wish: when to end.
-        memory: for algebra; its Hessian, and the first of its vectors, the gradient, are F's.
-    """
-
-    theta: Floats
-    correction: Floats
-    place: Floats
-    used: Ints
-    objective: Objective
-    wish: Wish
-    memory: Dense
+    theta: Floats  # (d,), where it is
+    correction: Floats  # (d,), the true gradient less that of a polynomial
+    corrected_at: Floats  # (d,), at this point
+    used: Ints  # the time when each carried point was last of use, (A,)
+    objective: Objective  # F
+    wish: Wish  # when to end
+    memory: Dense  # for algebra; its Hessian, and the first of its vectors, the gradient, are F's
 
 
 class View(NamedTuple):
-    """What the polynomial of a carried point says at theta.
+    """What the polynomial of a carried point says at theta."""
 
-    Attributes:
-        decrement: of Newton, in M.
-        slope: how far the gradient may be from it, in the same norm.
-        hessian_error: relative.
-        reach: R X times the distance from the carried point.
-    """
-
-    decrement: Decrement
-    slope: float
-    hessian_error: float
-    reach: float
+    decrement: Decrement  # of Newton, in M
+    slope: float  # how far the gradient may be from it, in the same norm
+    hessian_error: float  # relative
+    reach: float  # R X times the distance from the carried point
 
 
 @kernel
@@ -152,17 +114,17 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
     memory.
     """
     theta, memory, gradient = search.theta, search.memory, search.memory.vectors[0]
-    carried, constants = model.objective.carried, model.objective.constants
+    carried = model.objective.carried
     d, ridge = theta.shape[0], model.objective.quadratic.ridge
     hessian, metric = memory.hessian, memory.metric
     value = expand(model, theta, memory, gradient, True)
     error = error_at(model, theta, value, memory)
     state.high = value + error.value
-    reach = constants.concordance * carried.facts[0] * length(memory.shift)
+    reach = loss_concordance(model.objective) * length(memory.shift)
     slope = error.slope * math.exp(-0.5 * min(reach, 700.0))
     if state.corrected == 1 + model.slot:
         slope = _correct(search, model)
-    lost = plain(d, carried.facts[2]) * EPS * error.trace
+    lost = plain(d, carried.totals[ROWS]) * EPS * error.trace
     grown, scale = math.exp(min(reach, 300.0)), 1.0 + error.hessian
     good = error.hessian <= TRUST
     convex = good or (bold and cholesky(hessian, -ridge - lost, memory.factor))
@@ -191,10 +153,11 @@ def _correct(search: FreeSearch, model: Model) -> float:
     carried, constants = model.objective.carried, model.objective.constants
     for k in range(theta.shape[0]):
         gradient[k] += search.correction[k]
-        v[k] = theta[k] - search.place[k]
+        v[k] = theta[k] - search.corrected_at[k]
     near = length(search.memory.shift)
-    far = max(near, distance(search.place, model.point))  # of all points between the two
-    longest, lost = carried.facts[0], plain(theta.shape[0], carried.facts[2]) * EPS
+    far = max(near, distance(search.corrected_at, model.point))  # of all points between the two
+    longest = carried.totals[LONGEST]
+    lost = plain(theta.shape[0], carried.totals[ROWS]) * EPS
     local = max(squared_in_hessian(model.sums, v), 0.0)
     local += lost * carried.trace[model.slot] * dot(v, v)
     order = model.objective.table.order
@@ -215,10 +178,10 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
     if not view.decrement.value < math.inf:
         return False
     flat = view.decrement.flatness
-    steepness = constants.concordance * search.objective.carried.facts[0]
-    steep, delta = steepness * flat, view.decrement.value + view.slope
-    known, delta = _distance(delta, steep), delta + view.decrement.rounding
-    distance = _distance(delta, steep)
+    concordance = loss_concordance(search.objective)
+    k, delta = concordance * flat, view.decrement.value + view.slope
+    known, delta = _distance(delta, k), delta + view.decrement.rounding
+    distance = _distance(delta, k)
     fine = view.hessian_error <= wish.hessian_tol
     done = fine and known * flat <= wish.tol * (1.0 + size)
     if not size + distance * flat < constants.radius:
@@ -226,7 +189,7 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
     state.distance, state.length = distance, distance * flat
     if wish.arms.shape[0] > 0:
         if wish.doubt > 0.0:
-            wider = _distance(delta + _doubt(search, steepness), steep)
+            wider = _distance(delta + _doubt(search, concordance), k)
             if size + wider * flat < constants.radius:
                 state.certain = int(_is_clear(state, search, wider))
                 done = done or state.certain == 1
@@ -239,15 +202,15 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
 
 
 @kernel
-def _doubt(search: FreeSearch, steepness: float) -> float:
+def _doubt(search: FreeSearch, concordance: float) -> float:
     """By how much the tilt may be off, in the dual norm of the Hessian at theta."""
     away = distance(search.theta, search.wish.other)
-    return search.wish.doubt * math.exp(min(0.5 * steepness * away, 300.0))
+    return search.wish.doubt * math.exp(min(0.5 * concordance * away, 300.0))
 
 
 @kernel
 def _distance(delta: float, k: float) -> float:
-    """``-log(1 - k delta)/k``, and a little more."""
+    """``-log(1 - k delta)/k``, and a little more: how far the minimiser may be."""
     share = k * delta
     if not share < 1.0:
         return math.inf

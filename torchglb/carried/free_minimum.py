@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchglb.backend import Floats, Ints
-from torchglb.carried.free import FreeSearches, find_free, search_free_on
+from torchglb.carried.free import THETA, FreeSearches, find_free, search_free_on
 from torchglb.carried.free_certificate import FREE
 from torchglb.carried.monomials import monomials
 from torchglb.carried.search import CarriedSearch
@@ -94,12 +94,12 @@ class FreeMinimum(CarriedSearch):
         arms = np.empty((N, 0, d)) if arms is None else np.ascontiguousarray(arms, np.float64)
         doubt = np.zeros(N) if doubt is None else doubt
         other = np.zeros((N, d)) if other is None else other
-        places, hessian = np.zeros((N, 3, d)), np.empty((N, d, d))
+        vectors, hessian = np.zeros((N, 3, d)), np.empty((N, d, d))
         searches = FreeSearches(
             objectives=carried.objectives(ridge, tilt),
             used=self._used,
             state=self.search,
-            places=places,
+            vectors=vectors,
             hessian=hessian,
             tol=float(tol),
             hessian_tol=float(hessian_tol),
@@ -111,7 +111,7 @@ class FreeMinimum(CarriedSearch):
         if source.is_direct:
             find_free(source.compiled, source.arrays(), searches, monomials(d, 1))
         else:
-            self._search_from_here(search_free_on, searches, places[:, 0], source.pass_at)
+            self._search_from_here(search_free_on, searches, vectors[:, THETA], source.pass_at)
         state = self.search.copy()
         known = {name: state[name] for name in Free._fields if name not in ("theta", "hessian")}
-        return Free(theta=places[:, 0].copy(), hessian=hessian, **known)
+        return Free(theta=vectors[:, THETA].copy(), hessian=hessian, **known)

@@ -16,32 +16,26 @@ from torchglb.carried.monomials import Monomials
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SCRATCH, TERMS, row_terms
 
-#: numbers at the end of a problem's memory
-FACTS = 3
+#: totals over the rows of a problem, at the end of its memory: the longest ``|x_s|``, the magnitude
+#: of what is rounded (:func:`add_totals`), the number of rows
+LONGEST, MAGNITUDE, ROWS = 0, 1, 2
+TOTALS = 3
 
 
 class Carried(NamedTuple):
-    """One problem's sums at A points, in its own memory.
+    """One problem's sums at A points, in its own memory."""
 
-    Attributes:
-        points: ``(d, A)``.
-        sums: one of each monomial, ``(count, A)``.
-        rest: what rounding has added to the loss and the gradient, ``(1 + d, A)``.
-        trace: of the Hessian, ``(A,)``.
-        facts: the longest row so far, the size of what is rounded, the number of rows.
-    """
-
-    points: Floats
-    sums: Floats
-    rest: Floats
-    trace: Floats
-    facts: Floats
+    points: Floats  # (d, A)
+    sums: Floats  # one of each monomial, (count, A)
+    rest: Floats  # what rounding has added to the loss and the gradient, (1 + d, A)
+    trace: Floats  # of the Hessian, (A,)
+    totals: Floats  # over the rows, (3,), at LONGEST, MAGNITUDE and ROWS
 
 
 @entry
 def memory_size(dim: int, points: int, count: int) -> int:
     """Numbers that a problem needs."""
-    return points * (2 + 2 * dim + count) + FACTS
+    return points * (2 + 2 * dim + count) + TOTALS
 
 
 @inlined
@@ -89,21 +83,13 @@ class ProblemRows(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Memory for one pass at a time.
+    """Memory for one pass at a time."""
 
-    Attributes:
-        scratch: of :func:`row_terms`.
-        powers: monomials of a chunk of rows, ``(count, CHUNK)``.
-        sums: ``(count,)``, the result; the first 1 + d with ``rest``.
-        rest: ``(1 + d,)``.
-        part: the gradient of a chunk of rows, ``(d,)``.
-    """
-
-    scratch: Floats
-    powers: Floats
-    sums: Floats
-    rest: Floats
-    part: Floats
+    scratch: Floats  # of row_terms
+    powers: Floats  # monomials of a chunk of rows, (count, CHUNK)
+    sums: Floats  # (count,), the result; the first 1 + d with rest
+    rest: Floats  # (1 + d,)
+    part: Floats  # the gradient of a chunk of rows, (d,)
 
 
 @inlined
@@ -381,7 +367,7 @@ def carry_row(
             scratch[2 * CHUNK + i] = y
         row_terms(family, scratch, count, table.order)
         add_columns(scratch[TERMS:], start, count, monomial, carried, table)
-    add_facts(x, w, y, family.largest, family.scale, carried)
+    add_totals(x, w, y, family.largest, family.scale, carried)
 
 
 @kernel
@@ -427,22 +413,23 @@ def add_higher(
 
 
 @kernel
-def add_facts(
+def add_totals(
     x: Floats, w: float, y: float, largest: float, scale: float, carried: Carried
 ) -> None:
-    """What bounds remainders and rounding, brought up to date.
+    """Adds one row to the totals, which bound remainders and rounding.
 
-    The terms ``r z`` of the loss and, for bounded rewards, those of the slope are at most
-    ``S sum_s w_s |x_s| max(|r_s|, largest)/g``: the sizes that are rounded, even where they cancel.
+    The magnitude is ``sum_s w_s |x_s| max(|r_s|, largest)/g``. Times S it is at least the sum of
+    the absolute values of the terms ``r z`` of the loss and, for bounded rewards, of those of the
+    slope: what is rounded, even where it cancels.
     """
     squared = 0.0
     for k in range(x.shape[0]):
         squared += x[k] * x[k]
-    longest = math.sqrt(squared)
-    facts = carried.facts
-    facts[0] = max(facts[0], longest)
-    facts[1] += longest * max(abs(y), w * largest) * scale
-    facts[2] += 1.0
+    length = math.sqrt(squared)
+    totals = carried.totals
+    totals[LONGEST] = max(totals[LONGEST], length)
+    totals[MAGNITUDE] += length * max(abs(y), w * largest) * scale
+    totals[ROWS] += 1.0
 
 
 @kernel

@@ -20,7 +20,7 @@ from torchglb.backend.dense import (
     frank_wolfe_gap,
     minimize_on_ball,
 )
-from torchglb.carried.kernels import Workspace, put_point
+from torchglb.carried.kernels import MAGNITUDE, Workspace, put_point
 from torchglb.carried.model import (
     Dense,
     Model,
@@ -29,6 +29,7 @@ from torchglb.carried.model import (
     expand,
     gradient_at,
     loss_at,
+    loss_concordance,
     quadratic_value,
 )
 from torchglb.carried.rounding import compensated
@@ -44,36 +45,28 @@ ON_SPHERE = 1.0 - 1e-6
 
 
 class SearchState(Protocol):
-    """Where a search stands; all but the enclosure is of use only while a pass is awaited.
+    """Where a search stands; all but the enclosure is of use only while a pass is awaited."""
 
-    Attributes:
-        low: the minimum lies between this
-        high: and this, and so does F(theta).
-        excess: F(theta) is at most so much larger than the minimum, whatever both are.
-        reducible: what of it is not rounding.
-        length: share of the full step that is tried.
-        passes: so far; whoever begins anew sets it to 0.
-        tries: steps in a row that led upwards.
-        answered: whether the pass that was asked for has been made.
-        rounding: an enclosure of this width is as good as arithmetic allows.
-    """
-
-    low: float
-    high: float
-    excess: float
-    reducible: float
-    length: float
-    passes: int
-    tries: int
-    answered: int
-    rounding: float
+    low: float  # the minimum is at least this
+    high: float  # the minimum and F(theta) are at most this
+    excess: float  # F(theta) is at most so much larger than the minimum, whatever both are
+    reducible: float  # what of it is not rounding
+    length: float  # share of the full step that is tried
+    passes: int  # so far; whoever begins anew sets it to 0
+    tries: int  # steps in a row that led upwards
+    answered: int  # whether the pass that was asked for has been made
+    rounding: float  # an enclosure of this width is as good as arithmetic allows
 
 
 SEARCH = record_type(SearchState)
 
 
-class Places(NamedTuple):
-    """Vectors of a search, ``(d,)`` each.
+#: the rows of the memory of :class:`SearchVectors`
+SHIFT, THETA, TRIAL = 0, 1, 2
+
+
+class SearchVectors(NamedTuple):
+    """The vectors of a search, ``(d,)`` each.
 
     Attributes:
         shift: from the carried point to the minimiser of its polynomial; kept between searches.
@@ -87,9 +80,9 @@ class Places(NamedTuple):
 
 
 @inlined
-def places_in(memory: Floats) -> Places:
-    """The vectors in memory ``(3, d)``."""
-    return Places(memory[0], memory[1], memory[2])
+def vectors_in(memory: Floats) -> SearchVectors:
+    """In memory ``(3, d)``."""
+    return SearchVectors(memory[SHIFT], memory[THETA], memory[TRIAL])
 
 
 class Goal(NamedTuple):
@@ -110,17 +103,11 @@ class Goal(NamedTuple):
 
 
 class BallSearch(NamedTuple):
-    """What a search works on, beside its state: a record in a tuple would be a copy.
+    """What a search works on, beside its state: a record in a tuple would be a copy."""
 
-    Attributes:
-        places: its vectors.
-        model: F near the only carried point.
-        memory: for algebra.
-    """
-
-    places: Places
-    model: Model
-    memory: Dense
+    vectors: SearchVectors
+    model: Model  # F near the only carried point
+    memory: Dense  # for algebra
 
 
 @kernel
@@ -133,7 +120,7 @@ def search_minimum(
         state: a record of dtype ``SEARCH``.
         search: what it works on.
         goal: when to end.
-        answer: the sums at ``places.trial``, if it was answered.
+        answer: the sums at ``vectors.trial``, if it was answered.
         trace: of the Hessian there.
 
     Returns:
@@ -157,7 +144,7 @@ def search_minimum(
         return _ask(state, search)
     if goal.hessian < math.inf:
         model = search.model
-        error = error_at(model, search.places.theta, model.sums[0], search.memory)
+        error = error_at(model, search.vectors.theta, model.sums[0], search.memory)
         found = error.hessian <= goal.hessian
     return DONE if found else _ask(state, search)
 
@@ -170,7 +157,7 @@ def _step_safely(state: SearchState, search: BallSearch) -> None:
     """
     objective = search.model.objective
     if not state.high <= loss_at(objective.carried, objective.quadratic, 0):
-        search.places.shift[:] = 0.0
+        search.vectors.shift[:] = 0.0
         _newton_step(state, search)
 
 
@@ -203,22 +190,22 @@ def _ask(state: SearchState, search: BallSearch) -> int:
 @kernel
 def _give_up(state: SearchState, search: BallSearch) -> None:
     """Goes back to the carried point, where F is known, if little is certain of it at theta."""
-    places, model, memory = search.places, search.model, search.memory
+    vectors, model, memory = search.vectors, search.model, search.memory
     if state.high <= loss_at(model.objective.carried, model.objective.quadratic, 0):
         return
-    copy_vector(model.point, places.theta)
-    places.shift[:] = 0.0
-    expand(model, places.theta, memory, memory.vectors[0], True)
-    known = error_at(model, places.theta, model.sums[0], memory).hessian
+    copy_vector(model.point, vectors.theta)
+    vectors.shift[:] = 0.0
+    expand(model, vectors.theta, memory, memory.vectors[0], True)
+    known = error_at(model, vectors.theta, model.sums[0], memory).hessian
     _certify(state, search, known, 0.0)
 
 
 @kernel
 def _try(state: SearchState, search: BallSearch) -> None:
     """The next point to look at: some share of the way from the carried point to theta."""
-    places, point = search.places, search.model.point
+    vectors, point = search.vectors, search.model.point
     for k in range(point.shape[0]):
-        places.trial[k] = point[k] + state.length * (places.theta[k] - point[k])
+        vectors.trial[k] = point[k] + state.length * (vectors.theta[k] - point[k])
 
 
 @kernel
@@ -228,38 +215,38 @@ def _take(search: BallSearch, answer: Workspace, trace: float) -> bool:
     Enough is a share of what the slope promises (Armijo): steps between two points of equal loss,
     one on either side of the minimum, would never end.
     """
-    places, point, slope = search.places, search.model.point, 0.0
+    vectors, point, slope = search.vectors, search.model.point, 0.0
     carried, quadratic = search.model.objective.carried, search.model.objective.quadratic
     for k in range(point.shape[0]):
-        slope += gradient_at(carried, quadratic, k, 0) * (places.trial[k] - point[k])
+        slope += gradient_at(carried, quadratic, k, 0) * (vectors.trial[k] - point[k])
     before = loss_at(carried, quadratic, 0)
-    after = answer.sums[0] + quadratic_value(quadratic, places.trial)
+    after = answer.sums[0] + quadratic_value(quadratic, vectors.trial)
     allowed = before + ARMIJO * min(slope, 0.0) + 64.0 * EPS * abs(before)
     if not after <= allowed and before < math.inf:
         return False
     # memory may be larger than this polynomial needs
     sums = answer.sums[: search.model.objective.table.count]
-    put_point(carried, 0, places.trial, sums, answer.rest, trace)
-    places.shift[:] = 0.0
+    put_point(carried, 0, vectors.trial, sums, answer.rest, trace)
+    vectors.shift[:] = 0.0
     return True
 
 
 @kernel
 def _newton_step(state: SearchState, search: BallSearch) -> None:
     """One Newton step on the polynomial, over the ball, and what it certifies."""
-    places, model, memory = search.places, search.model, search.memory
-    theta, constants = places.theta, model.objective.constants
+    vectors, model, memory = search.vectors, search.model, search.memory
+    theta, constants = vectors.theta, model.objective.constants
     v = memory.vectors
     gradient, before = v[0], v[1]
     for k in range(theta.shape[0]):
-        before[k] = model.point[k] + places.shift[k]
+        before[k] = model.point[k] + vectors.shift[k]
     expand(model, before, memory, gradient, True)
     known = error_at(model, before, model.sums[0], memory).hessian
     minimize_on_ball(
         memory.hessian, gradient, before, constants.radius, memory.factor, v[2], v[3], theta
     )
     for k in range(theta.shape[0]):
-        places.shift[k] = theta[k] - model.point[k]
+        vectors.shift[k] = theta[k] - model.point[k]
     _certify(state, search, known, distance(theta, before))
 
 
@@ -274,14 +261,14 @@ def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved
     1 + its relative error times the true one, which shrinks by at most ``e^(-R D)`` on the way to
     theta. And by the Frank-Wolfe gap, which needs no curvature. The better one counts.
     """
-    model, theta, memory = search.model, search.places.theta, search.memory
+    model, theta, memory = search.model, search.vectors.theta, search.memory
     carried, constants = model.objective.carried, model.objective.constants
     d, radius, gradient = theta.shape[0], constants.radius, memory.vectors[0]
-    steepness = constants.concordance * carried.facts[0]
+    concordance = loss_concordance(model.objective)
     value = expand(model, theta, memory, gradient, False)
     error = error_at(model, theta, value, memory)
     state.high = value + error.value
-    size = abs(model.sums[0]) + abs(value) + 4.0 * radius * carried.facts[1]
+    size = abs(model.sums[0]) + abs(value) + 4.0 * radius * carried.totals[MAGNITUDE]
     state.rounding = 4.0 * compensated(d) * EPS * size
     base = value - 2.0 * error.value
     gap = frank_wolfe_gap(theta, gradient, radius)
@@ -297,13 +284,13 @@ def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved
             gradient[k] += nu * theta[k]
     doubt = max(hessian_error, error.hessian)
     if doubt < 1.0:  # else the polynomial may bend downwards
-        known = math.exp(-steepness * moved) / (1.0 + doubt)
+        known = math.exp(-concordance * moved) / (1.0 + doubt)
         for i in range(d):
             for j in range(d):
                 memory.metric[i, j] = known * memory.hessian[i, j]
         decrement = decrement_of(model, gradient, nu, error.trace, memory)
         delta = decrement.value + error.slope
-        left = 1.0 - steepness * decrement.flatness * delta if delta < math.inf else -1.0
+        left = 1.0 - concordance * decrement.flatness * delta if delta < math.inf else -1.0
         if left >= 0.0:
             ratio = delta / (1.0 + math.sqrt(left))
             low = max(low, base - 2.0 * ratio * ratio)

@@ -7,13 +7,13 @@ may be off by, and for Newton's decrement, which tells how far the minimiser is;
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, entry, inlined, kernel
+from torchglb.backend import Floats, entry, inlined, kernel, record, record_type
 from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, forward, inverse_trace, length
-from torchglb.carried.kernels import Carried, carried_in
+from torchglb.carried.kernels import LONGEST, MAGNITUDE, ROWS, Carried, carried_in
 from torchglb.carried.monomials import Monomials, Packed, unpack
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.taylor import (
@@ -34,33 +34,29 @@ class Quadratic(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """What bounds the loss of one problem between its points.
+    """What bounds the loss of one problem between its points."""
 
-    Attributes:
-        radius: S of the ball in which all points lie.
-        ratio: C, with ``|m^(q+1)| <= C m''`` on [-S, S].
-        concordance: R, with ``|m'''| <= R m''`` there.
-    """
+    radius: float  # S of the ball in which all points lie
+    ratio: float  # C, with |m^(q+1)| <= C m'' on [-S, S]
+    concordance: float  # R, with |m'''| <= R m'' there
 
-    radius: float
-    ratio: float
-    concordance: float
+
+CONSTANTS = record_type(Constants)
 
 
 class Objective(NamedTuple):
-    """F of one problem: the sums that are carried, and what goes with them.
+    """F of one problem: the sums that are carried, and what goes with them."""
 
-    Attributes:
-        carried: the sums at A points.
-        quadratic: what is added to the loss.
-        constants: S, C and R.
-        table: the monomials of the sums.
-    """
+    carried: Carried  # the sums at A points
+    quadratic: Quadratic  # what is added to the loss
+    constants: Constants  # S, C and R
+    table: Monomials  # the monomials of the sums
 
-    carried: Carried
-    quadratic: Quadratic
-    constants: Constants
-    table: Monomials
+
+@kernel
+def loss_concordance(objective: Objective) -> float:
+    """R X, X the longest row: ``|D^3 F[v, v, u]| <= R X |u| D^2 F[v, v]``, without the ridge."""
+    return objective.constants.concordance * objective.carried.totals[LONGEST]
 
 
 @kernel
@@ -89,27 +85,16 @@ def quadratic_value(quadratic: Quadratic, theta: Floats) -> float:
 
 
 class Dense(NamedTuple):
-    """Memory for small algebra.
+    """Memory for small algebra."""
 
-    Attributes:
-        hessian: of F, ``(d, d)``.
-        metric: a lower bound M on a Hessian, ``(d, d)``.
-        factor: of a matrix, ``(d, d)``.
-        shift: from a carried point to where its polynomial was asked last, ``(d,)``.
-        point: a carried point, ``(d,)``,
-        sums: and its sums, ``(count,)``.
-        powers: ``(count,)``.
-        vectors: ``(5, d)``.
-    """
-
-    hessian: Floats
-    metric: Floats
-    factor: Floats
-    shift: Floats
-    point: Floats
-    sums: Floats
-    powers: Floats
-    vectors: Floats
+    hessian: Floats  # of F, (d, d)
+    metric: Floats  # a lower bound M on a Hessian, (d, d)
+    factor: Floats  # of a matrix, (d, d)
+    shift: Floats  # from a carried point to where its polynomial was asked last, (d,)
+    point: Floats  # a carried point, (d,)
+    sums: Floats  # its sums, (count,)
+    powers: Floats  # the monomials of shift over their factorials, (count,)
+    vectors: Floats  # (5, d)
 
 
 @inlined
@@ -128,19 +113,12 @@ def dense(dim: int, count: int) -> Dense:
 
 
 class Model(NamedTuple):
-    """F near one carried point.
-
-    Attributes:
-        objective: F.
-        slot: which of its points.
-        point: this point, ``(d,)``,
-        sums: and its sums, ``(count,)`` or longer.
-    """
+    """F near one carried point."""
 
     objective: Objective
-    slot: int
-    point: Floats
-    sums: Floats
+    slot: int  # which of its points
+    point: Floats  # this point, (d,)
+    sums: Floats  # its sums, (count,) or longer
 
 
 @inlined
@@ -207,42 +185,39 @@ class Error(NamedTuple):
     rounding: float
 
 
+ERROR = record_type(Error)
+
+
 @kernel
 def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
     """Remainder and rounding of the polynomial, of order q >= 2, at theta, where F has this value.
 
     Rounding: the sums at the point have seen ``compensated`` roundings of terms that add up to at
-    most ``|L| + 2 S size``; what the polynomial adds to loss and slope are terms of second and
+    most ``|L| + 2 S magnitude``; what the polynomial adds to loss and slope are terms of second and
     higher order, at most ``(1 + C + R) tr H e^(R D) |p|`` each time |p| or 2S, p the displacement.
     """
     carried, constants = model.objective.carried, model.objective.constants
     sums, trace, order = model.sums, carried.trace[model.slot], model.objective.table.order
     d, radius, p = theta.shape[0], constants.radius, memory.shift
-    longest, size, rows = carried.facts[0], carried.facts[1], carried.facts[2]
+    longest, magnitude = carried.totals[LONGEST], carried.totals[MAGNITUDE]
     _displace(model, theta, memory)
     far = length(p)
-    lost = plain(d, rows) * EPS
+    lost = plain(d, carried.totals[ROWS]) * EPS
     local = max(squared_in_hessian(sums, p), 0.0) + lost * trace * far * far
     off = remainder(far, local, longest, constants.ratio, constants.concordance, order)
     grown = trace * math.exp(min(max(constants.concordance, 1.0) * longest * far, 700.0))
     terms = (1.0 + constants.ratio + constants.concordance) * grown * far * (far + 2.0 * radius)
-    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * size)
+    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * magnitude)
     rounding += lost * terms
     return Error(off.value + rounding, off.slope, off.hessian, grown, rounding)
 
 
 class Decrement(NamedTuple):
-    """Newton's decrement: the length of the gradient of F in M^-1, M a lower bound on its Hessian.
+    """Newton's decrement: the length of the gradient of F in M^-1, M at most its Hessian."""
 
-    Attributes:
-        value: as computed; infinite where M is not positive definite.
-        rounding: what rounding may add to it.
-        flatness: ``1/sqrt(least eigenvalue of M)``, or more.
-    """
-
-    value: float
-    rounding: float
-    flatness: float
+    value: float  # as computed; infinite where M is not positive definite
+    rounding: float  # what rounding may add to it
+    flatness: float  # 1/sqrt(least eigenvalue of M), or more
 
 
 @kernel
@@ -261,14 +236,17 @@ def decrement_of(
         memory: with M and the displacement.
     """
     carried, d = model.objective.carried, gradient.shape[0]
-    size, rows = carried.facts[1], carried.facts[2]
-    lost = plain(d, rows) * EPS * trace
+    lost = plain(d, carried.totals[ROWS]) * EPS * trace
     if not cholesky(memory.metric, shift - lost, memory.factor):
         return Decrement(math.inf, 0.0, math.inf)
     y = memory.vectors[4]
     forward(memory.factor, gradient, y)
     value = length(y)
-    terms = 2.0 * size + length(gradient) + 2.0 * length(model.objective.quadratic.tilt)
+    terms = (
+        2.0 * carried.totals[MAGNITUDE]
+        + length(gradient)
+        + 2.0 * length(model.objective.quadratic.tilt)
+    )
     rounding = compensated(d) * EPS * terms + lost * length(memory.shift)
     flatness = math.sqrt(inverse_trace(memory.factor, y))
     return Decrement(value, rounding * flatness, flatness)
@@ -277,63 +255,55 @@ def decrement_of(
 # ---- of many problems ---------------------------------------------------------------------------
 
 
+class CarriedSums(NamedTuple):
+    """What is carried of N problems, in few arrays."""
+
+    memory: Floats  # of the sums, (N, size)
+    number: int  # A, at so many points
+    constants: Any  # S, C and R, (N,) records of dtype CONSTANTS
+    table: Packed  # the monomials of the sums
+
+
 class Objectives(NamedTuple):
-    """F of N problems, in few arrays.
+    """F of N problems: what is carried of them, lambda ``(N,)`` and tilt ``(N, d)``."""
 
-    Attributes:
-        memory: what is carried, ``(N, size)``.
-        number: A.
-        constants: S, C and R, ``(N, 3)``.
-        table: the monomials of the sums.
-        ridge: lambda, ``(N,)``.
-        tilt: ``(N, d)``.
-    """
-
-    memory: Floats
-    number: int
-    constants: Floats
-    table: Packed
+    sums: CarriedSums
     ridge: Floats
     tilt: Floats
 
 
 @inlined
-def objective_of(given: Objectives, b: int) -> Objective:
+def objective_of(sums: CarriedSums, b: int, ridge: float, tilt: Floats) -> Objective:
     """F of one problem."""
-    table, c = given.table, given.constants[b]
+    table, constants = sums.table, record(sums.constants, b)
     return Objective(
-        carried_in(given.memory[b], table.dim, given.number, table.count),
-        Quadratic(given.ridge[b], given.tilt[b]),
-        Constants(c[0], c[1], c[2]),
+        carried_in(sums.memory[b], table.dim, sums.number, table.count),
+        Quadratic(ridge, tilt),
+        Constants(constants.radius, constants.ratio, constants.concordance),
         unpack(table),
     )
 
 
 class Polynomials(NamedTuple):
-    """The polynomials of N problems at one place each.
+    """The polynomials of N problems at one place each."""
 
-    Attributes:
-        value: of F, ``(N,)``.
-        gradient: ``(N, d)``.
-        hessian: ``(N, d, d)``.
-        errors: the numbers of an :class:`Error`, ``(N, 5)``.
-    """
-
-    value: Floats
-    gradient: Floats
-    hessian: Floats
-    errors: Floats
+    value: Floats  # of F, (N,)
+    gradient: Floats  # (N, d)
+    hessian: Floats  # (N, d, d)
+    errors: Any  # one Error for each, (N,) records of dtype ERROR
 
 
 @entry
 def expand_all(objectives: Objectives, slot: int, theta: Floats, found: Polynomials) -> None:
     """The polynomial of one point of every problem, at one place each."""
-    d, memory = theta.shape[1], dense(objectives.table.dim, objectives.table.count)
+    sums, d = objectives.sums, theta.shape[1]
+    memory = dense(d, sums.table.count)
     for b in range(theta.shape[0]):
-        model = model_at(objective_of(objectives, b), slot, memory)
+        objective = objective_of(sums, b, objectives.ridge[b], objectives.tilt[b])
+        model = model_at(objective, slot, memory)
         found.value[b] = expand(model, theta[b], memory, found.gradient[b], True)
         for i in range(d):
             copy_vector(memory.hessian[i], found.hessian[b, i])
-        error = error_at(model, theta[b], found.value[b], memory)
-        for k in range(5):
-            found.errors[b, k] = error[k]
+        error, kept = error_at(model, theta[b], found.value[b], memory), record(found.errors, b)
+        kept.value, kept.slope, kept.hessian = error.value, error.slope, error.hessian
+        kept.trace, kept.rounding = error.trace, error.rounding

@@ -53,7 +53,7 @@ class Packed(NamedTuple):
     dim: int
     order: int
     count: int  # type: ignore[assignment]
-    places: Ints
+    positions: Ints
     scale: Floats
 
 
@@ -80,23 +80,23 @@ def monomials(dim: int, order: int) -> Packed:
         *second,
     )
     factorials = [math.prod(math.factorial(n.count(i)) for i in set(n)) for n in names]
-    places = np.concatenate([np.asarray(table, np.int64) for table in tables])
-    return Packed(dim, order, len(names), places, 1.0 / np.asarray(factorials, np.float64))
+    positions = np.concatenate([np.asarray(table, np.int64) for table in tables])
+    return Packed(dim, order, len(names), positions, 1.0 / np.asarray(factorials, np.float64))
 
 
 @inlined
 def unpack(packed: Packed) -> Monomials:
     """The tables as they are read."""
-    d, q, count, places = packed.dim, packed.order, packed.count, packed.places
-    ends = places[: q + 1]
+    d, q, count, positions = packed.dim, packed.order, packed.count, packed.positions
+    ends = positions[: q + 1]
     start = q + 1
-    degree = places[start : start + count]
-    parent = places[start + count : start + 2 * count]
-    variable = places[start + 2 * count : start + 3 * count]
+    degree = positions[start : start + count]
+    parent = positions[start + count : start + 2 * count]
+    variable = positions[start + 2 * count : start + 3 * count]
     start += 3 * count
     lower = ends[q - 1]
-    gradient = places[start : start + d * lower].reshape(d, lower)
+    gradient = positions[start : start + d * lower].reshape(d, lower)
     start += d * lower
     lowest = ends[q - 2] if q > 1 else 0
-    hessian = places[start : start + d * d * lowest].reshape(d, d, lowest)
+    hessian = positions[start : start + d * d * lowest].reshape(d, d, lowest)
     return Monomials(d, q, count, ends, degree, parent, variable, packed.scale, gradient, hessian)

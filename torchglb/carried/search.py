@@ -54,7 +54,7 @@ class CarriedSearch(ABC):
         self,
         search_on: Callable[..., int],
         searches: Any,
-        places: Floats,
+        points: Floats,
         make_pass: Callable[[int, Floats, Packed, Workspace], float],
     ) -> None:
         """All searches where compiled code cannot read the rows: passes are made from here.
@@ -62,8 +62,8 @@ class CarriedSearch(ABC):
         Args:
             search_on: goes on with one problem until it is done or needs a pass.
             searches: of all problems.
-            places: where each wants its pass, ``(N, d)``.
-            make_pass: at the place of one problem.
+            points: where each wants its pass, ``(N, d)``.
+            make_pass: at the point of one problem.
         """
         table, linear = self.carried.table, monomials(self.carried.dim, 1)
         work, memory = workspace(table.dim, table.count), dense(table.dim, table.count)
@@ -71,7 +71,7 @@ class CarriedSearch(ABC):
             self.search["passes"][b] = self.search["answered"][b] = 0
             trace = 0.0
             while asked := search_on(b, searches, work, trace, memory):
-                trace = make_pass(b, places[b], table if asked == PASS else linear, work)
+                trace = make_pass(b, points[b], table if asked == PASS else linear, work)
                 self.search["answered"][b] = asked
 
     def copy(self) -> Self:

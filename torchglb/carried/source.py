@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchglb.backend import Floats, entry, kernel
+from torchglb.backend import Floats, entry
 from torchglb.carried.kernels import LossRows, Workspace, sum_rows, trace_of
-from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.carried.monomials import Packed, unpack
 from torchglb.errors import SolverError
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
@@ -26,19 +26,12 @@ NO_FAMILY = CompiledFamily(0, 1.0, 1.0, 0.0, 0.0, False, 0.0)
 
 
 class RowArrays(NamedTuple):
-    """The rows of N problems as compiled code reads them.
+    """The rows of N problems as compiled code reads them."""
 
-    Attributes:
-        X: features, ``(N, d, capacity)``.
-        w: weights, ``(N, capacity)``.
-        y: weights times rewards, ``(N, capacity)``.
-        used: rows that are in use.
-    """
-
-    X: NDArray[Any]
-    w: NDArray[Any]
-    y: NDArray[Any]
-    used: int
+    X: NDArray[Any]  # features, (N, d, capacity)
+    w: NDArray[Any]  # weights, (N, capacity)
+    y: NDArray[Any]  # weights times rewards, (N, capacity)
+    used: int  # rows that are in use
 
 
 class RowSource:
@@ -82,7 +75,7 @@ class RowSource:
         if self.compiled is NO_FAMILY:
             trace = self._pass_by_torch(b, point, table, rows, work)
         else:
-            trace = one_pass(self.compiled, rows, b, point, table, work)
+            trace = pass_over(self.compiled, rows, b, point, table, work)
         shards = self.history.shards
         if not shards.is_whole:
             both = torch.from_numpy(np.append(work.sums - _padded(work), trace))
@@ -117,23 +110,10 @@ def _padded(work: Workspace) -> Floats:
     return np.concatenate([work.rest, np.zeros(len(work.sums) - len(work.rest))])
 
 
-@kernel
+@entry
 def pass_over(
-    family: CompiledFamily,
-    rows: RowArrays,
-    b: int,
-    point: Floats,
-    table: Monomials,
-    work: Workspace,
+    family: CompiledFamily, rows: RowArrays, b: int, point: Floats, table: Packed, work: Workspace
 ) -> float:
     """:func:`sum_rows` over all rows of one problem."""
     mine = LossRows(rows.X[b], rows.w[b], rows.y[b])
-    return sum_rows(family, mine, rows.used, point, table, work)
-
-
-@entry
-def one_pass(
-    family: CompiledFamily, rows: RowArrays, b: int, point: Floats, table: Packed, work: Workspace
-) -> float:
-    """The same, from Python."""
-    return pass_over(family, rows, b, point, unpack(table), work)
+    return sum_rows(family, mine, rows.used, point, unpack(table), work)

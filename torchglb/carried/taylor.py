@@ -35,9 +35,9 @@ def taylor_gradient(sums: Floats, powers: Floats, table: Monomials, out: Floats)
     """Its gradient."""
     lower = table.ends[table.order - 1]
     for k in range(table.dim):
-        places, total = table.gradient[k], 0.0
+        positions, total = table.gradient[k], 0.0
         for i in range(lower):
-            total += sums[places[i]] * powers[i]
+            total += sums[positions[i]] * powers[i]
         out[k] = total
 
 
@@ -47,9 +47,9 @@ def taylor_hessian(sums: Floats, powers: Floats, table: Monomials, out: Floats) 
     lowest = table.ends[table.order - 2]
     for k in range(table.dim):
         for j in range(k, table.dim):
-            places, total = table.hessian[k, j], 0.0
+            positions, total = table.hessian[k, j], 0.0
             for i in range(lowest):
-                total += sums[places[i]] * powers[i]
+                total += sums[positions[i]] * powers[i]
             out[k, j] = total
             out[j, k] = total
 
@@ -84,17 +84,11 @@ FACTORIAL = np.array([float(math.factorial(k)) for k in range(HIGHEST + 3)])
 
 
 class Remainder(NamedTuple):
-    """How far the loss may be from a Taylor polynomial.
+    """How far the loss may be from a Taylor polynomial."""
 
-    Attributes:
-        value: of the loss.
-        slope: of the gradient, in the dual norm of the Hessian there.
-        hessian: of the Hessian, relative to the Hessian there, and to that at the centre.
-    """
-
-    value: float
-    slope: float
-    hessian: float
+    value: float  # of the loss
+    slope: float  # of the gradient, in the dual norm of the Hessian there
+    hessian: float  # of the Hessian, relative to the Hessian there, and to that at the centre
 
 
 @kernel

@@ -76,7 +76,7 @@ class _CarriedEstimator(Estimator):
     def _steepness(self) -> Floats:
         """R X of every problem, ``(N,)``; X the length of the longest row."""
         carried = self._minimum.carried
-        return carried.constants[:, 2] * carried.longest
+        return carried.constants["concordance"] * carried.longest
 
     def follow(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         carried, (N, k) = self._minimum.carried, (self.passes.numel(), r.shape[-1])
@@ -126,7 +126,7 @@ class CarriedBall(_CarriedEstimator, BallEstimator):
         d, wish = self.domain.dim, self.accuracy
         found, at = self._minimum.estimate(*self._problem(ridge), wish.local, wish.hessian)
         self.passes = self.passes + self._tensor(found.passes)
-        _, slope, _, trace, _ = at.errors.T
+        slope, trace = at.errors["slope"], at.errors["trace"]
         nothing = np.zeros((2, len(slope)))
         distance, doubt = self._distances(found, at) if self.rough else nothing
         return Fit(
@@ -148,10 +148,10 @@ class CarriedBall(_CarriedEstimator, BallEstimator):
         ``e^-D`` times that at theta: ``|u|_H <= sqrt(excess e^D/phi(D))``. That bounds D again,
         ``D <= R X |u|_H/sqrt(least eigenvalue of H)``, starting at ``2 R X S``.
         """
-        hessian_error = at.errors[:, 2]
+        hessian_error = at.errors["hessian"]
         off = np.minimum(hessian_error, 1.0 - 1e-12)
         least = np.linalg.eigvalsh(at.hessian)[:, 0] / (1.0 + off)
-        steepness, S = self._steepness(), self._minimum.carried.constants[:, 0]
+        steepness, S = self._steepness(), self._minimum.carried.constants["radius"]
         reach, distance = 2.0 * steepness * S, np.full(len(off), np.inf)
         with np.errstate(all="ignore"):
             for _ in range(4):

@@ -26,7 +26,7 @@ FLAT = 1e-14
 MAX_MULTIPLIERS = 40
 #: |u| = S counts as met to this
 ON_SPHERE = 1e-11
-#: and if the model is missed by at most this share of its room
+#: and if the model is missed by at most this share of its slack
 MODEL_SHARE = 0.1
 
 
@@ -35,14 +35,15 @@ MODEL_SHARE = 0.1
 
 @kernel
 def cut_rounding(
-    level: float, loss: float, offset: float, trace: float, size: float, radius: float
+    level: float, loss: float, offset: float, trace: float, magnitude: float, radius: float
 ) -> float:
     """What one rounding of the sums behind a cut may do to its offset, and to the loss.
 
-    The terms of the loss add up to at most ``|F| + 2 S size`` and those of the gradient, times S,
-    to ``S size + S^2 tr H``.
+    With the magnitude m of the rows (:func:`torchglb.carried.kernels.add_totals`) the absolute
+    values of the terms of the loss add up to at most ``|F| + 2 S m``, and those of the gradient,
+    times S, to ``S m + S^2 tr H``.
     """
-    total = abs(level) + abs(loss) + abs(offset) + 2.0 * radius * (size + radius * trace)
+    total = abs(level) + abs(loss) + abs(offset) + 2.0 * radius * (magnitude + radius * trace)
     return EPS * total
 
 
@@ -57,23 +58,23 @@ def squared_distance(u: Floats, v: Floats, multiple: float) -> float:
 
 
 @kernel
-def cut_value(x: Floats, normal: Floats, steep: float, offset: float, radius: float) -> float:
-    """``max <x, theta>`` over the ball and the half-space, from above.
+def cut_value(x: Floats, normal: Floats, norm: float, offset: float, radius: float) -> float:
+    """``max <x, theta>`` over ``|theta| <= S`` and ``<normal, theta> <= offset``, from above.
 
     Args:
         x: a unit vector.
         normal: of the half-space.
-        steep: |normal|, not 0.
+        norm: |normal|, not 0.
         offset: of the half-space.
         radius: S.
     """
-    reach = offset / steep
+    reach = offset / norm
     if reach < -radius * (1.0 + 8.0 * EPS):
         return -math.inf
-    along = dot(x, normal) / steep
+    along = dot(x, normal) / norm
     if reach >= radius or radius * along <= reach:
         return radius * (1.0 + 8.0 * EPS)
-    across = squared_distance(x, normal, along / steep)
+    across = squared_distance(x, normal, along / norm)
     near = max(reach, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
     return near * along + chord * math.sqrt(across) + (8.0 + x.shape[0]) * EPS * radius
@@ -119,29 +120,19 @@ class Curvature(NamedTuple):
     shift: float
 
 
-@kernel
-def sqp_point(
-    x: Floats,
-    theta: Floats,
-    gradient: Floats,
-    hessian: Curvature,
-    room: float,
-    radius: float,
-    work: Floats,
-    u: Floats,
-) -> None:
-    """:func:`sqp_step`, to all digits, with a first weight from the point itself."""
-    guess = ball_multiplier(x, gradient, theta)
-    sqp_step(x, theta, gradient, hessian, room, radius, guess, ON_SPHERE, work, u)
+class QuadraticModel(NamedTuple):
+    """A model of a level set, ``g'(u - theta) + (u - theta)' H (u - theta)/2 <= slack``."""
+
+    theta: Floats  # where it was made
+    gradient: Floats  # g
+    hessian: Curvature  # H
+    slack: float  # B - F(theta)
 
 
 @kernel
 def sqp_step(
     x: Floats,
-    theta: Floats,
-    gradient: Floats,
-    hessian: Curvature,
-    room: float,
+    model: QuadraticModel,
     radius: float,
     guess: float,
     accuracy: float,
@@ -150,17 +141,13 @@ def sqp_step(
 ) -> float:
     """One step of sequential quadratic programming: ``argmax <x, u>`` over the ball and a model.
 
-    The model is ``g'(u - theta) + (u - theta)' H (u - theta)/2 <= room``. For a weight omega of the
-    ball against it the two constraints merge into one ellipsoid, whose maximiser is closed-form;
-    the right omega puts it on the sphere, and is 0 where the model alone keeps it inside. All that
-    is done in the basis in which H is tridiagonal.
+    For a weight omega of the ball against the model the two constraints merge into one ellipsoid,
+    whose maximiser is closed-form; the right omega puts it on the sphere, and is 0 where the model
+    alone keeps it inside. All that is done in the basis in which H is tridiagonal.
 
     Args:
         x: a unit vector, ``(d,)``.
-        theta: where the model was made.
-        gradient: g.
-        hessian: H.
-        room: B - F(theta).
+        model: of the level set.
         radius: S.
         guess: a first omega; 0 where nothing is known.
         accuracy: ``|u| = S`` counts as met to this.
@@ -170,23 +157,22 @@ def sqp_step(
     Returns:
         omega.
     """
-    d, form = x.shape[0], hessian.form
-    rotate(form, x, work[0])
-    rotate(form, theta, work[1])
-    rotate(form, gradient, work[2])
-    model = RotatedModel(work[0], work[1], work[2], hessian, room)
-    y, bend, trace, value = work[3], work[4], hessian.shift * d, 0.0
+    d, hessian, form = x.shape[0], model.hessian, model.hessian.form
+    turned, theta, gradient, y, bend = work[0], work[1], work[2], work[3], work[4]
+    rotate(form, x, turned)
+    rotate(form, model.theta, theta)
+    rotate(form, model.gradient, gradient)
+    value, omega = 0.0, 0.0
     for k in range(d):
-        trace += hessian.scale * form.diagonal[k]
-        u[k] = radius * model.x[k]
-        y[k] = u[k] - model.theta[k]
+        u[k] = radius * turned[k]
+        y[k] = u[k] - theta[k]
     multiply_rotated(form, y, bend)
     for k in range(d):
         bent = hessian.scale * bend[k] + hessian.shift * y[k]
-        value += (model.gradient[k] + 0.5 * bent) * y[k]
-    omega = 0.0
-    if not value <= room:  # else the ball's own maximiser satisfies the model
-        omega = _merge(model, radius, trace, guess, accuracy, work[3:], u)
+        value += (gradient[k] + 0.5 * bent) * y[k]
+    if not value <= model.slack:  # else the ball's own maximiser satisfies the model
+        rotated = QuadraticModel(theta, gradient, hessian, model.slack)
+        omega = _merge(turned, rotated, radius, guess, accuracy, work[3:], u)
     rotate_back(form, u)
     norm, edge = length(u), (1.0 - 4.0 * EPS) * radius
     if norm > edge or (omega > 0.0 and norm > (1.0 - max(1e-6, 2.0 * accuracy)) * radius):
@@ -195,34 +181,31 @@ def sqp_step(
     return omega
 
 
-class RotatedModel(NamedTuple):
-    """What :func:`sqp_step` is about, in the basis of the tridiagonal form."""
-
-    x: Floats
-    theta: Floats
-    gradient: Floats
-    hessian: Curvature
-    room: float
-
-
 #: rows of d numbers that a step needs
 STEP_ROWS = 8
 
 
 @kernel
 def _merge(
-    model: RotatedModel,
+    x: Floats,
+    model: QuadraticModel,
     radius: float,
-    trace: float,
     guess: float,
     accuracy: float,
     work: Floats,
     u: Floats,
 ) -> float:
-    """The weight of the ball that puts the merged ellipsoid's maximiser on the sphere, or 0."""
-    x, theta, hessian = model.x, model.theta, model.hessian
+    """The weight of the ball that puts the merged ellipsoid's maximiser on the sphere, or 0.
+
+    With ``E = H + omega I`` and ``p = g + omega theta`` that ellipsoid is ``|u - c|^2_E <=
+    |p|^2_(E^-1) + 2 slack + omega (S^2 - |theta|^2)`` around ``c = theta - E^-1 p``. All vectors
+    are in the basis of the tridiagonal form.
+    """
+    theta, hessian = model.theta, model.hessian
     d, center, pull, y, slope, pivots = x.shape[0], work[0], work[1], work[2], work[3], work[4]
-    form, scale = hessian.form, hessian.scale
+    form, scale, trace = hessian.form, hessian.scale, hessian.shift * x.shape[0]
+    for k in range(d):
+        trace += scale * form.diagonal[k]
     inside = max(radius * radius - dot(theta, theta), 0.0)
     flat, usual = FLAT * trace + 1e-150, trace / d
     if not 1e-6 * usual < guess < 1e6 * usual:
@@ -236,7 +219,7 @@ def _merge(
         for k in range(d):
             pull[k] = model.gradient[k] + omega * theta[k]
         solve_shifted(form, scale, pivots, pull, center)
-        size = dot(pull, center) + 2.0 * model.room + omega * inside
+        size = dot(pull, center) + 2.0 * model.slack + omega * inside
         solve_shifted(form, scale, pivots, x, slope)
         spread = max(dot(x, slope), 1e-150)
         reach = math.sqrt(max(size, 0.0) / spread)
@@ -256,8 +239,8 @@ def _merge(
             trial = 0.01 * high if high < math.inf else usual + 1e-150
             continue
         missed = abs(norm / radius - 1.0)
-        # off the sphere by so much the model is off by omega S^2 as much: little of its room
-        true = omega * radius * radius * missed <= MODEL_SHARE * abs(model.room)
+        # off the sphere by so much the model is off by omega S^2 as much: little of its slack
+        true = omega * radius * radius * missed <= MODEL_SHARE * abs(model.slack)
         if (missed < accuracy and true) or missed <= 4.0 * EPS:
             break
         if norm > radius:
@@ -301,18 +284,19 @@ def come_back(
     level: float,
     u: Floats,
 ) -> None:
-    """From far outside the set, a point near its boundary on the segment to an inner point.
+    """From far outside the set, a point near its boundary on the segment to an inner point, into u.
 
-    Between the root of the power law through loss and slope at the point (right for steep growth)
-    and the root of the tangent there (right for linear growth).
+    A share s of the segment from the inner point: the mean of the root of the power law
+    ``F_inner + (F - F_inner) s^p`` through loss and slope at the point (right for steep growth) and
+    of the root of the tangent there (right for linear growth).
     """
-    rise, budget, steep = loss - inner_loss, level - inner_loss, 0.0
+    rise, budget, slope = loss - inner_loss, level - inner_loss, 0.0
     for k in range(point.shape[0]):
-        steep += gradient[k] * (point[k] - inner[k])
+        slope += gradient[k] * (point[k] - inner[k])
     share = 0.5
-    if rise > 0.0 and steep > 0.0 and budget >= 0.0:
-        power = (budget / rise) ** (rise / steep)
-        tangent = max(1.0 - (loss - level) / steep, 0.0)
+    if rise > 0.0 and slope > 0.0 and budget >= 0.0:
+        power = (budget / rise) ** (rise / slope)
+        tangent = max(1.0 - (loss - level) / slope, 0.0)
         share = min(max(0.5 * (power + tangent), 0.0), 1.0)
     for k in range(point.shape[0]):
         u[k] = inner[k] + share * (point[k] - inner[k])

@@ -29,10 +29,12 @@ TINY = 2.3e-308
 
 
 @kernel
-def level_of(prior: CompiledPrior, point: Floats, loss: float, cost: float, facts: Floats) -> float:
+def level_of(
+    prior: CompiledPrior, point: Floats, loss: float, cost: float, totals: Floats
+) -> float:
     """``log(1/delta) + L(c) + cost``, and what rounding may have taken from it."""
-    lost = (compensated(point.shape[0]) + facts[2]) * EPS
-    slack = lost * (abs(loss) + cost + 2.0 * length(point) * facts[1])
+    lost = (compensated(point.shape[0]) + totals[2]) * EPS
+    slack = lost * (abs(loss) + cost + 2.0 * length(point) * totals[1])
     return prior.log_failure + loss + cost + 2.0 * slack
 
 
@@ -130,7 +132,7 @@ def screen(
             turned[i] = 0.0
             for j in range(d):
                 turned[i] += basis[j, i] * point[j]
-        start = level_of(prior, point, carried.sums[0, slot], 0.0, carried.facts)
+        start = level_of(prior, point, carried.sums[0, slot], 0.0, carried.totals)
         for kind in range(kinds):
             candidate = candidates[kind]
             temper, unit, tilt, scale = precision_of(prior, point, candidate)
@@ -148,7 +150,7 @@ def screen(
             log_det += math.log(inflation)
             trace = scale * (trace - tilt / inflation * tilted)
             law = law_of(family, prior.normal, d, candidate[2], prior.terms)
-            reach = max(carried.facts[0] * carried.facts[0] * scale * widest, 1e-12)
+            reach = max(carried.totals[0] * carried.totals[0] * scale * widest, 1e-12)
             begun = start + divergence_of(prior, point, candidate, log_det, inverse_trace)
             hoped = begun + 0.5 * trace * law.second
             certain = begun

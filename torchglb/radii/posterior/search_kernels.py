@@ -122,8 +122,8 @@ def hold_if_better(
     divergence = posterior_at(prior, point, carried, slot, candidate, memory)
     law = law_of(family, prior.normal, d, candidate[2], prior.terms)
     cost = divergence + sum_increments(family, prior, law, data.rows, point, memory.cover)
-    new = level_of(prior, point, carried.sums[0, slot], cost, carried.facts)
-    if not new < level_of(prior, before, carried.sums[0, last], held.rest[1], carried.facts):
+    new = level_of(prior, point, carried.sums[0, slot], cost, carried.totals)
+    if not new < level_of(prior, before, carried.sums[0, last], held.rest[1], carried.totals):
         return
     sums, rest = carried.sums[:, slot].copy(), carried.rest[:, slot].copy()
     put_point(carried, last, point, sums, rest, trace_of(sums, d))
@@ -225,10 +225,10 @@ def held_levels(
             loss = loss_hat[b] if loss_hat.shape[0] > 0 else sums.sums[0, slot]
             slope = seen.rest[0] * family.scale - loss
             infimum = slope if slope <= d else d * math.log(slope / d) + d
-            mean = level_of(prior, point, loss, infimum, sums.facts)
+            mean = level_of(prior, point, loss, infimum, sums.totals)
         behind = newton_step(prior, etas[slot], sums, slot, point, memory)
         allowed = max(prior.tolerance, SHARE * (min(level, mean) - sums.sums[0, slot]))
-        number = sums.facts[2]
+        number = sums.totals[2]
         wanted = REFRESH if behind > allowed else NOTHING
         if number >= GROWTH * found.rest[3] and number > found.rest[3]:
             wanted = LOOK
@@ -248,7 +248,7 @@ def held_level(prior: CompiledPrior, held: Held, point: Floats) -> float:
     """The level of the held posterior; its centre goes into ``point``."""
     sums, last = held.carried, held.carried.points.shape[1] - 1
     carried_point(sums, last, point)
-    return level_of(prior, point, sums.sums[0, last], held.rest[1], sums.facts)
+    return level_of(prior, point, sums.sums[0, last], held.rest[1], sums.totals)
 
 
 @entry
@@ -279,7 +279,7 @@ def search_posteriors(
         for a in range(0 if full else slot, slots if full else slot + 1):
             passes += recentre(data, prior, etas[a], sums, a, offers[b], memory)
         if full:
-            found.rest[3] = sums.facts[2]
+            found.rest[3] = sums.totals[2]
             screened = screen(family, prior, etas, candidates, sums, memory)
             bold = safe = -1
             if screened.hoped < min(out[b, 0], out[b, 1]) - prior.tolerance:

@@ -13,6 +13,7 @@ import math
 
 from torchglb.backend import inlined, kernel
 from torchglb.backend.dense import EPS, dot, length
+from torchglb.carried.kernels import MAGNITUDE
 from torchglb.carried.minimum import DONE as FOUND
 from torchglb.carried.minimum import BallSearch, Goal, SearchState, search_minimum
 from torchglb.ucb.incremental.cutting_planes import (
@@ -23,10 +24,10 @@ from torchglb.ucb.incremental.cutting_planes import (
     Level,
     lower_bound,
     prepare,
-    scan,
     second_cut,
 )
-from torchglb.ucb.incremental.looks import look, new_anchor
+from torchglb.ucb.incremental.looks import look, new_anchor, scan_chosen
+from torchglb.ucb.incremental.minorant import LAST_NEEDED
 from torchglb.ucb.incremental.outer_ellipsoids import (
     FEW,
     MANY,
@@ -50,6 +51,7 @@ from torchglb.ucb.incremental.round_state import (
     UNDECIDED,
     CarriedProblem,
     Memory,
+    Round,
     RoundState,
     Settings,
 )
@@ -96,7 +98,7 @@ def choose(
         search.answered, state.awaited = 1, 0
     while True:
         if state.phase == MINIMUM:
-            ball = BallSearch(problem.places, problem.minimum, memory.dense)
+            ball = BallSearch(problem.vectors, problem.minimum, memory.dense)
             goal = Goal(state.tolerance, math.inf, math.inf)
             if search_minimum(search, ball, goal, memory.minimum_pass, trace) != FOUND:
                 state.awaited = PASS_FOR_MINIMUM
@@ -104,11 +106,11 @@ def choose(
             if not _set_level(state, search, settings):
                 continue
             state.phase, state.reduced, state.with_minorant = SCAN, 0, 0
-        level = _level_of(state, problem)
+        round_ = Round(problem, arms, _level_of(state, problem), settings, memory)
         if state.phase == SCAN:
-            _scan_all(state, problem, arms, level, settings, memory)
+            _scan_all(state, round_)
             state.phase = LOOKS
-        asked = _looks(state, problem, arms, level, settings, trace, memory)
+        asked = _looks(state, round_, trace)
         if asked != SHARPEN:
             state.awaited = asked
             return asked
@@ -156,45 +158,39 @@ def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bo
 
 @inlined
 def _level_of(state: RoundState, problem: CarriedProblem) -> Level:
-    size = problem.anchors.facts[1] + length(problem.quadratic.tilt)
+    magnitude = problem.anchors.carried.totals[MAGNITUDE] + length(problem.anchors.quadratic.tilt)
     return Level(
         state.level,
         state.low,
-        problem.places.theta,
+        problem.vectors.theta,
         state.center_loss,
-        problem.constants.radius,
-        size,
-        problem.quadratic,
+        problem.anchors.constants.radius,
+        magnitude,
+        problem.anchors.quadratic,
     )
 
 
 @kernel
-def _scan_all(
-    state: RoundState,
-    problem: CarriedProblem,
-    arms: Arms,
-    level: Level,
-    settings: Settings,
-    memory: Memory,
-) -> None:
+def _scan_all(state: RoundState, round_: Round) -> None:
     """Bounds on all arms from what is carried: no pass."""
-    count, d, left = arms.upper.shape[0], memory.left.shape[0], memory.left
-    radius, used, now = level.radius, problem.notes.used, float(state.number)
+    problem, arms, level, memory = round_.problem, round_.arms, round_.level, round_.memory
+    count, d, residual = arms.upper.shape[0], level.center.shape[0], memory.residual
+    radius, used, now = level.radius, problem.use.last, float(state.number)
     for k in range(count):
         x, size = arms.units[k], arms.lengths[k]
         arms.upper[k], arms.lower[k] = size * radius * (1.0 + 8.0 * EPS), -math.inf
         if state.ending != NO_CENTER:
             arms.lower[k] = lower_bound(dot(x, level.center), size, radius, d)
-        arms.weight[k], arms.cut[k], arms.touch[k] = 0.0, -1, -1
-    prepare(problem.anchors, level, memory.cuts)
-    many = count >= MANY_ARMS and not settings.every
-    if may_use_minorant(state, problem, settings) and (many or was_needed(state, problem)):
-        state.with_minorant = int(bound_by_minorant(state, problem, arms, level, memory))
+        arms.multiplier[k], arms.cut[k], arms.feasible[k] = 0.0, -1, -1
+    prepare(problem.anchors.carried, level, memory.cuts)
+    many = count >= MANY_ARMS and not round_.settings.every
+    if may_use_minorant(state, round_) and (many or was_needed(state, problem.minorant)):
+        state.with_minorant = int(bound_by_minorant(state, round_))
     if state.with_minorant == 0 and (many or level.high - level.center_loss <= THIN):
-        bound_cheaply(problem, arms, level, memory)
+        bound_cheaply(round_)
     if many:
-        _scan_the_best(problem, arms, level, memory)
-    best = _scan_contenders(problem, arms, level, settings, memory)
+        _scan_the_best(round_)
+    best = _scan_contenders(round_)
     if state.ending == NO_CENTER:
         for k in range(count):
             arms.lower[k] = -math.inf
@@ -202,17 +198,17 @@ def _scan_all(
         if arms.upper[k] <= best or arms.cut[k] < 0:
             continue
         used[arms.cut[k]] = now
-        used[arms.touch[k]] = now
+        used[arms.feasible[k]] = now
         if PLANAR < d < WIDE:
-            other = second_cut(arms, k, problem.anchors, level, memory.cuts, left)
+            other = second_cut(arms, k, problem.anchors.carried, level, memory.cuts, residual)
             if other >= 0:
                 used[other] = now
 
 
 @kernel
-def _scan_the_best(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
+def _scan_the_best(round_: Round) -> None:
     """Bounds from all anchors for the block of arms with the largest upper bounds so far."""
-    chosen = memory.chosen
+    arms, chosen = round_.arms, round_.memory.chosen
     for j in range(BLOCK):
         best = -1
         for k in range(arms.upper.shape[0]):
@@ -221,16 +217,15 @@ def _scan_the_best(problem: CarriedProblem, arms: Arms, level: Level, memory: Me
         chosen[j] = best
         arms.cut[best] = 0
     chosen[BLOCK] = BLOCK
-    scan(arms, chosen, problem.anchors, level, memory.cuts, memory.left)
+    scan_chosen(round_)
 
 
 @kernel
-def _scan_contenders(
-    problem: CarriedProblem, arms: Arms, level: Level, settings: Settings, memory: Memory
-) -> float:
+def _scan_contenders(round_: Round) -> float:
     """Bounds from all anchors for the other arms whose upper bounds are above the result."""
-    best, count, chosen = -math.inf, 0, memory.chosen
-    if not settings.every:
+    arms, chosen, every = round_.arms, round_.memory.chosen, round_.settings.every
+    best, count = -math.inf, 0
+    if not every:
         for k in range(arms.lower.shape[0]):
             best = max(best, arms.lower[k])
     for k in range(arms.lower.shape[0] + 1):
@@ -240,8 +235,8 @@ def _scan_contenders(
             count += 1
         if count == BLOCK or (last and count > 0):
             chosen[BLOCK] = count
-            scan(arms, chosen, problem.anchors, level, memory.cuts, memory.left)
-            if not settings.every:
+            scan_chosen(round_)
+            if not every:
                 for j in range(count):
                     best = max(best, arms.lower[chosen[j]])
             count = 0
@@ -252,23 +247,15 @@ def _scan_contenders(
 
 
 @kernel
-def _looks(
-    state: RoundState,
-    problem: CarriedProblem,
-    arms: Arms,
-    level: Level,
-    settings: Settings,
-    trace: float,
-    memory: Memory,
-) -> int:
+def _looks(state: RoundState, round_: Round, trace: float) -> int:
     """Looks at one maximiser after the other until the winner is certain."""
+    arms, settings = round_.arms, round_.settings
     answered, state.awaited = state.awaited, 0
     if answered == PASS_FOR_MINORANT:
-        if end_minorant(state, problem, arms, level, memory):
+        if end_minorant(state, round_):
             return PASS_FOR_MINORANT
     elif answered == PASS_FOR_ANCHOR:
-        floor = -math.inf if settings.every else arms.lower[state.leader]
-        new_anchor(state, problem, arms, level, trace, floor, memory)
+        new_anchor(state, round_, trace)
     while True:
         leader, rival = _standing(arms)
         state.leader = leader
@@ -280,8 +267,8 @@ def _looks(
             state.ending = CERTAIN
             return DECIDED
         ended = state.passes >= settings.max_steps or state.looks >= FREE_LOOKS * settings.max_steps
-        steep = max(arms.weight[arm], arms.weight[leader])
-        if _sharpen(state, settings, steep, wanted, ended):
+        multiplier = max(arms.multiplier[arm], arms.multiplier[leader])
+        if _sharpen(state, settings, multiplier, wanted, ended):
             return SHARPEN
         if ended:
             state.ending = UNDECIDED
@@ -290,17 +277,16 @@ def _looks(
         if state.looks > 0 and state.with_minorant == 0:
             state.with_minorant = 1
             rivals = _rivals(arms, leader, settings)
-            if rivals >= FEW and may_use_minorant(state, problem, settings):
-                problem.minorant.facts[4] = float(state.number)
-                new_enough = bound_by_minorant(state, problem, arms, level, memory)
+            if rivals >= FEW and may_use_minorant(state, round_):
+                round_.problem.minorant.state[LAST_NEEDED] = float(state.number)
+                new_enough = bound_by_minorant(state, round_)
                 if not new_enough and rivals >= MANY:
-                    begin_minorant(state, problem, level, memory)
+                    begin_minorant(state, round_)
                     return PASS_FOR_MINORANT
                 continue
         state.looks += 1
         state.arm = arm
-        floor = -math.inf if settings.every else arms.lower[leader]
-        if look(state, problem, arms, level, settings, wanted, floor, memory):
+        if look(state, round_, wanted):
             state.passes += 1
             return PASS_FOR_ANCHOR
 
@@ -317,9 +303,9 @@ def _rivals(arms: Arms, leader: int, settings: Settings) -> int:
 
 @kernel
 def _sharpen(
-    state: RoundState, settings: Settings, steep: float, wanted: float, ended: bool
+    state: RoundState, settings: Settings, multiplier: float, wanted: float, ended: bool
 ) -> bool:
-    """Whether the level is too uncertain for what is wanted, with dh/dB at most about ``steep``.
+    """Whether the level is too uncertain for what is wanted, with dh/dB about the multiplier.
 
     Then the minimum is to be found to a tolerance that is enough; to that of the level after some
     looks; and as well as can be where all arms are going to be solved.
@@ -327,8 +313,8 @@ def _sharpen(
     width, tolerance = state.level - state.low, state.tolerance
     if state.exhausted == 1 or not width > 0.0:
         return False
-    if steep * width > LEVEL_SHARE * wanted:
-        enough = AHEAD * LEVEL_SHARE * wanted / steep
+    if multiplier * width > LEVEL_SHARE * wanted:
+        enough = AHEAD * LEVEL_SHARE * wanted / multiplier
         state.tolerance = min(enough, AHEAD * width)
     elif ended:
         state.tolerance = AHEAD * width

@@ -14,11 +14,10 @@ from torchglb.backend import Floats, Ints, StoredCalls, entry, floats_at, inline
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.carried.kernels import LossRows, carried_in, carry_row, sum_rows
-from torchglb.carried.minimum import SearchState, places_in
-from torchglb.carried.model import Constants, Objective, Quadratic, only_model
-from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.minimum import SearchState, vectors_in
+from torchglb.carried.model import CarriedSums, objective_of, only_model
+from torchglb.carried.monomials import unpack
 from torchglb.families.compiled import CompiledFamily
-from torchglb.families.row_terms import SCRATCH
 from torchglb.optim import Status
 from torchglb.ucb.incremental.arm_selection import choose, first_tolerance
 from torchglb.ucb.incremental.cutting_planes import Arms
@@ -34,7 +33,7 @@ from torchglb.ucb.incremental.round_state import (
     Memory,
     RoundState,
     Settings,
-    notes_in,
+    anchor_use_in,
     round_memory,
 )
 
@@ -49,160 +48,108 @@ _INFEASIBLE, _INACCURATE = int(Status.INFEASIBLE), int(Status.INACCURATE)
 HUGE = 1e305
 
 
-class Sums(NamedTuple):
-    """What a row adds to.
-
-    Attributes:
-        anchors: memory of the carried anchors, ``(N, size)``.
-        minimum: memory of the carried minimum, ``(N, size)``.
-        table: monomials of the anchors.
-        minimum_table: monomials of the minimum.
-        number: A.
-    """
-
-    anchors: Floats
-    minimum: Floats
-    table: Packed
-    minimum_table: Packed
-    number: int
-
-
 class Batch(NamedTuple):
-    """Everything that is carried of N problems.
+    """Everything that is carried of N problems."""
 
-    Attributes:
-        sums: of the anchors and the minimum.
-        notes: what else is known of the anchors, ``(N, (d + 2) A + 1)``.
-        places: of the search for the minimum, ``(N, 3, d)``.
-        search: its state, ``(N,)``.
-        rounds: the state of the round, ``(N,)``.
-        passes: over the history so far, ``(N,)``.
-        constants: S, C and R for the anchors, ``(N, 3)``.
-        minimum_constants: the same for the minimum.
-        minorants: memory of the minorants, ``(N, size)`` or ``(N, 0)`` for none.
-    """
-
-    sums: Sums
-    notes: Floats
-    places: Floats
-    search: np.ndarray
-    rounds: np.ndarray
-    passes: Floats
-    constants: Floats
-    minimum_constants: Floats
-    minorants: Floats
-
-
-@inlined
-def problem_of(batch: Batch, b: int, ridge: float, tilt: Floats, rows: int) -> CarriedProblem:
-    """One problem of a batch."""
-    sums, c, e = batch.sums, batch.constants[b], batch.minimum_constants[b]
-    d, quadratic = sums.table.dim, Quadratic(ridge, tilt)
-    minimum = carried_in(sums.minimum[b], d, 1, sums.minimum_table.count)
-    known, table = Constants(e[0], e[1], e[2]), unpack(sums.minimum_table)
-    return CarriedProblem(
-        carried_in(sums.anchors[b], d, sums.number, sums.table.count),
-        notes_in(batch.notes[b], d, sums.number),
-        unpack(sums.table),
-        Constants(c[0], c[1], c[2]),
-        only_model(Objective(minimum, quadratic, known, table)),
-        places_in(batch.places[b]),
-        minorant_in(batch.minorants[b], d),
-        quadratic,
-        rows,
-    )
-
-
-class RoundInput(NamedTuple):
-    """What a round is about, beside its arms.
-
-    Attributes:
-        heights: of the levels, ``(N,)``.
-        ridge: ``(N,)``.
-        tilt: ``(N, d)``.
-    """
-
-    heights: Floats
-    ridge: Floats
-    tilt: Floats
-
-
-class RoundOutput(NamedTuple):
-    """What comes out of a round.
-
-    Attributes:
-        bounds: on ``h`` of K arms, at least ``(2 N K,)``: all upper ones, then the lower ones.
-        winner: the index of the winner, ``(N,)``.
-        status: how each problem ended, ``(N,)`` of :class:`torchglb.optim.Status`.
-        passes: over the history, ``(N,)``.
-    """
-
-    bounds: Floats
-    winner: Ints
-    status: Ints
-    passes: Floats
+    anchors: CarriedSums  # the sums at the anchors
+    minimum: CarriedSums  # the sums near the minimum
+    anchor_use: Floats  # memory of AnchorUse, (N, (d + 2) A + 1)
+    vectors: Floats  # of the search for the minimum, (N, 3, d)
+    search: np.ndarray  # its state, (N,)
+    rounds: np.ndarray  # the state of the round, (N,)
+    passes: Floats  # over the history so far, (N,)
+    minorants: Floats  # memory of the minorants, (N, size) or (N, 0) for none
 
 
 class RoundBuffers(NamedTuple):
-    """Where rounds find what they are about, and leave what comes out.
+    """Where rounds find what they are about, beside their arms, and leave what comes out."""
 
-    Attributes:
-        given: what they are about.
-        out: what comes out.
-        memory: for one problem at a time.
-        arms: there may be so many.
-    """
-
-    given: RoundInput
-    out: RoundOutput
-    memory: Memory
-    arms: int
+    heights: Floats  # of the levels, (N,)
+    ridge: Floats  # lambda, (N,)
+    tilt: Floats  # zeros, (N, d)
+    bounds: Floats  # on h of K arms, at least (2 N K,): all upper ones, then the lower ones
+    winner: Ints  # the index of the winner, (N,)
+    status: Ints  # how each problem ended, (N,) of Status
+    passes: Floats  # over the history, (N,)
+    memory: Memory  # for one problem at a time
+    arms: int  # there may be so many
 
 
 def round_buffers(batch: Batch, arms: int) -> RoundBuffers:
     """For rounds of the problems of a batch with so many arms at most."""
-    sums, N = batch.sums, len(batch.passes)
-    d, count, least = sums.table.dim, sums.table.count, sums.minimum_table.count
+    N, d = len(batch.passes), batch.anchors.table.dim
+    counts = batch.anchors.table.count, batch.minimum.table.count
     return RoundBuffers(
-        RoundInput(np.zeros(N), np.zeros(N), np.zeros((N, d))),
-        RoundOutput(
-            np.empty(2 * N * arms), np.empty(N, np.int64), np.empty(N, np.int64), np.empty(N)
-        ),
-        round_memory(d, sums.number, count, least, arms),
-        arms,
+        heights=np.zeros(N),
+        ridge=np.zeros(N),
+        tilt=np.zeros((N, d)),
+        bounds=np.empty(2 * N * arms),
+        winner=np.empty(N, np.int64),
+        status=np.empty(N, np.int64),
+        passes=np.empty(N),
+        memory=round_memory(d, batch.anchors.number, *counts, arms),
+        arms=arms,
+    )
+
+
+class RoundCall(NamedTuple):
+    """All that rounds and rows of a batch read and write, in arrays that stay where they are."""
+
+    family: CompiledFamily
+    X: Floats  # features, (N, d, capacity)
+    w: Floats  # weights, (N, capacity)
+    y: Floats  # weights times rewards, (N, capacity)
+    batch: Batch  # what is carried
+    buffers: RoundBuffers  # the rest
+
+
+@inlined
+def problem_of(call: RoundCall, b: int, rows: int) -> CarriedProblem:
+    """One problem of a batch, with so many rows."""
+    batch, ridge, tilt = call.batch, call.buffers.ridge[b], call.buffers.tilt[b]
+    d, number = batch.anchors.table.dim, batch.anchors.number
+    return CarriedProblem(
+        objective_of(batch.anchors, b, ridge, tilt),
+        anchor_use_in(batch.anchor_use[b], d, number),
+        only_model(objective_of(batch.minimum, b, ridge, tilt)),
+        vectors_in(batch.vectors[b]),
+        minorant_in(batch.minorants[b], d),
+        rows,
     )
 
 
 @inlined
-def arms_of(given: Floats, out: RoundOutput, b: int, memory: Memory) -> Arms:
+def arms_of(every: Floats, buffers: RoundBuffers, b: int) -> Arms:
     """The arms of one problem, of ``(N, K, d)``, as unit vectors and lengths."""
-    (N, K, d), numbers, places = given.shape, memory.arm_numbers, memory.arm_places
+    (N, K, d), bounds = every.shape, buffers.bounds
+    numbers, anchors = buffers.memory.arm_numbers, buffers.memory.arm_anchors
     units = numbers[: K * d].reshape(K, d)
-    lengths, weight = numbers[K * d : K * (d + 1)], numbers[K * (d + 1) : K * (d + 2)]
-    upper, lower = out.bounds[b * K : (b + 1) * K], out.bounds[(N + b) * K : (N + b + 1) * K]
+    lengths, multiplier = numbers[K * d : K * (d + 1)], numbers[K * (d + 1) : K * (d + 2)]
+    upper, lower = bounds[b * K : (b + 1) * K], bounds[(N + b) * K : (N + b + 1) * K]
     for k in range(K):
-        size = length(given[b, k])
+        size = length(every[b, k])
         lengths[k] = size
         for i in range(d):
-            units[k, i] = given[b, k, i] / size if size > 0.0 else 0.0
-    return Arms(units, lengths, upper, lower, places[:K], places[K : 2 * K], weight)
+            units[k, i] = every[b, k, i] / size if size > 0.0 else 0.0
+    return Arms(units, lengths, upper, lower, anchors[:K], anchors[K : 2 * K], multiplier)
 
 
 @kernel
-def start_round(batch: Batch, given: RoundInput, settings: Settings, number: int, b: int) -> None:
+def start_round(call: RoundCall, settings: Settings, number: int, b: int) -> None:
     """The state of a round before its first step."""
-    state = record(batch.rounds, b)
+    state, height = record(call.batch.rounds, b), call.buffers.heights[b]
     state.phase, state.looks, state.passes, state.minorant_passes = MINIMUM, 0, 0, 0
-    state.height = HUGE if given.heights[b] > HUGE else given.heights[b]  # NaN stays NaN
+    state.height = HUGE if height > HUGE else height  # NaN stays NaN
     state.tolerance = first_tolerance(state, settings)
     state.number, state.leader = number, 0
-    search = record(batch.search, b)
+    search = record(call.batch.search, b)
     state.awaited, search.answered, search.passes = 0, 0, 0
 
 
 @kernel
-def end_round(batch: Batch, arms: Arms, out: RoundOutput, b: int) -> None:
+def end_round(call: RoundCall, arms: Arms, b: int) -> None:
     """How a round has ended."""
+    batch, out = call.batch, call.buffers
     state, search = record(batch.rounds, b), record(batch.search, b)
     out.winner[b] = state.leader
     out.passes[b] = state.passes + state.minorant_passes + search.passes
@@ -239,54 +186,29 @@ def play_one(
         if asked == DECIDED:
             return
         if asked == PASS_FOR_MINORANT:
-            work, constants = memory.minimum_pass, problem.constants
+            work, constants = memory.minimum_pass, problem.anchors.constants
             sum_least_curvatures(family, rows, problem.rows, problem.minorant, constants, work)
             continue
         if asked == PASS_FOR_MINIMUM:
-            point, work = problem.places.trial, memory.minimum_pass
+            point, work = problem.vectors.trial, memory.minimum_pass
             table = problem.minimum.objective.table
         else:
-            point, table, work = memory.trial, problem.table, memory.anchor_pass
+            point, table, work = memory.trial, problem.anchors.table, memory.anchor_pass
         trace = sum_rows(family, rows, problem.rows, point, table, work)
-
-
-class RoundCall(NamedTuple):
-    """All that the rounds of a batch read and write, in arrays that stay where they are.
-
-    Attributes:
-        family: the family.
-        X: features, ``(N, d, capacity)``.
-        w: weights, ``(N, capacity)``.
-        y: weights times rewards, ``(N, capacity)``.
-        batch: what is carried.
-        buffers: the rest.
-    """
-
-    family: CompiledFamily
-    X: Floats
-    w: Floats
-    y: Floats
-    batch: Batch
-    buffers: RoundBuffers
 
 
 @kernel
 def play_all(call: RoundCall, used: int, every: Floats, settings: Settings, number: int) -> bool:
     """The rounds of all problems; whether all of them have converged."""
-    converged, batch, given = True, call.batch, call.buffers.given
-    out, memory = call.buffers.out, call.buffers.memory
+    converged, batch, buffers = True, call.batch, call.buffers
     for b in range(every.shape[0]):
-        start_round(batch, given, settings, number, b)
-        problem = problem_of(batch, b, given.ridge[b], given.tilt[b], used)
-        arms = arms_of(every, out, b, memory)
-        state, search, loss_rows = (
-            record(batch.rounds, b),
-            record(batch.search, b),
-            LossRows(call.X[b], call.w[b], call.y[b]),
-        )
-        play_one(call.family, loss_rows, state, search, problem, arms, settings, memory)
-        end_round(batch, arms, out, b)
-        converged = converged and out.status[b] == _CONVERGED
+        start_round(call, settings, number, b)
+        problem, arms = problem_of(call, b, used), arms_of(every, buffers, b)
+        state, search = record(batch.rounds, b), record(batch.search, b)
+        rows = LossRows(call.X[b], call.w[b], call.y[b])
+        play_one(call.family, rows, state, search, problem, arms, settings, buffers.memory)
+        end_round(call, arms, b)
+        converged = converged and buffers.status[b] == _CONVERGED
     return converged
 
 
@@ -313,10 +235,10 @@ def play_round(
         number: of this round.
         longest: an arm may be so long; 0 if that has been checked.
     """
-    N, sums = call.X.shape[0], call.batch.sums
-    every = floats_at(address, (N, arms, sums.table.dim))
+    N, d = call.X.shape[0], call.X.shape[1]
+    every = floats_at(address, (N, arms, d))
     for b in range(N):
-        if not rows_held(sums.anchors[b], sums.minimum[b], rows):
+        if not rows_held(call.batch, b, rows):
             return BEHIND
         if longest > 0.0 and not rows_within(every[b], longest):
             return REFUSED
@@ -325,12 +247,11 @@ def play_round(
 
 @entry
 def go_on(
-    batch: Batch,
-    buffers: RoundBuffers,
+    call: RoundCall,
+    rows: int,
     every: Floats,
     settings: Settings,
     number: int,
-    rows: int,
     b: int,
     begins: bool,
     trace: float,
@@ -338,25 +259,22 @@ def go_on(
     """The round of one problem up to the next pass, which is made elsewhere.
 
     Args:
-        batch: what is carried.
-        buffers: what else the round is about, and the sums of that pass.
+        call: what is carried, and what the round is about, with the sums of the last pass.
+        rows: of a pass.
         every: all arms, ``(N, K, d)``.
         settings: what is asked.
         number: of this round.
-        rows: of a pass.
         b: which problem.
         begins: whether this is the start.
         trace: of the Hessian at the point of the pass that was asked for.
     """
-    given, out, memory = buffers.given, buffers.out, buffers.memory
     if begins:
-        start_round(batch, given, settings, number, b)
-    state, search = record(batch.rounds, b), record(batch.search, b)
-    problem = problem_of(batch, b, given.ridge[b], given.tilt[b], rows)
-    arms = arms_of(every, out, b, memory)
-    asked = choose(state, search, problem, arms, settings, trace, memory)
+        start_round(call, settings, number, b)
+    state, search = record(call.batch.rounds, b), record(call.batch.search, b)
+    problem, arms = problem_of(call, b, rows), arms_of(every, call.buffers, b)
+    asked = choose(state, search, problem, arms, settings, trace, call.buffers.memory)
     if asked == DECIDED:
-        end_round(batch, arms, out, b)
+        end_round(call, arms, b)
     return asked
 
 
@@ -364,9 +282,9 @@ def go_on(
 
 
 @kernel
-def rows_held(anchors: Floats, minimum: Floats, rows: int) -> bool:
+def rows_held(batch: Batch, b: int, rows: int) -> bool:
     """Whether both sums of a problem hold so many rows: the last number of their memory."""
-    return anchors[-1] == rows and minimum[-1] == rows
+    return batch.anchors.memory[b, -1] == rows and batch.minimum.memory[b, -1] == rows
 
 
 @kernel
@@ -380,42 +298,9 @@ def rows_fit(family: CompiledFamily, x: Floats, r: Floats, longest: float) -> bo
     return True
 
 
-class RowCall(NamedTuple):
-    """All that a row is written and added to, in arrays that stay where they are.
-
-    Attributes:
-        family: the family.
-        X: features, ``(N, d, capacity)``.
-        w: weights, ``(N, capacity)``.
-        y: weights times rewards, ``(N, capacity)``.
-        sums: what is carried.
-        scratch: memory of :func:`row_terms`.
-        row: memory, ``(d,)``.
-        powers: memory for the monomials of a row,
-        least_powers: and for those of the minimum.
-    """
-
-    family: CompiledFamily
-    X: Floats
-    w: Floats
-    y: Floats
-    sums: Sums
-    scratch: Floats
-    row: Floats
-    powers: Floats
-    least_powers: Floats
-
-
-def row_call(family: CompiledFamily, X: Floats, w: Floats, y: Floats, sums: Sums) -> RowCall:
-    """With memory."""
-    row, powers = np.empty(sums.table.dim), np.empty(sums.table.count)
-    least_powers = np.empty(sums.minimum_table.count)
-    return RowCall(family, X, w, y, sums, np.zeros(SCRATCH), row, powers, least_powers)
-
-
 @entry
 def learn_rows(
-    call: RowCall, used: int, x_address: int, r_address: int, rows: int, longest: float
+    call: RoundCall, used: int, x_address: int, r_address: int, rows: int, longest: float
 ) -> int:
     """Checks k rows of weight 1 of every problem, writes them and carries them: O(A k d^q).
 
@@ -430,10 +315,10 @@ def learn_rows(
     Returns:
         DONE, REFUSED or BEHIND.
     """
-    N, d, sums = call.X.shape[0], call.X.shape[1], call.sums
+    N, d = call.X.shape[0], call.X.shape[1]
     x, r = floats_at(x_address, (N, rows, d)), floats_at(r_address, (N, rows))
     for b in range(N):
-        if not rows_held(sums.anchors[b], sums.minimum[b], used):
+        if not rows_held(call.batch, b, used):
             return BEHIND
     if longest > 0.0 and not rows_fit(call.family, x, r, longest):
         return REFUSED
@@ -442,20 +327,22 @@ def learn_rows(
 
 
 @kernel
-def add_rows(call: RowCall, used: int, x: Floats, r: Floats) -> None:
-    """Writes and carries the rows."""
-    (N, rows, d), sums, family, row = x.shape, call.sums, call.family, call.row
-    table, least, scratch = unpack(sums.table), unpack(sums.minimum_table), call.scratch
+def add_rows(call: RoundCall, used: int, x: Floats, r: Floats) -> None:
+    """Writes and carries the rows; between rounds the memory of passes is free for that."""
+    (N, rows, d), batch, family = x.shape, call.batch, call.family
+    work, other = call.buffers.memory.anchor_pass, call.buffers.memory.minimum_pass
+    table, least = unpack(batch.anchors.table), unpack(batch.minimum.table)
+    row, scratch = work.part, work.scratch
     for b in range(N):
-        anchors = carried_in(sums.anchors[b], d, sums.number, table.count)
-        minimum = carried_in(sums.minimum[b], d, 1, least.count)
+        anchors = carried_in(batch.anchors.memory[b], d, batch.anchors.number, table.count)
+        minimum = carried_in(batch.minimum.memory[b], d, 1, least.count)
         for s in range(rows):
             for k in range(d):
                 row[k] = x[b, s, k]
                 call.X[b, k, used + s] = x[b, s, k]
             call.w[b, used + s], call.y[b, used + s] = 1.0, r[b, s]
-            carry_row(family, row, 1.0, r[b, s], anchors, table, scratch, call.powers)
-            carry_row(family, row, 1.0, r[b, s], minimum, least, scratch, call.least_powers)
+            carry_row(family, row, 1.0, r[b, s], anchors, table, scratch, work.sums)
+            carry_row(family, row, 1.0, r[b, s], minimum, least, scratch, other.sums)
 
 
 #: calls of both, for rows of some dtypes

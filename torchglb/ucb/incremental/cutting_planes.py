@@ -41,70 +41,41 @@ PLANAR, WIDE = 2, 8
 
 
 class Level(NamedTuple):
-    """The set of this round, ``{|theta| <= S, F(theta) <= B}``; B is known to lie in an interval.
+    """The set of this round, ``{|theta| <= S, F(theta) <= B}``; of B an interval is known."""
 
-    Attributes:
-        high: B is at most this: cuts are made with it.
-        low: B is at least this: feasible points are.
-        center: a point of the set, ``(d,)``.
-        center_loss: F there, at most.
-        radius: S.
-        size: of the terms that are rounded; see :func:`torchglb.carried.kernels.add_facts`.
-        quadratic: what is added to the loss of the data.
-    """
-
-    high: float
-    low: float
-    center: Floats
-    center_loss: float
-    radius: float
-    size: float
-    quadratic: Quadratic
+    high: float  # B is at most this: cuts are made with it
+    low: float  # B is at least this: feasible points are found with it
+    center: Floats  # a point of the set, (d,)
+    center_loss: float  # F there, at most
+    radius: float  # S
+    magnitude: float  # of the rows and the tilt, which bounds rounding; see add_totals
+    quadratic: Quadratic  # what is added to the loss of the data
 
 
 class Arms(NamedTuple):
-    """The arms of one round, and what is known of them.
+    """The arms of one round, and what is known of them."""
 
-    Attributes:
-        units: ``(K, d)``, unit vectors, or zeros.
-        lengths: ``(K,)``.
-        upper: ``(K,)``, bounds on h.
-        lower: ``(K,)``.
-        cut: ``(K,)``, the anchor behind ``upper``.
-        touch: ``(K,)``, the anchor behind ``lower``.
-        weight: ``(K,)``, dh/dB as the cut has it.
-    """
-
-    units: Floats
-    lengths: Floats
-    upper: Floats
-    lower: Floats
-    cut: Ints
-    touch: Ints
-    weight: Floats
+    units: Floats  # (K, d), unit vectors, or zeros
+    lengths: Floats  # (K,)
+    upper: Floats  # (K,), bounds on h from above
+    lower: Floats  # (K,), the same from below
+    cut: Ints  # (K,), the anchor behind upper
+    feasible: Ints  # (K,), the anchor whose feasible point is behind lower
+    multiplier: Floats  # (K,), of the level, dh/dB, as the cut has it
 
 
 class Cuts(NamedTuple):
-    """Memory for the cuts and feasible points of A anchors.
+    """Memory for the cuts and feasible points of A anchors."""
 
-    Attributes:
-        offset: ``(A,)``; the set obeys ``<grad F, theta> <= offset``.
-        steep: ``(A,)``, one over |grad F|.
-        share: ``(A,)``, how far from the centre to the anchor the chord is feasible.
-        sides: ``(d, 2 A)``, unit normals, then feasible points.
-        shape: ``(3, A)``: distance of the plane from the origin, radius of the disc that it cuts
-            out of the ball, their ratio.
-        products: ``(BLOCK, 2 A)``, of arms with all of ``sides``.
-        gain: ``(A,)``.
-    """
-
-    offset: Floats
-    steep: Floats
-    share: Floats
-    sides: Singles
-    shape: Singles
-    products: Singles
-    gain: Singles
+    offset: Floats  # (A,); the set obeys <grad F, theta> <= offset
+    inverse_norm: Floats  # (A,), 1/|grad F|
+    share: Floats  # (A,), of the segment from the centre to the anchor that is feasible
+    vectors: Singles  # (d, 2 A), the unit normals, then the feasible points
+    distance: Singles  # (A,), of the plane from the origin, with a sign
+    disc: Singles  # (A,), the radius of the disc in which the plane meets the ball
+    ratio: Singles  # (A,), of these two
+    products: Singles  # (BLOCK, 2 A), of arms with all vectors
+    gain: Singles  # (A,), by how much each cut lowers the bound of an arm
 
 
 @inlined
@@ -115,7 +86,9 @@ def cuts_memory(dim: int, anchors: int) -> Cuts:
         np.empty(anchors),
         np.empty(anchors),
         np.empty((dim, 2 * anchors), np.float32),
-        np.empty((3, anchors), np.float32),
+        np.empty(anchors, np.float32),
+        np.empty(anchors, np.float32),
+        np.empty(anchors, np.float32),
         np.empty((BLOCK, 2 * anchors), np.float32),
         np.empty(anchors, np.float32),
     )
@@ -129,7 +102,9 @@ def sum_rounding(level: Level, loss: float, offset: float, trace: float) -> floa
     """
     d = level.center.shape[0]
     trace += d * abs(level.quadratic.ridge)
-    return compensated(d) * cut_rounding(level.high, loss, offset, trace, level.size, level.radius)
+    return compensated(d) * cut_rounding(
+        level.high, loss, offset, trace, level.magnitude, level.radius
+    )
 
 
 @kernel
@@ -141,19 +116,19 @@ def prepare(anchors: Carried, level: Level, cuts: Cuts) -> None:
     # :func:`sum_rounding`, written out: this is the longest loop of most rounds
     roundings, bend = compensated(d), d * abs(quadratic.ridge)
     for a in range(count):
-        loss, along, square = cuts.share[a], cuts.offset[a], cuts.steep[a]
+        loss, along, square = cuts.share[a], cuts.offset[a], cuts.inverse_norm[a]
         offset = level.high - loss + along
         trace = anchors.trace[a] + bend
-        paid = roundings * cut_rounding(level.high, loss, offset, trace, level.size, radius)
+        paid = roundings * cut_rounding(level.high, loss, offset, trace, level.magnitude, radius)
         offset += paid
         inverse = 1.0 / math.sqrt(max(square, TINY))
         near = min(max(offset * inverse, -radius), radius)
-        chord = math.sqrt((radius - near) * (radius + near))
-        cuts.offset[a], cuts.steep[a] = offset, inverse
+        disc = math.sqrt((radius - near) * (radius + near))
+        cuts.offset[a], cuts.inverse_norm[a] = offset, inverse
         cuts.share[a] = feasible_share(loss + paid, level.center_loss, level.low - paid)
-        cuts.shape[0, a], cuts.shape[1, a] = near, chord
-        cuts.shape[2, a] = near / max(chord, 1e-15)
-    _sides(anchors, level, cuts)
+        cuts.distance[a], cuts.disc[a] = near, disc
+        cuts.ratio[a] = near / max(disc, 1e-15)
+    _normals_and_points(anchors, level, cuts)
 
 
 @vectorised
@@ -161,7 +136,7 @@ def _tangents(anchors: Carried, quadratic: Quadratic, cuts: Cuts) -> None:
     """F, <grad F, point> and |grad F|^2 of all anchors."""
     d, count = anchors.points.shape
     ridge = quadratic.ridge
-    loss, along, square = cuts.share, cuts.offset, cuts.steep
+    loss, along, square = cuts.share, cuts.offset, cuts.inverse_norm
     for a in range(count):
         loss[a] = anchors.sums[0, a]
         along[a] = 0.0
@@ -176,24 +151,24 @@ def _tangents(anchors: Carried, quadratic: Quadratic, cuts: Cuts) -> None:
 
 
 @vectorised
-def _sides(anchors: Carried, level: Level, cuts: Cuts) -> None:
+def _normals_and_points(anchors: Carried, level: Level, cuts: Cuts) -> None:
     """Unit normals and feasible points, in single precision."""
     d, count = anchors.points.shape
     ridge = level.quadratic.ridge
     for k in range(d):
         points, slopes, tilt = anchors.points[k], anchors.sums[1 + k], level.quadratic.tilt[k]
-        normal, feasible = cuts.sides[k, :count], cuts.sides[k, count:]
+        normal, feasible = cuts.vectors[k, :count], cuts.vectors[k, count:]
         center = level.center[k]
         for a in range(count):
-            normal[a] = (slopes[a] + ridge * points[a] - tilt) * cuts.steep[a]
+            normal[a] = (slopes[a] + ridge * points[a] - tilt) * cuts.inverse_norm[a]
         for a in range(count):
             feasible[a] = center + cuts.share[a] * (points[a] - center)
 
 
 @vectorised
 def multiply(units: Floats, chosen: Ints, cuts: Cuts) -> None:
-    """Products of some arms with the sides of all anchors; four arms share what they read."""
-    d, width = cuts.sides.shape
+    """Products of some arms with the vectors of all anchors; four arms share what they read."""
+    d, width = cuts.vectors.shape
     count = chosen[BLOCK]
     for left in range(0, width, STRIP):
         right = min(left + STRIP, width)
@@ -201,39 +176,39 @@ def multiply(units: Floats, chosen: Ints, cuts: Cuts) -> None:
             first, second = cuts.products[j, left:right], cuts.products[j + 1, left:right]
             third, fourth = cuts.products[j + 2, left:right], cuts.products[j + 3, left:right]
             for k in range(d):
-                side = cuts.sides[k, left:right]
+                entry = cuts.vectors[k, left:right]
                 a = np.float32(units[chosen[j], k])
                 b = np.float32(units[chosen[min(j + 1, count - 1)], k])
                 c = np.float32(units[chosen[min(j + 2, count - 1)], k])
                 e = np.float32(units[chosen[min(j + 3, count - 1)], k])
                 if k == 0:
                     for i in range(right - left):
-                        first[i] = a * side[i]
-                        second[i] = b * side[i]
-                        third[i] = c * side[i]
-                        fourth[i] = e * side[i]
+                        first[i] = a * entry[i]
+                        second[i] = b * entry[i]
+                        third[i] = c * entry[i]
+                        fourth[i] = e * entry[i]
                 else:
                     for i in range(right - left):
-                        first[i] += a * side[i]
-                        second[i] += b * side[i]
-                        third[i] += c * side[i]
-                        fourth[i] += e * side[i]
+                        first[i] += a * entry[i]
+                        second[i] += b * entry[i]
+                        third[i] += c * entry[i]
+                        fourth[i] += e * entry[i]
 
 
 @vectorised
 def best_cut(along: Singles, squared: float, radius: float, cuts: Cuts) -> int:
     """The anchor whose cut lowers the bound of a vector most, from its products with the normals.
 
-    With near and chord the distance and the half-width of the plane in the ball, the bound is
-    ``near along + chord across``; a cut whose multiplier would be negative gains nothing.
+    With its component along a normal and its length across it, the bound is ``distance along + disc
+    across``; a cut whose multiplier would be negative gains nothing.
     """
-    gain, near, chord, ratio = cuts.gain, cuts.shape[0], cuts.shape[1], cuts.shape[2]
+    gain, near, disc, ratio = cuts.gain, cuts.distance, cuts.disc, cuts.ratio
     whole, square = np.float32(radius * math.sqrt(squared)), np.float32(squared)
     zero, nothing = np.float32(0.0), np.float32(-1.0)
     for a in range(gain.shape[0]):
         product = along[a]
         across = np.sqrt(abs(product * product - square))
-        better = whole - (product * near[a] + across * chord[a])
+        better = whole - (product * near[a] + across * disc[a])
         gain[a] = better if product - ratio[a] * across > zero else nothing
     return largest(gain)
 
@@ -251,39 +226,39 @@ def largest(values: Singles) -> int:
 
 
 @kernel
-def apply_cut(left: Floats, anchors: Carried, level: Level, cuts: Cuts, a: int) -> float:
-    """Takes the best multiple alpha of the unit normal of a cut off what is left of an arm; alpha.
+def apply_cut(residual: Floats, anchors: Carried, level: Level, cuts: Cuts, a: int) -> float:
+    """Takes the best multiple alpha of the unit normal of a cut off the residual of an arm; alpha.
 
     For any weights ``alpha >= 0``, ``h(x) <= sum alpha reach + S |x - sum alpha u|``.
     """
-    inverse, radius = cuts.steep[a], level.radius
+    inverse, radius = cuts.inverse_norm[a], level.radius
     reach = cuts.offset[a] * inverse
     if not reach < radius:
         return 0.0
     along = 0.0
-    for k in range(left.shape[0]):
-        along += left[k] * (gradient_at(anchors, level.quadratic, k, a) * inverse)
+    for k in range(residual.shape[0]):
+        along += residual[k] * (gradient_at(anchors, level.quadratic, k, a) * inverse)
     across = 0.0
-    for k in range(left.shape[0]):
-        part = left[k] - along * (gradient_at(anchors, level.quadratic, k, a) * inverse)
+    for k in range(residual.shape[0]):
+        part = residual[k] - along * (gradient_at(anchors, level.quadratic, k, a) * inverse)
         across += part * part
     near = max(reach, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
     alpha = max(along - near / max(chord, 1e-150) * math.sqrt(across), 0.0)
-    for k in range(left.shape[0]):
-        left[k] -= alpha * (gradient_at(anchors, level.quadratic, k, a) * inverse)
+    for k in range(residual.shape[0]):
+        residual[k] -= alpha * (gradient_at(anchors, level.quadratic, k, a) * inverse)
     return alpha
 
 
 @kernel
 def scan(
-    arms: Arms, chosen: Ints, anchors: Carried, level: Level, cuts: Cuts, left: Floats
+    arms: Arms, chosen: Ints, anchors: Carried, level: Level, cuts: Cuts, residual: Floats
 ) -> None:
     """Bounds on some arms from the best cut and the best feasible point of all anchors.
 
     ``chosen`` has at most BLOCK arms and, last, how many.
     """
-    radius, number, d = level.radius, anchors.points.shape[1], left.shape[0]
+    radius, number, d = level.radius, anchors.points.shape[1], residual.shape[0]
     count = chosen[BLOCK]
     multiply(arms.units, chosen, cuts)
     for j in range(count):
@@ -293,13 +268,13 @@ def scan(
             continue
         x = arms.units[k]
         a = best_cut(cuts.products[j, :number], 1.0, radius, cuts)
-        copy_vector(x, left)
-        alpha = apply_cut(left, anchors, level, cuts, a)
-        paid = alpha * (cuts.offset[a] * cuts.steep[a]) if alpha > 0.0 else 0.0
-        lower_upper_bound(arms, k, dual_value(paid, abs(paid), alpha, length(left), radius))
-        arms.cut[k], arms.weight[k] = a, arms.lengths[k] * alpha * cuts.steep[a]
+        copy_vector(x, residual)
+        alpha = apply_cut(residual, anchors, level, cuts, a)
+        paid = alpha * (cuts.offset[a] * cuts.inverse_norm[a]) if alpha > 0.0 else 0.0
+        lower_upper_bound(arms, k, dual_value(paid, abs(paid), alpha, length(residual), radius))
+        arms.cut[k], arms.multiplier[k] = a, arms.lengths[k] * alpha * cuts.inverse_norm[a]
         a = largest(cuts.products[j, number:])
-        arms.touch[k] = a
+        arms.feasible[k] = a
         reached, middle = 0.0, 0.0
         for i in range(d):
             center = level.center[i]
@@ -328,33 +303,37 @@ def lower_bound(reached: float, arm_length: float, radius: float, dim: int) -> f
 
 
 @kernel
-def second_cut(arms: Arms, k: int, anchors: Carried, level: Level, cuts: Cuts, left: Floats) -> int:
+def second_cut(
+    arms: Arms, k: int, anchors: Carried, level: Level, cuts: Cuts, residual: Floats
+) -> int:
     """Lowers the bound of an arm by a second cut beside its best one; its anchor, or -1."""
     radius, a = level.radius, arms.cut[k]
-    copy_vector(arms.units[k], left)
-    alpha = apply_cut(left, anchors, level, cuts, a)
+    copy_vector(arms.units[k], residual)
+    alpha = apply_cut(residual, anchors, level, cuts, a)
     if not alpha > 0.0:
         return -1
     along = cuts.products[0, : anchors.points.shape[1]]
-    _multiply_one(left, cuts, along)
-    b = best_cut(along, dot(left, left), radius, cuts)
-    beta = apply_cut(left, anchors, level, cuts, b)
+    _multiply_one(residual, cuts, along)
+    b = best_cut(along, dot(residual, residual), radius, cuts)
+    beta = apply_cut(residual, anchors, level, cuts, b)
     if not beta > 0.0:
         return -1
-    paid = alpha * (cuts.offset[a] * cuts.steep[a])
-    more = beta * (cuts.offset[b] * cuts.steep[b])
+    paid = alpha * (cuts.offset[a] * cuts.inverse_norm[a])
+    more = beta * (cuts.offset[b] * cuts.inverse_norm[b])
     size = abs(paid) + abs(more)
-    lower_upper_bound(arms, k, dual_value(paid + more, size, alpha + beta, length(left), radius))
+    lower_upper_bound(
+        arms, k, dual_value(paid + more, size, alpha + beta, length(residual), radius)
+    )
     return b
 
 
 @vectorised
-def _multiply_one(left: Floats, cuts: Cuts, along: Singles) -> None:
+def _multiply_one(residual: Floats, cuts: Cuts, along: Singles) -> None:
     """Products of one vector with the unit normals."""
     count = along.shape[0]
     for a in range(count):
         along[a] = np.float32(0.0)
-    for k in range(left.shape[0]):
-        side, x = cuts.sides[k, :count], np.float32(left[k])
+    for k in range(residual.shape[0]):
+        normal, x = cuts.vectors[k, :count], np.float32(residual[k])
         for a in range(count):
-            along[a] += x * side[a]
+            along[a] += x * normal[a]

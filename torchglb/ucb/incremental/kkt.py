@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
-from torchglb.backend import Floats, inlined, kernel
-from torchglb.backend.dense import EPS, dot, length, solve_general
+from torchglb.backend import Floats, kernel
+from torchglb.backend.dense import EPS, copy_vector, dot, length, solve_general
 from torchglb.carried.model import Dense, Model, expand
 
+#: which constraints are active: that many multipliers are sought, less one
+LEVEL_ONLY, LEVEL_AND_BALL = 0, 1
 #: steps at most
 MAX_STEPS = 8
 #: a step is the last one if it is at most this share of S: its square is the error that is left
@@ -31,33 +31,17 @@ ON_SPHERE = 1e-6
 
 
 class System(NamedTuple):
-    """Memory for the equations.
+    """Memory for the equations of a Newton step."""
 
-    Attributes:
-        matrix: ``(d + 2, d + 2)``.
-        right: ``(d + 2,)``.
-    """
-
-    matrix: Floats
-    right: Floats
-
-
-@inlined
-def system_memory(dim: int) -> System:
-    """For so many features."""
-    return System(np.zeros((dim + 2, dim + 2)), np.zeros(dim + 2))
+    matrix: Floats  # (d + 2, d + 2)
+    right: Floats  # (d + 2,)
 
 
 class Solution(NamedTuple):
-    """How a search has ended.
+    """How a search has ended."""
 
-    Attributes:
-        multiplier: lambda; 0 at the pole.
-        found: whether one of the cases holds.
-    """
-
-    multiplier: float
-    found: bool
+    multiplier: float  # lambda; 0 at the pole
+    found: bool  # whether one of the cases holds
 
 
 @kernel
@@ -81,55 +65,72 @@ def maximise_on_model(
         system: for the equations.
         out: the point, in the ball.
     """
+    radius, gradient = model.objective.constants.radius, memory.vectors[0]
+    for k in range(x.shape[0]):
+        out[k] = (1.0 - 4.0 * EPS) * radius * x[k]
+    if expand(model, out, memory, gradient, False) <= level:
+        return Solution(0.0, True)
+    for case in (LEVEL_ONLY, LEVEL_AND_BALL):
+        solution = _solve_case(x, start, model, level, case, memory, system, out)
+        if solution.found:
+            return solution
+    copy_vector(start, out)
+    return Solution(1.0, False)
+
+
+@kernel
+def _solve_case(
+    x: Floats,
+    start: Floats,
+    model: Model,
+    level: float,
+    case: int,
+    memory: Dense,
+    system: System,
+    out: Floats,
+) -> Solution:
+    """Newton's method on the conditions of one case; arguments as in :func:`maximise_on_model`."""
     d, gradient, u = x.shape[0], memory.vectors[0], memory.vectors[1]
     radius = model.objective.constants.radius
     edge, sphere = (1.0 - 4.0 * EPS) * radius, radius * radius
-    for k in range(d):
-        out[k] = edge * x[k]
-    if expand(model, out, memory, gradient, False) <= level:
-        return Solution(0.0, True)
-    for case in range(2):
+    copy_vector(start, u)
+    multiplier, outward = 1.0, 0.0
+    for step in range(MAX_STEPS):
+        loss = expand(model, u, memory, gradient, True)
+        if step == 0:
+            multiplier, outward = _multipliers(x, gradient, u, case)
+            if not multiplier < math.inf:
+                break
+        squared = dot(u, u)
+        _equations(x, u, gradient, memory.hessian, multiplier, outward, system)
+        system.right[d] = level - loss
+        system.right[d + 1] = 0.5 * (sphere - squared)
+        if not solve_general(system.matrix, system.right, d + 1 + case):
+            break
+        size = 0.0
         for k in range(d):
-            u[k] = start[k]
-        multiplier, outward = 1.0, 0.0
-        for step in range(MAX_STEPS):
-            loss = expand(model, u, memory, gradient, True)
-            if step == 0:
-                multiplier, outward = _multipliers(x, gradient, u, case)
-                if not multiplier < math.inf:
-                    break
-            squared = dot(u, u)
-            _equations(x, u, gradient, memory.hessian, multiplier, outward, case, system)
-            system.right[d] = level - loss
-            system.right[d + 1] = 0.5 * (sphere - squared)
-            if not solve_general(system.matrix, system.right, d + 1 + case):
-                break
-            size = 0.0
+            size += system.right[k] * system.right[k]
+            u[k] += system.right[k]
+        multiplier = float(system.right[d])
+        outward = float(system.right[d + 1]) if case == LEVEL_AND_BALL else 0.0
+        if not size < 1e6 * sphere:
+            break
+        squared = dot(u, u)
+        if step < 1:
+            continue
+        if case == LEVEL_ONLY and step > 1 and squared > 1.05 * sphere:
+            break  # the ball is active
+        good = multiplier > 0.0 and size <= SHORT * SHORT * sphere
+        if case == LEVEL_ONLY:
+            good = good and squared <= sphere
+        else:
+            good = good and outward > 0.0 and abs(squared - sphere) <= ON_SPHERE * sphere
+        if good:
+            norm = length(u)
+            shrink = edge / norm if case == LEVEL_AND_BALL or norm > edge else 1.0
             for k in range(d):
-                size += system.right[k] * system.right[k]
-                u[k] += system.right[k]
-            multiplier = float(system.right[d])
-            outward = float(system.right[d + 1]) if case == 1 else 0.0
-            if not size < 1e6 * sphere:
-                break
-            squared = dot(u, u)
-            if step < 1:
-                continue
-            if case == 0 and step > 1 and squared > 1.05 * sphere:
-                break  # the ball is active
-            good = multiplier > 0.0 and size <= SHORT * SHORT * sphere
-            if case == 0:
-                good = good and squared <= sphere
-            else:
-                good = good and outward > 0.0 and abs(squared - sphere) <= ON_SPHERE * sphere
-            if good:
-                norm = length(u)
-                shrink = edge / norm if case == 1 or norm > edge else 1.0
-                for k in range(d):
-                    out[k] = shrink * u[k]
-                return Solution(multiplier, True)
-    for k in range(d):
-        out[k] = start[k]
+                out[k] = shrink * u[k]
+            return Solution(multiplier, True)
     return Solution(1.0, False)
 
 
@@ -138,7 +139,7 @@ def _multipliers(x: Floats, gradient: Floats, u: Floats, case: int) -> tuple[flo
     """lambda and nu by least squares; without the ball nu is 0. Infinite where there are none."""
     gg, gu, uu = dot(gradient, gradient), dot(gradient, u), dot(u, u)
     xg, xu = dot(x, gradient), dot(x, u)
-    if case == 0:
+    if case == LEVEL_ONLY:
         return (xg / gg if gg > 0.0 else math.inf), 0.0
     shared = gg * uu - gu * gu
     if not shared > 0.0:
@@ -154,7 +155,6 @@ def _equations(
     hessian: Floats,
     multiplier: float,
     outward: float,
-    case: int,
     system: System,
 ) -> None:
     """``(lambda H + nu) move + lambda' grad F + nu' u = x``, and the constraints to first order."""

@@ -7,41 +7,34 @@ the history is asked for, and the point becomes an anchor.
 
 from __future__ import annotations
 
-from torchglb.backend import Floats, inlined, kernel
+import math
+
+from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import EPS, TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
 from torchglb.carried.kernels import least_used, put_point
 from torchglb.carried.model import (
     Model,
-    Objective,
     error_at,
     expand,
     gradient_at,
     loss_at,
+    loss_concordance,
     model_at,
 )
 from torchglb.carried.taylor import hessian_at
-from torchglb.ucb.incremental.cutting_planes import (
-    BLOCK,
-    Arms,
-    Level,
-    lower_bound,
-    scan,
-    sum_rounding,
-)
+from torchglb.ucb.incremental.cutting_planes import BLOCK, Level, lower_bound, scan, sum_rounding
 from torchglb.ucb.incremental.kkt import maximise_on_model
-from torchglb.ucb.incremental.round_state import (
-    CarriedProblem,
-    Memory,
-    RoundState,
-    Settings,
-)
+from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, Round, RoundState
 from torchglb.ucb.kernels import (
+    ON_SPHERE,
     Curvature,
+    QuadraticModel,
+    ball_multiplier,
     come_back,
     cut_value,
     feasible_share,
-    sqp_point,
+    sqp_step,
     stop_at_cut,
 )
 
@@ -60,77 +53,72 @@ NEARBY = 1e-2
 ENOUGH = 0.5
 
 
-@inlined
-def _model_at_anchor(problem: CarriedProblem, slot: int, memory: Memory) -> Model:
-    """F near an anchor, which is copied into the memory."""
-    objective = Objective(problem.anchors, problem.quadratic, problem.constants, problem.table)
-    return model_at(objective, slot, memory.dense)
+@kernel
+def scan_chosen(round_: Round) -> None:
+    """Bounds from all anchors for the arms of ``memory.chosen``."""
+    memory, anchors = round_.memory, round_.problem.anchors.carried
+    scan(round_.arms, memory.chosen, anchors, round_.level, memory.cuts, memory.residual)
 
 
 @kernel
-def look(
-    state: RoundState,
-    problem: CarriedProblem,
-    arms: Arms,
-    level: Level,
-    settings: Settings,
-    wanted: float,
-    floor: float,
-    memory: Memory,
-) -> bool:
-    """Looks at the maximiser of one arm; whether a pass at ``memory.trial`` is needed.
+def look(state: RoundState, round_: Round, wanted: float) -> bool:
+    """Looks at the maximiser of ``state.arm``; whether a pass at ``memory.trial`` is needed.
 
-    Arms whose upper bounds are below the floor do not matter any more.
+    Args:
+        state: of the round.
+        round_: the rest of it.
+        wanted: to what the gap of the arm has to shrink.
     """
-    arm = state.arm
-    if arms.touch[arm] < 0:
+    problem, arms, memory = round_.problem, round_.arms, round_.memory
+    arm, floor = state.arm, _floor(state, round_)
+    if arms.feasible[arm] < 0:
         memory.chosen[0], memory.chosen[BLOCK] = arm, 1
-        scan(arms, memory.chosen, problem.anchors, level, memory.cuts, memory.left)
-    x, slot = arms.units[arm], arms.touch[arm]
+        scan_chosen(round_)
+    x, slot = arms.units[arm], arms.feasible[arm]
     wanted = wanted / max(arms.lengths[arm], TINY)
     before = arms.upper[arm] - arms.lower[arm]
-    anchor, minimum, enough = _model_at_anchor(problem, slot, memory), problem.minimum, False
+    minimum, enough = problem.minimum, False
+    anchor = model_at(problem.anchors, slot, memory.dense)
     if state.reduced == 0:
         _reduce_minimum(problem, memory)
         state.reduced = 1
-    if problem.table.order > 2:
-        enough = _look_by_anchor(problem, anchor, level, x, slot, wanted, memory)
+    if problem.anchors.table.order > 2:
+        enough = _look_by_anchor(round_, anchor, x, slot, wanted)
     elif minimum.objective.constants.ratio == 0.0:
-        _propose_from_minimum(problem, level, x, memory)
+        _propose_from_minimum(round_, x)
     else:
-        _propose_from_anchor(problem, arms, level, arm, slot, memory)
-    if not enough and not _is_enough(problem, level, wanted, memory):
+        _propose_from_anchor(round_, arm, slot)
+    if not enough and not _is_enough(round_, wanted):
         return True
-    free = problem.notes.free
-    if settings.value_tol >= COARSE and free[0] * ROWS_PER_LOOK >= problem.rows:
+    free_looks = problem.use.free_looks
+    if round_.settings.value_tol >= COARSE and free_looks[0] * ROWS_PER_LOOK >= problem.rows:
         return True
-    free[0] += 1.0
+    free_looks[0] += 1.0
     if enough:
-        _learn_from_model(problem, anchor, arms, level, memory, floor)
+        _learn_from_model(round_, anchor, floor)
     else:
-        _learn_from_model(problem, minimum, arms, level, memory, floor)
+        _learn_from_model(round_, minimum, floor)
     # the next look would start from the same anchor: what did not help now never will
     return not arms.upper[arm] - arms.lower[arm] <= ENOUGH * before
 
 
 @kernel
-def _look_by_anchor(
-    problem: CarriedProblem,
-    model: Model,
-    level: Level,
-    x: Floats,
-    slot: int,
-    wanted: float,
-    memory: Memory,
-) -> bool:
+def _floor(state: RoundState, round_: Round) -> float:
+    """Arms whose upper bounds are below this do not matter any more."""
+    return -math.inf if round_.settings.every else round_.arms.lower[state.leader]
+
+
+@kernel
+def _look_by_anchor(round_: Round, model: Model, x: Floats, slot: int, wanted: float) -> bool:
     """The maximiser by the polynomial of an anchor, into ``memory.trial``; whether it is enough.
 
     Where the polynomial might be far from the truth, the point is that of a safer quadratic one.
     """
-    d, notes, start, trial = x.shape[0], problem.notes, memory.start, memory.trial
+    problem, level, memory = round_.problem, round_.level, round_.memory
+    d, use, start, trial = x.shape[0], problem.use, memory.start, memory.trial
     for k in range(d):
-        start[k] = model.point[k] + notes.shift[k, slot]
-    goal = level.low - 2.0 * notes.excess[slot]  # a point can be proven feasible there
+        start[k] = model.point[k] + use.shift[k, slot]
+    goal = level.low - 2.0 * use.excess[slot]  # a point can be proven feasible there
     dense, gradient = memory.dense, memory.gradient
     solution = maximise_on_model(x, start, model, goal, dense, memory.system, trial)
     loss = expand(model, trial, dense, gradient, False)
@@ -142,15 +130,15 @@ def _look_by_anchor(
         enough = enough and loss + error.value <= level.low
     if enough and solution.multiplier > 0.0:  # the next look starts from here
         for k in range(d):
-            notes.shift[k, slot] = dense.shift[k]
-        notes.excess[slot] = error.value
+            use.shift[k, slot] = dense.shift[k]
+        use.excess[slot] = error.value
     if not sound:
         far = _is_far(expand(model, start, dense, gradient, False), level)
-        if not (far and _propose_anew(problem, level, x, start, memory)):
+        if not (far and _propose_anew(round_, x, start)):
             loss = expand(model, start, dense, gradient, True)
             tridiagonal_form(dense.hessian, memory.form, memory.step[0])
             hessian = Curvature(memory.form, 1.0, 0.0)
-            _step_from(x, start, loss, gradient, hessian, goal, level, memory)
+            _step_from(round_, x, QuadraticModel(start, gradient, hessian, goal - loss), loss)
     return enough
 
 
@@ -159,12 +147,11 @@ def _dip(slope_error: float, problem: CarriedProblem) -> float:
     """How much lower than its computed tangent the loss may be because of the slope's error.
 
     A slope that errs by e in the dual norm of the Hessian puts a point at a distance delta in its
-    norm lower by e delta, but the curvature puts it ``delta^2 / (2 + 2 R S D)`` higher, D the
-    longest row: never lower than by ``e^2 (1 + R S D)/2``.
+    norm lower by e delta, but the curvature puts it ``delta^2 / (2 + 2 R X S)`` higher, X the
+    longest row: never lower than by ``e^2 (1 + R X S)/2``.
     """
-    constants = problem.constants
-    stiff = constants.concordance * problem.anchors.facts[0] * constants.radius
-    return 0.5 * slope_error * slope_error * (1.0 + stiff)
+    growth = loss_concordance(problem.anchors) * problem.anchors.constants.radius
+    return 0.5 * slope_error * slope_error * (1.0 + growth)
 
 
 @kernel
@@ -174,44 +161,36 @@ def _is_far(loss: float, level: Level) -> bool:
 
 
 @kernel
-def _propose_anew(
-    problem: CarriedProblem, level: Level, x: Floats, start: Floats, memory: Memory
-) -> bool:
+def _propose_anew(round_: Round, x: Floats, start: Floats) -> bool:
     """The maximiser as the carried minimum has it, instead of a far point; False if that is it."""
-    trial, off, away = memory.trial, 0.0, 0.0
-    _propose_from_minimum(problem, level, x, memory)
+    trial, center, off, away = round_.memory.trial, round_.level.center, 0.0, 0.0
+    _propose_from_minimum(round_, x)
     for k in range(x.shape[0]):
         off += (trial[k] - start[k]) * (trial[k] - start[k])
-        away += (trial[k] - level.center[k]) * (trial[k] - level.center[k])
+        away += (trial[k] - center[k]) * (trial[k] - center[k])
     return off > NEARBY * NEARBY * away
 
 
 @kernel
-def _step_from(
-    x: Floats,
-    start: Floats,
-    loss: float,
-    gradient: Floats,
-    hessian: Curvature,
-    goal: float,
-    level: Level,
-    memory: Memory,
-) -> None:
-    """An SQP step from a point, into ``memory.trial``; back from far outside."""
-    trial, center, radius = memory.trial, level.center, level.radius
+def _step_from(round_: Round, x: Floats, model: QuadraticModel, loss: float) -> None:
+    """An SQP step from a point with this loss, into ``memory.trial``; back from far outside."""
+    level, step, trial = round_.level, round_.memory.step, round_.memory.trial
+    start, gradient = model.theta, model.gradient
     if _is_far(loss, level):
-        come_back(start, gradient, loss, center, level.center_loss, level.low, trial)
+        come_back(start, gradient, loss, level.center, level.center_loss, level.low, trial)
     else:
-        sqp_point(x, start, gradient, hessian, goal - loss, radius, memory.step, trial)
+        guess = ball_multiplier(x, gradient, start)
+        sqp_step(x, model, level.radius, guess, ON_SPHERE, step, trial)
 
 
 @kernel
-def _propose_from_minimum(problem: CarriedProblem, level: Level, x: Floats, memory: Memory) -> None:
+def _propose_from_minimum(round_: Round, x: Floats) -> None:
     """The maximiser where the loss is its own polynomial, as for Gaussian rewards."""
-    start, slope = level.center, memory.normal
-    loss = expand(problem.minimum, start, memory.dense, slope, False)
+    level, memory = round_.level, round_.memory
+    loss = expand(round_.problem.minimum, level.center, memory.dense, memory.normal, False)
     hessian = Curvature(memory.minimum_form, 1.0, level.quadratic.ridge)
-    _step_from(x, start, loss, slope, hessian, level.low, level, memory)
+    model = QuadraticModel(level.center, memory.normal, hessian, level.low - loss)
+    _step_from(round_, x, model, loss)
 
 
 @kernel
@@ -222,34 +201,35 @@ def _reduce_minimum(problem: CarriedProblem, memory: Memory) -> None:
 
 
 @kernel
-def _propose_from_anchor(
-    problem: CarriedProblem, arms: Arms, level: Level, arm: int, slot: int, memory: Memory
-) -> None:
+def _propose_from_anchor(round_: Round, arm: int, slot: int) -> None:
     """An SQP step from an anchor, with the minimum's Hessian scaled to the trace of the anchor's.
 
     A Hessian of its own for every anchor would need as many looks.
     """
-    d, point, anchors = memory.trial.shape[0], memory.dense.point, problem.anchors
-    carried = problem.minimum.objective.carried
+    level, memory, anchors = round_.level, round_.memory, round_.problem.anchors.carried
+    d, point = memory.trial.shape[0], memory.dense.point
+    carried = round_.problem.minimum.objective.carried
     flat = not (anchors.trace[slot] > 0.0 and carried.trace[0] > 0.0)
     scale = 1.0 if flat else anchors.trace[slot] / carried.trace[0]
     shift = level.quadratic.ridge + (1.0 if flat else 0.0)
     for i in range(d):
         memory.gradient[i] = gradient_at(anchors, level.quadratic, i, slot)
-    x, loss = arms.units[arm], loss_at(anchors, level.quadratic, slot)
-    if _is_far(loss, level) and _propose_anew(problem, level, x, point, memory):
+    x, loss = round_.arms.units[arm], loss_at(anchors, level.quadratic, slot)
+    if _is_far(loss, level) and _propose_anew(round_, x, point):
         return
     hessian = Curvature(memory.minimum_form, scale, shift)
-    _step_from(x, point, loss, memory.gradient, hessian, level.low, level, memory)
-    cut = arms.cut[arm]
+    model = QuadraticModel(point, memory.gradient, hessian, level.low - loss)
+    _step_from(round_, x, model, loss)
+    cut = round_.arms.cut[arm]
     for k in range(d):
         memory.normal[k] = gradient_at(anchors, level.quadratic, k, cut)
     stop_at_cut(point, memory.trial, memory.normal, memory.cuts.offset[cut])
 
 
 @kernel
-def _is_enough(problem: CarriedProblem, level: Level, wanted: float, memory: Memory) -> bool:
+def _is_enough(round_: Round, wanted: float) -> bool:
     """Whether the minimum's own polynomial is certain enough of the loss at the trial point."""
+    problem, level, memory = round_.problem, round_.level, round_.memory
     error = error_at(problem.minimum, memory.trial, level.high, memory.dense)
     doubt = 4.0 * error.value + _dip(error.slope, problem)
     if not doubt <= TRUST * (level.low - level.center_loss):
@@ -260,44 +240,36 @@ def _is_enough(problem: CarriedProblem, level: Level, wanted: float, memory: Mem
 
 
 @kernel
-def _learn_from_model(
-    problem: CarriedProblem, model: Model, arms: Arms, level: Level, memory: Memory, floor: float
-) -> None:
+def _learn_from_model(round_: Round, model: Model, floor: float) -> None:
     """Bounds on the arms that matter from a model at the trial point, with its errors paid for."""
+    level, memory = round_.level, round_.memory
     trial, gradient = memory.trial, memory.gradient
     loss = expand(model, trial, memory.dense, gradient, False)
     error = error_at(model, trial, loss, memory.dense)
     offset = level.high - loss + dot(gradient, trial)
     rounding = sum_rounding(level, loss, offset, error.trace)
     excess = error.value + rounding
-    offset += excess + _dip(error.slope, problem)
-    _learn(arms, level, memory, floor, loss + excess, offset, rounding)
+    offset += excess + _dip(error.slope, round_.problem)
+    _learn(round_, floor, loss + excess, offset, rounding)
 
 
 @kernel
-def _learn(
-    arms: Arms,
-    level: Level,
-    memory: Memory,
-    floor: float,
-    loss: float,
-    offset: float,
-    rounding: float,
-) -> None:
+def _learn(round_: Round, floor: float, loss: float, offset: float, rounding: float) -> None:
     """Bounds from a cut and a point on all arms that may still be above a floor.
 
-    F is at most ``loss`` at ``memory.trial``.
+    The cut is ``<memory.gradient, theta> <= offset``; F is at most ``loss`` at ``memory.trial``.
     """
-    d, gradient, point = memory.trial.shape[0], memory.gradient, memory.left
+    arms, level, memory = round_.arms, round_.level, round_.memory
+    d, gradient, point = memory.trial.shape[0], memory.gradient, memory.residual
     share = feasible_share(loss, level.center_loss, level.low - rounding)
     for k in range(d):
         point[k] = level.center[k] + share * (memory.trial[k] - level.center[k])
-    steep = max(length(gradient), TINY)
+    norm = max(length(gradient), TINY)
     for k in range(arms.upper.shape[0]):
         x, size = arms.units[k], arms.lengths[k]
         if size == 0.0 or arms.upper[k] <= floor:
             continue
-        bound = cut_value(x, gradient, steep, offset, level.radius)
+        bound = cut_value(x, gradient, norm, offset, level.radius)
         if size * bound < arms.upper[k]:
             arms.upper[k] = size * bound + 4.0 * EPS * size * abs(bound)
         lower = lower_bound(dot(x, point), size, level.radius, d)
@@ -305,61 +277,50 @@ def _learn(
 
 
 @kernel
-def new_anchor(
-    state: RoundState,
-    problem: CarriedProblem,
-    arms: Arms,
-    level: Level,
-    trace: float,
-    floor: float,
-    memory: Memory,
-) -> None:
+def new_anchor(state: RoundState, round_: Round, trace: float) -> None:
     """A pass has been made at the trial point: it becomes an anchor, and bounds the arms."""
-    slot, answer = least_used(problem.notes.used), memory.anchor_pass
-    put_point(problem.anchors, slot, memory.trial, answer.sums, answer.rest, trace)
-    problem.notes.free[0] = 0.0
-    arms.cut[state.arm], arms.touch[state.arm] = slot, slot
-    loss, offset, rounding = _cut_of(state, problem, level, slot, memory)
-    _learn(arms, level, memory, floor, loss + rounding, offset, rounding)
+    problem, arms, memory = round_.problem, round_.arms, round_.memory
+    slot, answer = least_used(problem.use.last), memory.anchor_pass
+    put_point(problem.anchors.carried, slot, memory.trial, answer.sums, answer.rest, trace)
+    problem.use.free_looks[0] = 0.0
+    arms.cut[state.arm], arms.feasible[state.arm] = slot, slot
+    loss, offset, rounding = _cut_of(state, round_, slot)
+    _learn(round_, _floor(state, round_), loss + rounding, offset, rounding)
 
 
 @kernel
-def anchor_at_minimum(
-    state: RoundState, problem: CarriedProblem, level: Level, memory: Memory
-) -> int:
+def anchor_at_minimum(state: RoundState, round_: Round) -> int:
     """The carried minimum becomes an anchor of first order as it is, without a pass; which."""
-    anchors, slot = problem.anchors, least_used(problem.notes.used)
-    minimum = problem.minimum.objective.carried
-    for i in range(1 + memory.trial.shape[0]):
+    anchors, slot = round_.problem.anchors.carried, least_used(round_.problem.use.last)
+    minimum, d = round_.problem.minimum.objective.carried, anchors.points.shape[0]
+    for i in range(1 + d):
         anchors.sums[i, slot] = minimum.sums[i, 0]
         anchors.rest[i, slot] = minimum.rest[i, 0]
-    for k in range(memory.trial.shape[0]):
+    for k in range(d):
         anchors.points[k, slot] = minimum.points[k, 0]
     anchors.trace[slot] = minimum.trace[0]
-    _cut_of(state, problem, level, slot, memory)
+    _cut_of(state, round_, slot)
     return slot
 
 
 @kernel
-def _cut_of(
-    state: RoundState, problem: CarriedProblem, level: Level, slot: int, memory: Memory
-) -> tuple[float, float, float]:
+def _cut_of(state: RoundState, round_: Round, slot: int) -> tuple[float, float, float]:
     """The cut of an anchor that is new: F there, the offset, what both pay for rounding.
 
     The gradient goes into the memory, and what later scans of this round read of the anchor is
     brought up to date, but for the products by which they choose.
     """
-    anchors, notes, cuts = problem.anchors, problem.notes, memory.cuts
-    d, along = memory.gradient.shape[0], 0.0
-    for k in range(d):
-        notes.shift[k, slot] = 0.0
+    level, memory, cuts = round_.level, round_.memory, round_.memory.cuts
+    anchors, use, along = round_.problem.anchors.carried, round_.problem.use, 0.0
+    for k in range(memory.gradient.shape[0]):
+        use.shift[k, slot] = 0.0
         memory.gradient[k] = gradient_at(anchors, level.quadratic, k, slot)
         along += memory.gradient[k] * anchors.points[k, slot]
-    notes.excess[slot], notes.used[slot] = 0.0, float(state.number)
+    use.excess[slot], use.last[slot] = 0.0, float(state.number)
     loss = loss_at(anchors, level.quadratic, slot)
     offset = level.high - loss + along
     rounding = sum_rounding(level, loss, offset, anchors.trace[slot])
     cuts.offset[slot] = offset + rounding
-    cuts.steep[slot] = 1.0 / max(length(memory.gradient), TINY)
+    cuts.inverse_norm[slot] = 1.0 / max(length(memory.gradient), TINY)
     cuts.share[slot] = feasible_share(loss + rounding, level.center_loss, level.low - rounding)
     return loss, offset + rounding, rounding

@@ -33,7 +33,7 @@ from torchglb.backend.dense import (
     length,
     solve_factored,
 )
-from torchglb.carried.kernels import Carried, LossRows, Workspace, chunk_hessian, features
+from torchglb.carried.kernels import ROWS, Carried, LossRows, Workspace, chunk_hessian, features
 from torchglb.carried.model import Constants, Dense, gradient_at, loss_at
 from torchglb.carried.rounding import plain
 from torchglb.families.compiled import CompiledFamily
@@ -45,8 +45,11 @@ from torchglb.ucb.incremental.cutting_planes import (
     sum_rounding,
 )
 
-#: what a problem's memory has beside point and matrix
-FACTS = 5
+#: a problem's memory beside point and matrix: D; how many rows M was made of, 0 if there is none;
+#: the round before which it is not worth trying; which anchor c is; the last round in which many
+#: rivals were left
+REACH, ROWS_THEN, PAUSED_UNTIL, SLOT, LAST_NEEDED = 0, 1, 2, 3, 4
+STATE = 5
 #: a minorant is old when there are so many times as many rows, or when its point is higher above
 #: the minimum than this share of the level's height
 OLD, HIGH = 1.1, 0.03
@@ -61,29 +64,22 @@ WELL_CONDITIONED = 1e5
 
 
 class Minorant(NamedTuple):
-    """In a problem's memory.
+    """The quadratic below the loss of one problem, in its memory."""
 
-    Attributes:
-        point: c, ``(d,)``.
-        matrix: the upper triangle of M, row by row, ``(d (d + 1)/2,)``.
-        facts: D; the number of rows when M was made, 0 if there is none; the round before which it
-            is not worth trying; which anchor c is; the last round in which many rivals were left.
-    """
-
-    point: Floats
-    matrix: Floats
-    facts: Floats
+    point: Floats  # c, (d,)
+    matrix: Floats  # the upper triangle of M, row by row, (d (d + 1)/2,)
+    state: Floats  # (5,), at REACH to LAST_NEEDED; (0,) where there is never one
 
 
 def minorant_size(dim: int) -> int:
     """Numbers that a problem needs."""
-    return dim + dim * (dim + 1) // 2 + FACTS
+    return dim + dim * (dim + 1) // 2 + STATE
 
 
 @inlined
 def minorant_in(memory: Floats, dim: int) -> Minorant:
     """In memory of that size, or empty in empty memory."""
-    end = memory.shape[0] - FACTS
+    end = memory.shape[0] - STATE
     return Minorant(memory[:dim], memory[dim : max(end, 0)], memory[max(end, 0) :])
 
 
@@ -97,7 +93,7 @@ def sum_least_curvatures(
     work: Workspace,
 ) -> None:
     """A pass: M, into the sums of second order."""
-    scratch, reach = work.scratch, minorant.facts[0]
+    scratch, reach = work.scratch, minorant.state[REACH]
     ball = constants.radius / reach * (1.0 + 1e-12)
     work.sums[:] = 0.0
     for s in range(0, count, CHUNK):
@@ -112,7 +108,7 @@ def sum_least_curvatures(
 
 @vectorised
 def row_reaches(X: Floats, start: int, count: int, reach: float, scratch: Floats) -> None:
-    """``D |x_s|`` of some rows, into the places of the rewards, which are not needed."""
+    """``D |x_s|`` of some rows, into the memory of the rewards, which are not needed."""
     for s in range(count):
         scratch[Y + s] = 0.0
     for k in range(X.shape[0]):
@@ -126,7 +122,7 @@ def row_reaches(X: Floats, start: int, count: int, reach: float, scratch: Floats
 @kernel
 def is_carried(minorant: Minorant, anchors: Carried) -> bool:
     """Whether there is one, and its point is still among the anchors."""
-    slot, same = int(minorant.facts[3]), 0.0 < minorant.facts[1] <= anchors.facts[2]
+    slot, same = int(minorant.state[SLOT]), 0.0 < minorant.state[ROWS_THEN] <= anchors.totals[ROWS]
     for k in range(minorant.point.shape[0]):
         same = same and minorant.point[k] == anchors.points[k, slot]
     return same
@@ -135,9 +131,9 @@ def is_carried(minorant: Minorant, anchors: Carried) -> bool:
 @kernel
 def is_old(minorant: Minorant, anchors: Carried, level: Level) -> bool:
     """Whether many rows have come since it was made, or the minimum is elsewhere."""
-    above = loss_at(anchors, level.quadratic, int(minorant.facts[3])) - level.center_loss
+    above = loss_at(anchors, level.quadratic, int(minorant.state[SLOT])) - level.center_loss
     far = above > HIGH * (level.high - level.center_loss)
-    return far or anchors.facts[2] > OLD * minorant.facts[1]
+    return far or anchors.totals[ROWS] > OLD * minorant.state[ROWS_THEN]
 
 
 @kernel
@@ -146,9 +142,9 @@ def move_to(minorant: Minorant, anchors: Carried, slot: int, radius: float) -> N
     for k in range(minorant.point.shape[0]):
         minorant.point[k] = anchors.points[k, slot]
     whole = ball_reach(minorant, radius)
-    if minorant.facts[0] == 0.0 or minorant.facts[0] > whole:
-        minorant.facts[0] = whole
-    minorant.facts[1], minorant.facts[3] = 0.0, float(slot)
+    if minorant.state[REACH] == 0.0 or minorant.state[REACH] > whole:
+        minorant.state[REACH] = whole
+    minorant.state[ROWS_THEN], minorant.state[SLOT] = 0.0, float(slot)
 
 
 @kernel
@@ -163,7 +159,7 @@ def store(minorant: Minorant, rows: int, answer: Workspace) -> None:
     start = 1 + minorant.point.shape[0]
     for i in range(minorant.matrix.shape[0]):
         minorant.matrix[i] = answer.sums[start + i]
-    minorant.facts[1] = float(rows)
+    minorant.state[ROWS_THEN] = float(rows)
 
 
 @kernel
@@ -181,9 +177,9 @@ def outer_ellipsoid(
         memory: for E, as in :func:`ellipsoid`.
         spare: memory, ``(d, d)``.
     """
-    d, reach, ridge = minorant.point.shape[0], minorant.facts[0], level.quadratic.ridge
+    d, reach, ridge = minorant.point.shape[0], minorant.state[REACH], level.quadratic.ridge
     matrix, slope, place, trace = memory.hessian, memory.vectors[2], 0, 0.0
-    slot = int(minorant.facts[3])
+    slot = int(minorant.state[SLOT])
     loss = loss_at(anchors, level.quadratic, slot)
     for i in range(d):
         slope[i] = gradient_at(anchors, level.quadratic, i, slot)
@@ -193,11 +189,11 @@ def outer_ellipsoid(
             place += 1
         matrix[i, i] += ridge
     paid = sum_rounding(level, loss, loss, anchors.trace[slot] + trace)
-    paid += plain(d, minorant.facts[1]) * EPS * trace * reach * reach
-    room = level.high - loss + paid
-    found = ellipsoid(minorant.point, slope, room, 0.0, level.radius, memory)
+    paid += plain(d, minorant.state[ROWS_THEN]) * EPS * trace * reach * reach
+    slack = level.high - loss + paid
+    found = ellipsoid(minorant.point, slope, slack, 0.0, level.radius, memory)
     whole = reach >= ball_reach(minorant, level.radius)
-    inside = room >= 2.0 * paid  # c is in the set for certain
+    inside = slack >= 2.0 * paid  # c is in the set for certain
     if inside and (whole or _is_within(matrix, found, reach, spare)):
         return found
     return OuterEllipsoid(math.inf, found.offset)
@@ -230,34 +226,29 @@ def least_reach(
 
 
 class OuterEllipsoid(NamedTuple):
-    """An ellipsoid that holds the set; its centre and the factor of its matrix are in memory.
+    """An ellipsoid that holds the set; its centre and the factor of its matrix are in memory."""
 
-    Attributes:
-        width: half of it, in the norm of its matrix; infinite where there is no bound.
-        offset: how far its centre is from where the matrix was made, in that norm.
-    """
-
-    width: float
-    offset: float
+    width: float  # half of it, in the norm of its matrix; infinite where there is no bound
+    offset: float  # how far its centre is from where the matrix was made, in that norm
 
 
 @kernel
 def ellipsoid(
-    point: Floats, gradient: Floats, room: float, steepness: float, radius: float, memory: Dense
+    point: Floats, gradient: Floats, slack: float, concordance: float, radius: float, memory: Dense
 ) -> OuterEllipsoid:
-    """Where ``g'u + f |u|^2_H / 2 <= room`` for the way u from a point.
+    """Where ``g'u + f |u|^2_H / 2 <= slack`` for the way u from a point.
 
     With ``D >= R max|x_s| |u|`` over the set, self-concordance gives ``F(theta) >= F + g'u + f
     |u|^2_H / 2``, ``f = 2 (e^-D - 1 + D)/D^2``. The set is then in the ellipsoid around ``point -
-    H^-1 g/f`` of half-width w in the norm of H, ``w^2 = 2 room/f + |g|^2_(H^-1)/f^2``. A smaller
+    H^-1 g/f`` of half-width w in the norm of H, ``w^2 = 2 slack/f + |g|^2_(H^-1)/f^2``. A smaller
     ellipsoid has a smaller D: the second round is the better one. Where H is too ill-conditioned
     for plain rounding there is no bound.
 
     Args:
         point: ``(d,)``.
         gradient: g.
-        room: B - F(point).
-        steepness: R times the longest row; 0 if the quadratic itself is below F.
+        slack: B - F(point).
+        concordance: of F, R times the longest row; 0 if the quadratic itself is below F.
         radius: S.
         memory: with H; the centre goes into ``vectors[0]``, the factor of H into ``factor``.
     """
@@ -273,9 +264,9 @@ def ellipsoid(
     squared = max(dot(gradient, work[1]), 0.0)
     reach, f, width = radius + length(point), 1.0, math.inf
     for _ in range(3):
-        D = steepness * reach
+        D = concordance * reach
         f = 2.0 * (math.exp(-D) - 1.0 + D) / (D * D) if D > 1e-3 else 1.0 - D / 3.0
-        total = 2.0 * room / f + squared / (f * f)
+        total = 2.0 * slack / f + squared / (f * f)
         if not total >= 0.0:
             return OuterEllipsoid(math.inf, math.inf)
         width = math.sqrt(total) * (1.0 + 1e-6)

@@ -9,13 +9,18 @@ from __future__ import annotations
 import math
 
 from torchglb.backend import kernel
-from torchglb.carried.model import expand
+from torchglb.carried.model import expand, loss_concordance
 from torchglb.carried.rounding import compensated
-from torchglb.ucb.incremental.cutting_planes import Arms, Level
 from torchglb.ucb.incremental.looks import anchor_at_minimum
 from torchglb.ucb.incremental.minorant import (
+    LAST_NEEDED,
     LOOSE,
     MARGIN,
+    PAUSED_UNTIL,
+    REACH,
+    ROWS_THEN,
+    SLOT,
+    Minorant,
     ball_reach,
     bound_by_ellipsoid,
     ellipsoid,
@@ -26,7 +31,7 @@ from torchglb.ucb.incremental.minorant import (
     outer_ellipsoid,
     store,
 )
-from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, RoundState, Settings
+from torchglb.ucb.incremental.round_state import Round, RoundState
 from torchglb.ucb.kernels import cut_rounding
 
 #: a minorant is asked where so many rivals are left, and made where so many are, by so many passes
@@ -37,91 +42,88 @@ LATELY, PAUSE = 8.0, 20
 
 
 @kernel
-def bound_cheaply(problem: CarriedProblem, arms: Arms, level: Level, memory: Memory) -> None:
+def bound_cheaply(round_: Round) -> None:
     """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
-    model, gradient, dense = problem.minimum, memory.gradient, memory.dense
-    carried, constants = model.objective.carried, model.objective.constants
+    level, model = round_.level, round_.problem.minimum
+    gradient, dense = round_.memory.gradient, round_.memory.dense
     loss = expand(model, model.point, dense, gradient, True)
     # no payment for the ridge: near the minimum its slope is no larger than that of the rows
     paid = compensated(gradient.shape[0]) * cut_rounding(
-        level.high, loss, loss, carried.trace[0], level.size, level.radius
+        level.high, loss, loss, model.objective.carried.trace[0], level.magnitude, level.radius
     )
-    steepness = constants.concordance * carried.facts[0]
-    room = level.high - loss + paid
-    outer = ellipsoid(model.point, gradient, room, steepness, level.radius, dense)
-    bound_by_ellipsoid(arms, outer, level.radius, dense)
+    concordance = loss_concordance(model.objective)
+    slack = level.high - loss + paid
+    outer = ellipsoid(model.point, gradient, slack, concordance, level.radius, dense)
+    bound_by_ellipsoid(round_.arms, outer, level.radius, dense)
 
 
 @kernel
-def begin_minorant(
-    state: RoundState, problem: CarriedProblem, level: Level, memory: Memory
-) -> None:
+def begin_minorant(state: RoundState, round_: Round) -> None:
     """A minorant is to be made at the carried minimum, which becomes an anchor; by a pass."""
-    slot = anchor_at_minimum(state, problem, level, memory)
-    move_to(problem.minorant, problem.anchors, slot, level.radius)
+    slot, problem = anchor_at_minimum(state, round_), round_.problem
+    move_to(problem.minorant, problem.anchors.carried, slot, round_.level.radius)
     state.minorant_passes += 1
 
 
 @kernel
-def end_minorant(
-    state: RoundState, problem: CarriedProblem, arms: Arms, level: Level, memory: Memory
-) -> bool:
+def end_minorant(state: RoundState, round_: Round) -> bool:
     """A pass for a minorant has been made: whether another one is needed, with a better D.
 
     That is where the least D turns out to be much smaller than the one that it was made with, or
     larger. Else it bounds the arms.
     """
-    minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
+    problem, level, memory = round_.problem, round_.level, round_.memory
+    minorant, anchors, spare = problem.minorant, problem.anchors.carried, memory.form.reflections
     store(minorant, problem.rows, memory.minimum_pass)
     outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
     least = least_reach(minorant, outer, level.radius, memory.dense.hessian, spare)
-    better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.facts[0]
+    better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.state[REACH]
     poor = not outer.width < math.inf or LOOSE * better < reach
     if poor and better != reach and state.minorant_passes < MOST_PASSES:
-        minorant.facts[0], minorant.facts[1] = better, 0.0
+        minorant.state[REACH], minorant.state[ROWS_THEN] = better, 0.0
         state.minorant_passes += 1
         return True
     if not outer.width < math.inf:  # as for rows that leave a direction out
-        minorant.facts[2] = float(state.number + PAUSE)
-    bound_by_minorant(state, problem, arms, level, memory)
+        minorant.state[PAUSED_UNTIL] = float(state.number + PAUSE)
+    bound_by_minorant(state, round_)
     return False
 
 
 @kernel
-def bound_by_minorant(
-    state: RoundState, problem: CarriedProblem, arms: Arms, level: Level, memory: Memory
-) -> bool:
+def bound_by_minorant(state: RoundState, round_: Round) -> bool:
     """Bounds all arms by the ellipsoid of the minorant, if there is one; whether it is new enough.
 
     Where it says nothing it is to rest for some rounds.
     """
-    minorant, anchors, spare = problem.minorant, problem.anchors, memory.form.reflections
+    problem, level, memory = round_.problem, round_.level, round_.memory
+    minorant, anchors, spare = problem.minorant, problem.anchors.carried, memory.form.reflections
     if not is_carried(minorant, anchors):
         return False
     outer = outer_ellipsoid(minorant, anchors, level, memory.dense, spare)
     if not outer.width < math.inf:
         return False
-    problem.notes.used[int(minorant.facts[3])] = float(state.number)
-    if bound_by_ellipsoid(arms, outer, level.radius, memory.dense) == 0:
-        minorant.facts[2] = float(state.number + PAUSE)
+    problem.use.last[int(minorant.state[SLOT])] = float(state.number)
+    if bound_by_ellipsoid(round_.arms, outer, level.radius, memory.dense) == 0:
+        minorant.state[PAUSED_UNTIL] = float(state.number + PAUSE)
     return not is_old(minorant, anchors, level)
 
 
 @kernel
-def may_use_minorant(state: RoundState, problem: CarriedProblem, settings: Settings) -> bool:
+def may_use_minorant(state: RoundState, round_: Round) -> bool:
     """Whether there may be one that says more than the anchors, for a choice.
 
     Not where an anchor has a polynomial of its own or the minimum's is the loss itself, nor where a
     negative ridge makes a quadratic of doubtful convexity.
     """
-    if settings.every or problem.minorant.facts.shape[0] == 0 or problem.table.order > 2:
+    problem, order = round_.problem, round_.problem.anchors.table.order
+    if round_.settings.every or problem.minorant.state.shape[0] == 0 or order > 2:
         return False
-    if problem.minimum.objective.constants.ratio == 0.0 or problem.quadratic.ridge < 0.0:
+    if problem.minimum.objective.constants.ratio == 0.0 or problem.anchors.quadratic.ridge < 0.0:
         return False
-    return float(state.number) >= problem.minorant.facts[2]
+    return float(state.number) >= problem.minorant.state[PAUSED_UNTIL]
 
 
 @kernel
-def was_needed(state: RoundState, problem: CarriedProblem) -> bool:
+def was_needed(state: RoundState, minorant: Minorant) -> bool:
     """Whether looks have lately left many rivals: then the minorant is asked before the first."""
-    return float(state.number) <= problem.minorant.facts[4] + LATELY
+    return float(state.number) <= minorant.state[LAST_NEEDED] + LATELY

@@ -271,8 +271,8 @@ class AnchoredProgram(GrowingProgram):
         if arms.dtype is not torch.float64 or not self._is_double or not arms.is_contiguous():
             return None
         _, settings, absolute, buffers, winner = plain
-        heights, ridge, _ = buffers.given
-        ridge.fill(0.0)
+        heights = buffers.heights
+        buffers.ridge.fill(0.0)
         if levels is not None:
             heights[:] = levels
             settings = absolute
@@ -281,7 +281,7 @@ class AnchoredProgram(GrowingProgram):
         else:
             heights[:] = self._each(self._numbers("radius", radius))
         played = rounds.play(arms, plain.shape[-2], settings, longest, buffers)
-        if not played or np.count_nonzero(buffers.out.status):
+        if not played or np.count_nonzero(buffers.status):
             return None
         return winner.clone()
 
@@ -292,7 +292,7 @@ class AnchoredProgram(GrowingProgram):
             return None
         settings = Settings(True, self.level_tol, self.tie_tol, np.inf, False, self._steps(K))
         buffers = self._rounds.buffers(K)
-        winner = torch.from_numpy(buffers.out.winner).reshape(self.batch_shape)
+        winner = torch.from_numpy(buffers.winner).reshape(self.batch_shape)
         absolute = settings._replace(relative=False)
         self._plain = _PlainRound(shape, settings, absolute, buffers, winner)
         return self._plain
@@ -305,11 +305,11 @@ class AnchoredProgram(GrowingProgram):
             self.self_check()
         self._rounds.catch_up()
         buffers = self._rounds.buffers(K)
-        buffers.given.heights[:], buffers.given.ridge[:] = self._each(height), self._each(ridge)
+        buffers.heights[:], buffers.ridge[:] = self._each(height), self._each(ridge)
         self._rounds.play(arms.double().contiguous(), K, settings, 0.0, buffers)
         upper, lower = self._rounds.bounds(buffers, K)
-        rest = (torch.from_numpy(part.copy()) for part in buffers.out[1:])
-        index, status, passes = (part.reshape(shape) for part in rest)
+        rest = (buffers.winner, buffers.status, buffers.passes)
+        index, status, passes = (torch.from_numpy(part.copy()).reshape(shape) for part in rest)
         return Choice(
             index,
             self._upwards(upper.reshape((*shape, K)).copy()),

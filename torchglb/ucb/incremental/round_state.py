@@ -8,12 +8,11 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, inlined, record_type
 from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_memory
-from torchglb.carried.kernels import Carried, Workspace, workspace
-from torchglb.carried.minimum import Places
-from torchglb.carried.model import Constants, Dense, Model, Quadratic, dense
-from torchglb.carried.monomials import Monomials
-from torchglb.ucb.incremental.cutting_planes import BLOCK, Cuts, cuts_memory
-from torchglb.ucb.incremental.kkt import System, system_memory
+from torchglb.carried.kernels import Workspace, workspace
+from torchglb.carried.minimum import SearchVectors
+from torchglb.carried.model import Dense, Model, Objective, dense
+from torchglb.ucb.incremental.cutting_planes import BLOCK, Arms, Cuts, Level, cuts_memory
+from torchglb.ucb.incremental.kkt import System
 from torchglb.ucb.incremental.minorant import Minorant
 from torchglb.ucb.kernels import STEP_ROWS
 
@@ -26,45 +25,25 @@ CERTAIN, UNDECIDED, NO_CENTER = 0, 1, 2
 
 
 class RoundState(Protocol):
-    """Where a round stands: a record, so that it can stop for a pass and go on.
+    """Where a round stands: a record, so that it can stop for a pass and go on."""
 
-    Attributes:
-        phase: MINIMUM, SCAN or LOOKS.
-        ending: CERTAIN, UNDECIDED or NO_CENTER.
-        leader: the arm with the largest lower bound.
-        looks: so far.
-        passes: for arms, so far.
-        arm: whose pass is awaited.
-        exhausted: whether arithmetic allows no better knowledge of the level.
-        number: of this round.
-        awaited: the pass that was asked for last, or 0; when the round goes on it has been made.
-        reduced: whether ``memory.minimum_form`` is that of this round.
-        with_minorant: whether the minorant has bounded the arms, or is not to.
-        minorant_passes: for its matrix, so far.
-        height: B itself, or how far it is above the minimum.
-        tolerance: to which the minimum is to be found.
-        level: B at most.
-        low: B at least.
-        center_loss: F at the centre, at most.
-    """
-
-    phase: int
-    ending: int
-    leader: int
-    looks: int
-    passes: int
-    arm: int
-    exhausted: int
-    number: int
-    awaited: int
-    reduced: int
-    with_minorant: int
-    minorant_passes: int
-    height: float
-    tolerance: float
-    level: float
-    low: float
-    center_loss: float
+    phase: int  # MINIMUM, SCAN or LOOKS
+    ending: int  # CERTAIN, UNDECIDED or NO_CENTER
+    leader: int  # the arm with the largest lower bound
+    looks: int  # so far
+    passes: int  # for arms, so far
+    arm: int  # whose pass is awaited
+    exhausted: int  # whether arithmetic allows no better knowledge of the level
+    number: int  # of this round
+    awaited: int  # the pass that was asked for last, or 0; when the round goes on it has been made
+    reduced: int  # whether memory.minimum_form is that of this round
+    with_minorant: int  # whether the minorant has bounded the arms, or is not to
+    minorant_passes: int  # for its matrix, so far
+    height: float  # B itself, or how far it is above the minimum
+    tolerance: float  # to which the minimum is to be found
+    level: float  # B at most
+    low: float  # B at least
+    center_loss: float  # F at the centre, at most
 
 
 ROUND = record_type(RoundState)
@@ -90,41 +69,38 @@ class Settings(NamedTuple):
     max_steps: int
 
 
-class AnchorNotes(NamedTuple):
-    """What is known of the anchors beside their sums.
+class AnchorUse(NamedTuple):
+    """How the anchors were of use.
 
     Attributes:
-        used: ``(A,)``, the last round in which the anchor bounded an arm.
-        excess: ``(A,)``, how much the loss may be above the model where it was asked last.
-        shift: ``(d, A)``, from the anchor to that place.
-        free: ``(1,)``, looks without a pass since the last one with a pass.
+        last: ``(A,)``, the last round in which the anchor bounded an arm.
+        shift: ``(d, A)``, from the anchor to the maximiser that its polynomial found last.
+        excess: ``(A,)``, how much the loss may be above the polynomial there.
+        free_looks: ``(1,)``, looks without a pass since the last one with a pass.
     """
 
-    used: Floats
+    last: Floats
     excess: Floats
     shift: Floats
-    free: Floats
+    free_looks: Floats
 
 
 @inlined
-def notes_in(memory: Floats, dim: int, anchors: int) -> AnchorNotes:
+def anchor_use_in(memory: Floats, dim: int, anchors: int) -> AnchorUse:
     """In memory ``((d + 2) A + 1,)``."""
     end = (dim + 2) * anchors
     shift = memory[2 * anchors : end].reshape(dim, anchors)
-    return AnchorNotes(memory[:anchors], memory[anchors : 2 * anchors], shift, memory[end:])
+    return AnchorUse(memory[:anchors], memory[anchors : 2 * anchors], shift, memory[end:])
 
 
 class CarriedProblem(NamedTuple):
     """One problem: what is carried of it, and its constants."""
 
-    anchors: Carried
-    notes: AnchorNotes
-    table: Monomials  # of the anchors
-    constants: Constants  # for the anchors' order
-    minimum: Model
-    places: Places  # of the search for it
+    anchors: Objective  # F at the anchors
+    use: AnchorUse  # of the anchors
+    minimum: Model  # F near its minimum
+    vectors: SearchVectors  # of the search for it
     minorant: Minorant
-    quadratic: Quadratic
     rows: int  # of a pass
 
 
@@ -141,11 +117,11 @@ class Memory(NamedTuple):
     start: Floats  # (d,)
     gradient: Floats  # (d,)
     normal: Floats  # (d,)
-    left: Floats  # (d,)
+    residual: Floats  # (d,)
     chosen: Ints  # (BLOCK + 1,), arms, and last how many
     anchor_pass: Workspace
     minimum_pass: Workspace  # and that of a minorant
-    arm_places: Ints  # (2 K,)
+    arm_anchors: Ints  # (2 K,), see arms_of
     arm_numbers: Floats  # (K (d + 2),)
 
 
@@ -154,7 +130,7 @@ def round_memory(dim: int, anchors: int, count: int, minimum_count: int, arms: i
     """For problems of this size."""
     return Memory(
         dense(dim, max(count, minimum_count)),
-        system_memory(dim),
+        System(np.zeros((dim + 2, dim + 2)), np.zeros(dim + 2)),
         cuts_memory(dim, anchors),
         tridiagonal_memory(dim),
         tridiagonal_memory(dim),
@@ -170,3 +146,13 @@ def round_memory(dim: int, anchors: int, count: int, minimum_count: int, arms: i
         np.empty(2 * arms, np.int64),
         np.empty(arms * (dim + 2)),
     )
+
+
+class Round(NamedTuple):
+    """All that a round reads and writes, beside its state: a record in a tuple would be a copy."""
+
+    problem: CarriedProblem
+    arms: Arms
+    level: Level
+    settings: Settings
+    memory: Memory

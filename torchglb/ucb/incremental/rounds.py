@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, Reals
+from torchglb.backend import Floats, Reals, StoredCalls
 from torchglb.backend.dense import EPS
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum
+from torchglb.carried.minimum import THETA, TRIAL
 from torchglb.carried.source import RowSource
 from torchglb.checks import check_count, check_tensors
 from torchglb.domain import Ball
@@ -27,10 +28,8 @@ from torchglb.ucb.incremental.batches import (
     Batch,
     RoundBuffers,
     RoundCall,
-    Sums,
     go_on,
     round_buffers,
-    row_call,
 )
 from torchglb.ucb.incremental.minorant import minorant_size
 from torchglb.ucb.incremental.round_state import (
@@ -50,11 +49,11 @@ LARGEST_ANCHOR_ORDER = 7
 LARGEST_MINIMUM_ORDER = 100
 
 
-class _Call(NamedTuple):
+class _StoredCall(NamedTuple):
     """A compiled call that knows the memory it works on, and what it was made for."""
 
     y: Reals
-    buffers: RoundBuffers | None
+    buffers: RoundBuffers
     run: Any
 
 
@@ -82,8 +81,8 @@ class CarriedRounds:
         self.anchors = CarriedLoss(source.family, ball, N, anchors, order if order > 2 else 1)
         self.number = 0
         self.passes, self.no_tilt = np.zeros(N), np.zeros((N, d))
-        self._notes = np.zeros((N, (d + 2) * anchors + 1))
-        self._notes[:, :anchors] = -1.0  # never used
+        self._anchor_use = np.zeros((N, (d + 2) * anchors + 1))
+        self._anchor_use[:, :anchors] = -1.0  # never used
         # a minorant needs passes of its own kind, which only compiled code makes
         self._minorants = np.zeros((N, minorant_size(d) if source.is_direct else 0))
         self._rounds = np.zeros(N, ROUND)
@@ -93,14 +92,14 @@ class CarriedRounds:
     def _forget_memory(self) -> None:
         """What knows where the memory of this object lies is made anew when it is needed."""
         self._buffers: RoundBuffers | None = None
-        self._play: _Call | None = None
-        self._learn: _Call | None = None
+        self._play: _StoredCall | None = None
+        self._learn: _StoredCall | None = None
 
     def copy(self) -> CarriedRounds:
         """With sums of its own, over the same rows."""
         new = copy.copy(self)
         new.minimum, new.anchors = self.minimum.copy(), self.anchors.copy()
-        for name in ("_minorants", "_notes", "_rounds", "passes"):
+        for name in ("_minorants", "_anchor_use", "_rounds", "passes"):
             setattr(new, name, getattr(self, name).copy())
         new._forget_memory()
         return new
@@ -145,14 +144,12 @@ class CarriedRounds:
         Returns:
             False if a value does not fit, or the sums are not up to date: nothing has changed then.
         """
-        source, history = self.source, self.source.history
+        history = self.source.history
         mark = history.mark()
         X, w, y, used = history.reserve(rows)
         call = self._learn
         if call is None or call.y is not y:
-            where = row_call(source.compiled, X, w, y, self._batch().sums)
-            call = _Call(y, None, LEARN.with_stored(where, (X.dtype, y.dtype)))
-            self._learn = call
+            call = self._learn = self._stored(LEARN, X, w, y, self.buffers(1))
         if call.run(used, x.data_ptr(), r.data_ptr(), rows, longest) != DONE:
             history.reset(mark)  # without the room
             return False
@@ -177,7 +174,11 @@ class CarriedRounds:
 
     def _arrays(self) -> dict[str, Tensor]:
         """What a state has beside the sums, where it lies."""
-        arrays = {"notes": self._notes, "minorants": self._minorants, "passes": self.passes}
+        arrays = {
+            "anchor_use": self._anchor_use,
+            "minorants": self._minorants,
+            "passes": self.passes,
+        }
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -199,19 +200,19 @@ class CarriedRounds:
     # ---- rounds --------------------------------------------------------------------------
 
     def _batch(self) -> Batch:
-        minimum, anchors = self.minimum, self.anchors
-        least = minimum.carried
         return Batch(
-            Sums(anchors.memory, least.memory, anchors.table, least.table, anchors.number),
-            self._notes,
-            minimum.places,
-            minimum.search,
-            self._rounds,
-            self.passes,
-            anchors.constants,
-            least.constants,
-            self._minorants,
+            anchors=self.anchors.arrays(),
+            minimum=self.minimum.carried.arrays(),
+            anchor_use=self._anchor_use,
+            vectors=self.minimum.vectors,
+            search=self.minimum.search,
+            rounds=self._rounds,
+            passes=self.passes,
+            minorants=self._minorants,
         )
+
+    def _call(self, X: Reals, w: Reals, y: Reals, buffers: RoundBuffers) -> RoundCall:
+        return RoundCall(self.source.compiled, X, w, y, self._batch(), buffers)
 
     def buffers(self, arms: int) -> RoundBuffers:
         """What rounds with so many arms are about, to be written to, and what comes out.
@@ -243,9 +244,7 @@ class CarriedRounds:
             X, w, y, used = self.source.history.arrays()
             call = self._play
             if call is None or call.y is not y or call.buffers is not buffers:
-                where = RoundCall(self.source.compiled, X, w, y, self._batch(), buffers)
-                call = _Call(y, buffers, PLAY.with_stored(where, (X.dtype, y.dtype)))
-                self._play = call
+                call = self._play = self._stored(PLAY, X, w, y, buffers)
             ending = call.run(used, rows, arms.data_ptr(), K, settings, number, longest)
         else:
             every = arms.numpy().reshape(self.source.problems, K, -1)
@@ -258,35 +257,44 @@ class CarriedRounds:
                 self._solve(arms, K, settings, buffers, int(b))
         return True
 
+    def _stored(
+        self, calls: StoredCalls, X: Reals, w: Reals, y: Reals, buffers: RoundBuffers
+    ) -> _StoredCall:
+        """A call on the arrays of the history and of this object."""
+        run = calls.with_stored(self._call(X, w, y, buffers), (X.dtype, y.dtype))
+        return _StoredCall(y, buffers, run)
+
     def bounds(self, buffers: RoundBuffers, arms: int) -> tuple[Floats, Floats]:
         """The upper and the lower ones of the last round, ``(N, K)`` each, where they lie."""
         N = self.source.problems
-        both = buffers.out.bounds[: 2 * N * arms].reshape(2, N, arms)
+        both = buffers.bounds[: 2 * N * arms].reshape(2, N, arms)
         return both[0], both[1]
 
     def _play_with_passes(
         self, every: Floats, settings: Settings, number: int, buffers: RoundBuffers
     ) -> int:
         """The same where compiled code cannot read the rows: passes are made from here."""
-        batch, rows = self._batch(), len(self.source.history)
-        sums, memory = batch.sums, buffers.memory
+        minimum, anchors, memory = self.minimum, self.anchors, buffers.memory
+        X, w, y, _ = self.source.arrays()
+        call = self._call(X, w, y, buffers)
         for b in range(len(every)):
-            asked = (batch, buffers, every, settings, number, rows, b)
+            asked = (call, len(self.source.history), every, settings, number, b)
             wanted = go_on(*asked, True, 0.0)
             while wanted != DECIDED:
                 if wanted == PASS_FOR_MINIMUM:
-                    point, table, work = batch.places[b, 2], sums.minimum_table, memory.minimum_pass
+                    point, work = minimum.vectors[b, TRIAL], memory.minimum_pass
+                    table = minimum.carried.table
                 else:
-                    point, table, work = memory.trial, sums.table, memory.anchor_pass
-                trace = self.minimum.carried.checked_pass(self.source, b, point, table, work)
+                    point, table, work = memory.trial, anchors.table, memory.anchor_pass
+                trace = minimum.carried.checked_pass(self.source, b, point, table, work)
                 wanted = go_on(*asked, False, trace)
-        return OPEN if buffers.out.status.any() else DONE
+        return OPEN if buffers.status.any() else DONE
 
     def _solve(
         self, given: Tensor, K: int, settings: Settings, buffers: RoundBuffers, b: int
     ) -> None:
         """All arms of a problem that single looks did not decide, solved to tolerance."""
-        d, source, out = self.anchors.dim, self.source, buffers.out
+        d, source, out = self.anchors.dim, self.source, buffers
         X, w, y, used = source.arrays()  # merged sums in all their digits, unlike view()
         features, weights, sums = (torch.from_numpy(t[b][..., :used]).double() for t in (X, w, y))
         loss = NegativeLogLikelihood(
@@ -294,20 +302,20 @@ class CarriedRounds:
             features.mT,
             torch.where(weights > 0, sums / torch.where(weights > 0, weights, 1.0), 0.0),
             weights,
-            regularization=float(buffers.given.ridge[b]),
+            regularization=float(buffers.ridge[b]),
             shards=source.history.shards,
         )
-        ball = Ball(d, float(self.anchors.constants[b, 0]))
+        ball = Ball(d, float(self.anchors.constants["radius"][b]))
         program = SublevelProgram(loss, ball, torch.tensor(self._rounds["level"][b]))
         arms = given.reshape(source.problems, K, d)[b]
         tol = min(settings.tie, settings.value_tol) / 4
         found = native_support(program, arms, tol=tol, throw=False, validate=False)
         # h is concave in the level, of which more than ``low`` is not certain
-        state, center = self._rounds[b], torch.from_numpy(self.minimum.places[b, 1])
+        state, center = self._rounds[b], torch.from_numpy(self.minimum.vectors[b, THETA])
         height = state["level"] - state["center_loss"]
         share = (state["low"] - state["center_loss"]) / height if height > 0.0 else 1.0
         certain = share * found.lower + (1.0 - share) * (arms @ center)
-        certain -= 8.0 * (d + 2) * EPS * self.anchors.constants[b, 0] * arms.norm(dim=-1)
+        certain -= 8.0 * (d + 2) * EPS * self.anchors.constants["radius"][b] * arms.norm(dim=-1)
         upper, lower = (bounds[b] for bounds in self.bounds(buffers, K))
         upper[:] = np.fmin(upper, found.upper.numpy())
         lower[:] = np.fmax(lower, certain.numpy())

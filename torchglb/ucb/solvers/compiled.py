@@ -13,7 +13,7 @@ from torchglb.backend import Floats, Ints, bound_once, entry, kernel, vectorised
 from torchglb.backend.dense import EPS, copy_vector, dot, frank_wolfe_gap, length
 from torchglb.backend.tridiagonal import tridiagonal_form
 from torchglb.carried.kernels import ProblemRows
-from torchglb.compiled_rows import array, blocks, per_problem
+from torchglb.compiled_rows import RADIUS, RIDGE, TILT, array, blocks, per_problem
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK
 from torchglb.mle_kernels import (
@@ -21,6 +21,7 @@ from torchglb.mle_kernels import (
     INFEASIBLE,
     NONFINITE,
     RUNNING,
+    PointExpansion,
     RowLoss,
     copy_point,
     expand,
@@ -32,6 +33,7 @@ from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.dual_kernels import ESTIMATE_STEPS, ESTIMATE_TOL, search_dual
 from torchglb.ucb.solvers.search_kernels import (
     ArmBounds,
+    Evaluated,
     LevelSet,
     SearchMemory,
     evaluated,
@@ -97,7 +99,7 @@ def compiled_support(
     for block in blocks(loss, family, 1.0, center):
         here = block.where
         # of a number all digits, whatever the rows' dtype
-        block.settings[:, 1] = radius if isinstance(radius, float) else radius[here]
+        block.settings[:, RADIUS] = radius if isinstance(radius, float) else radius[here]
         part = Support._make(field[here] for field in found)
         given = (family, block.rows, block.settings, region[here], center is not None)
         support_bound(*given, level[here], xs[here], float(tol), int(max_steps), part)
@@ -172,21 +174,21 @@ def support_all(
         np.zeros(K, np.int64),
     )
     for b in range(count):
-        ridge, radius = settings[b, 0], settings[b, 1]
-        tilt, center = settings[b, 2 : 2 + d], settings[b, 2 + d :]
+        ridge, radius = settings[b, RIDGE], settings[b, RADIUS]
+        tilt, center = settings[b, TILT : TILT + d], settings[b, TILT + d :]
         loss = RowLoss(family, rows.X[b], rows.w[b], rows.y[b], ridge, tilt)
         value = center_of(loss, level[b], radius, center, known, memory)
         copy_point(memory.estimate.here, at_center)
         tridiagonal_form(at_center.hessian, memory.center_form, memory.next)
-        size = size_of_rows(loss, squares)
+        magnitude = magnitude_of_rows(loss, squares)
         trace = rounded_trace(trace_of(at_center.hessian), ridge, d)
-        there = evaluated(value, trace, at_center, rows.y.shape[1], level[b], radius, size)
+        there = evaluated(value, trace, at_center, rows.y.shape[1], level[b], radius, magnitude)
         problem = LevelSet(
             loss,
             level[b],
             radius,
             squares,
-            size,
+            magnitude,
             at_center.theta,
             value,
             there.loss_error,
@@ -194,13 +196,7 @@ def support_all(
         )
         begin(bounds, arms[b], at_center.theta, radius)
         if math.isfinite(value) and not math.isnan(level[b]):
-            feasible = value + there.loss_error <= level[b]
-            for k in range(K):
-                learn(bounds, k, at_center, there, problem)
-                search_arm(bounds, k, at_center, problem, tol, max_steps, memory)
-                # the minimisations of the dual search would leave a region
-                if feasible and bounds.status[k] == INACCURATE and region.shape[1] == 0:
-                    search_dual(bounds, k, problem, tol, memory)
+            close_gaps(bounds, problem, at_center, there, tol, max_steps, memory)
         least = value - frank_wolfe_gap(at_center.theta, at_center.gradient, radius)
         least -= 2.0 * there.error + 16.0 * EPS * (abs(least) + abs(value))
         for k in range(K):
@@ -210,6 +206,26 @@ def support_all(
 
 #: the same, called unseen
 support_bound = bound_once(support_all)
+
+
+@kernel
+def close_gaps(
+    bounds: ArmBounds,
+    problem: LevelSet,
+    at_center: PointExpansion,
+    there: Evaluated,
+    tol: float,
+    max_steps: int,
+    memory: SearchMemory,
+) -> None:
+    """Searches one arm of a problem after the other, from what the centre says of it."""
+    feasible = problem.center_loss + problem.center_error <= problem.level
+    for k in range(bounds.upper.shape[0]):
+        learn(bounds, k, at_center, there, problem)
+        search_arm(bounds, k, at_center, problem, tol, max_steps, memory)
+        # the minimisations of the dual search would leave a region
+        if feasible and bounds.status[k] == INACCURATE and problem.region.shape[0] == 0:
+            search_dual(bounds, k, problem, tol, memory)
 
 
 @kernel
@@ -236,18 +252,18 @@ def center_of(
 
 
 @kernel
-def size_of_rows(loss: RowLoss, squares: Floats) -> float:
-    """What is rounded, even where it cancels: ``sum_s |x_s| max(|y_s|, w_s c)/g + |tilt|``.
+def magnitude_of_rows(loss: RowLoss, squares: Floats) -> float:
+    """``sum_s |x_s| max(|y_s|, w_s c)/g + |tilt|``: what is rounded, even where it cancels.
 
     c is the largest reward that the family knows of; ``|x_s|^2`` are written to ``squares``.
     """
-    total = size_of_lengths(loss.X, loss.w, loss.y, loss.family.largest, squares)
+    total = magnitude_of_data(loss.X, loss.w, loss.y, loss.family.largest, squares)
     return total * loss.family.scale + length(loss.tilt)
 
 
 @vectorised
-def size_of_lengths(X: Floats, w: Floats, y: Floats, largest: float, squares: Floats) -> float:
-    """The sum, without scale and tilt."""
+def magnitude_of_data(X: Floats, w: Floats, y: Floats, largest: float, squares: Floats) -> float:
+    """``sum_s |x_s| max(|y_s|, w_s c)``; the squares ``|x_s|^2`` into an array."""
     total, n = 0.0, y.shape[0]
     for start in range(0, n, CHUNK):
         stop = min(start + CHUNK, n)
@@ -321,12 +337,8 @@ def write(
     bounds: ArmBounds, k: int, problem: LevelSet, status: int, found: Support, b: int
 ) -> None:
     """The result of one arm, with its length."""
-    scale, size, upper, lower = (
-        bounds.scales[k],
-        bounds.lengths[k],
-        bounds.upper[k],
-        bounds.lower[k],
-    )
+    scale, size = bounds.scales[k], bounds.lengths[k]
+    upper, lower = bounds.upper[k], bounds.lower[k]
     unsure = problem.center_loss + problem.center_error > problem.level
     alpha = weight_of_cut(bounds.units[k], bounds.normal[k], bounds.offset[k], problem.radius)
     found.multiplier[b, k] = scale * (size * alpha)

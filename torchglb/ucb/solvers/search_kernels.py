@@ -42,6 +42,7 @@ from torchglb.ucb.kernels import (
     ON_SPHERE,
     STEP_ROWS,
     Curvature,
+    QuadraticModel,
     ball_multiplier,
     come_back,
     cut_rounding,
@@ -67,93 +68,51 @@ CHEAP = 4
 
 
 class LevelSet(NamedTuple):
-    """The set of one problem, ``{|theta| <= S, F(theta) <= B}``.
+    """The set of one problem, ``{|theta| <= S, F(theta) <= B}``."""
 
-    Attributes:
-        loss: F.
-        level: B.
-        radius: S.
-        squares: of the lengths of the rows, ``(n,)``.
-        size: of the terms that are rounded; see :func:`torchglb.carried.kernels.add_facts`.
-        center: a point of the set, if there is one, ``(d,)``.
-        center_loss: F there, as computed.
-        center_error: what rounding may have done to it.
-        region: of :class:`torchglb.ucb.ConvexRegion`, c, W and gamma; empty for none.
-    """
-
-    loss: RowLoss
-    level: float
-    radius: float
-    squares: Floats
-    size: float
-    center: Floats
-    center_loss: float
-    center_error: float
-    region: Floats
+    loss: RowLoss  # F
+    level: float  # B
+    radius: float  # S
+    squares: Floats  # of the lengths of the rows, (n,)
+    magnitude: float  # of the rows and the tilt, which bounds rounding; see add_totals
+    center: Floats  # a point of the set, if there is one, (d,)
+    center_loss: float  # F there, as computed
+    center_error: float  # what rounding may have done to it
+    region: Floats  # of ConvexRegion, c, W and gamma; empty for none
 
 
 class ArmBounds(NamedTuple):
-    """What is known of K arms.
+    """What is known of K arms."""
 
-    Attributes:
-        units: unit vectors, ``(K, d)``, or zeros.
-        scales: powers of two that arms were divided by, ``(K,)``.
-        lengths: of what was left, ``(K,)``.
-        upper: ``(K,)``.
-        lower: ``(K,)``.
-        theta: feasible points that attain ``lower``, ``(K, d)``.
-        normal: of the cuts that gave ``upper``, ``(K, d)``.
-        offset: of these cuts, ``(K,)``.
-        upper_paid: what rounding costs ``upper``, and ``lower`` by what it aims at, ``(K,)``.
-        lower_paid: what it costs ``lower`` beside that, ``(K,)``.
-        status: ``(K,)``.
-    """
-
-    units: Floats
-    scales: Floats
-    lengths: Floats
-    upper: Floats
-    lower: Floats
-    theta: Floats
-    normal: Floats
-    offset: Floats
-    upper_paid: Floats
-    lower_paid: Floats
-    status: Ints
+    units: Floats  # unit vectors, (K, d), or zeros
+    scales: Floats  # powers of two that arms were divided by, (K,)
+    lengths: Floats  # of the arms over their scales, (K,)
+    upper: Floats  # bounds on h of the unit vectors, (K,)
+    lower: Floats  # (K,)
+    theta: Floats  # feasible points that attain lower, (K, d)
+    normal: Floats  # of the cuts that gave upper, (K, d)
+    offset: Floats  # of these cuts, (K,)
+    upper_paid: Floats  # what rounding costs upper, and lower by what it aims at, (K,)
+    lower_paid: Floats  # what it costs lower beside that, (K,)
+    status: Ints  # (K,)
 
 
 class SearchMemory(NamedTuple):
-    """Of a search.
+    """Memory of a search."""
 
-    Attributes:
-        table: of passes with the Hessian.
-        work: of passes.
-        pairs: of passes without.
-        at: the point to evaluate.
-        last: the one before it.
-        next: the one after it, ``(d,)``.
-        inner: a point of the set, ``(d,)``.
-        outer: a point outside, ``(d,)``.
-        tilt: ``(d,)``.
-        work_vectors: ``STEP_ROWS`` rows of d.
-        center_form: the Hessian at the centre, in tridiagonal form.
-        form: that at a point of the search.
-        estimate: of the dual search.
-    """
-
-    table: Monomials
-    work: Workspace
-    pairs: SecantMemory
-    at: PointExpansion
-    last: PointExpansion
-    next: Floats
-    inner: Floats
-    outer: Floats
-    tilt: Floats
-    work_vectors: Floats
-    center_form: Tridiagonal
-    form: Tridiagonal
-    estimate: NewtonMemory
+    table: Monomials  # of passes with the Hessian
+    work: Workspace  # of passes
+    pairs: SecantMemory  # of passes without
+    at: PointExpansion  # the point to evaluate
+    last: PointExpansion  # the one before it
+    next: Floats  # the one after it, (d,)
+    inner: Floats  # a point of the set, (d,)
+    outer: Floats  # a point outside, (d,)
+    tilt: Floats  # (d,)
+    work_vectors: Floats  # STEP_ROWS rows of d
+    center_form: Tridiagonal  # the Hessian at the centre, in tridiagonal form
+    form: Tridiagonal  # that at a point of the search
+    estimate: NewtonMemory  # of the dual search
 
 
 @inlined
@@ -180,21 +139,13 @@ def search_memory(dim: int) -> SearchMemory:
 
 
 class Evaluated(NamedTuple):
-    """What holds at an evaluated point.
+    """What holds at an evaluated point."""
 
-    Attributes:
-        loss: F as computed.
-        loss_error: what rounding may have done to it, and to points on its chords.
-        error: what rounding may have done to the offset of the cut.
-        steep: |grad F|.
-        offset: of the cut ``<grad F, theta> <= offset``, which pays for rounding.
-    """
-
-    loss: float
-    loss_error: float
-    error: float
-    steep: float
-    offset: float
+    loss: float  # F as computed
+    loss_error: float  # what rounding may have done to it, and to points on its chords
+    error: float  # what rounding may have done to the offset of the cut
+    gradient_norm: float  # |grad F|
+    offset: float  # of the cut <grad F, theta> <= offset, which pays for rounding
 
 
 @kernel
@@ -214,20 +165,20 @@ def rounded_trace(trace: float, ridge: float, dim: int) -> float:
 
 @kernel
 def pull_in(region: Floats, theta: Floats) -> None:
-    """Moves a point that is outside of a region towards its centre, up to the edge."""
-    d = theta.shape[0]
-    if region.shape[0] == 0 or not region[d + d * d] < math.inf:
+    """Moves a point with ``|theta - c|^2_W > gamma`` towards c, up to the edge."""
+    d, square = theta.shape[0], 0.0
+    if region.shape[0] == 0 or not region[-1] < math.inf:
         return
-    square, limit = 0.0, region[d + d * d]
+    center, shape, gamma = region[:d], region[d : d + d * d].reshape(d, d), region[-1]
     for i in range(d):
         row = 0.0
         for j in range(d):
-            row += region[d + d * i + j] * (theta[j] - region[j])
-        square += row * (theta[i] - region[i])
-    if square > limit:
-        share = math.sqrt(limit / square)
+            row += shape[i, j] * (theta[j] - center[j])
+        square += row * (theta[i] - center[i])
+    if square > gamma:
+        share = math.sqrt(gamma / square)
         for i in range(d):
-            theta[i] = region[i] + share * (theta[i] - region[i])
+            theta[i] = center[i] + share * (theta[i] - center[i])
 
 
 @kernel
@@ -243,7 +194,7 @@ def evaluate(level: LevelSet, memory: SearchMemory, with_hessian: bool) -> Evalu
             loss, at.theta, memory.work, memory.pairs, level.squares, at.gradient, none
         )
     trace = rounded_trace(trace, loss.ridge, at.theta.shape[0])
-    return evaluated(value, trace, at, loss.y.shape[0], level.level, level.radius, level.size)
+    return evaluated(value, trace, at, loss.y.shape[0], level.level, level.radius, level.magnitude)
 
 
 @kernel
@@ -279,13 +230,13 @@ def evaluated(
     rows: int,
     level: float,
     radius: float,
-    size: float,
+    magnitude: float,
 ) -> Evaluated:
     """What loss, gradient and the trace of the Hessian prove; for levels that may be infinite.
 
-    The terms of the loss add up to at most ``|F| + 2 |theta| size``, and what an error of z does to
-    them to ``|theta| (size + |theta| tr H)``. A point on a chord is rounded by some ``eps S``,
-    which changes its loss by that much of its slopes, ``size + S tr H``.
+    With the magnitude m of the rows the terms of the loss add up to at most ``|F| + 2 |theta| m``,
+    and what an error of z does to them to ``|theta| (m + |theta| tr H)``. A point on a chord is
+    rounded by some ``eps S``, which changes its loss by that much of its slopes, ``m + S tr H``.
     """
     d, reach = at.theta.shape[0], length(at.theta)
     offset = level - loss + dot(at.gradient, at.theta)
@@ -293,26 +244,26 @@ def evaluated(
     finite_offset = offset if abs(offset) < math.inf else 0.0
     # a chunk of a pass has no more terms than there are rows
     roundings = compensated(d) - CHUNK + min(rows, CHUNK)
-    terms = abs(loss) + reach * (3.0 * size + reach * trace)
-    loss_error = EPS * (roundings * terms + 12.0 * radius * (size + radius * trace))
-    error = roundings * cut_rounding(finite_level, loss, finite_offset, trace, size, radius)
+    terms = abs(loss) + reach * (3.0 * magnitude + reach * trace)
+    loss_error = EPS * (roundings * terms + 12.0 * radius * (magnitude + radius * trace))
+    error = roundings * cut_rounding(finite_level, loss, finite_offset, trace, magnitude, radius)
     return Evaluated(loss, loss_error, error, length(at.gradient), offset + error)
 
 
 @kernel
 def weight_of_cut(x: Floats, normal: Floats, offset: float, radius: float) -> float:
     """alpha of ``min alpha offset + S |x - alpha normal|``, the dual of ball and half-space."""
-    steep = max(length(normal), TINY)
-    reach = offset / steep
+    norm = max(length(normal), TINY)
+    reach = offset / norm
     if not reach < radius:
         return 0.0
-    along, across = dot(x, normal) / steep, 0.0
+    along, across = dot(x, normal) / norm, 0.0
     for k in range(x.shape[0]):
-        part = x[k] - along * (normal[k] / steep)
+        part = x[k] - along * (normal[k] / norm)
         across += part * part
     near = max(reach, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
-    return max(along - near * math.sqrt(across) / max(chord, TINY), 0.0) / steep
+    return max(along - near * math.sqrt(across) / max(chord, TINY), 0.0) / norm
 
 
 @kernel
@@ -321,8 +272,8 @@ def tighten_upper(
 ) -> None:
     """Lowers the upper bound of one arm by the cut of an evaluated point."""
     x, bound, radius = arms.units[k], math.inf, level.radius
-    if found.steep > 0.0:
-        bound = cut_value(x, at.gradient, found.steep, found.offset, radius)
+    if found.gradient_norm > 0.0:
+        bound = cut_value(x, at.gradient, found.gradient_norm, found.offset, radius)
     elif found.offset < 0.0:  # a half-space without a normal that holds nothing
         bound = -math.inf
     if bound < arms.upper[k]:
@@ -335,19 +286,12 @@ def tighten_upper(
 
 
 class Segment(NamedTuple):
-    """From a point of the set to any point of the ball.
+    """From a point of the set to any point of the ball."""
 
-    Attributes:
-        start: a point of the set, ``(d,)``.
-        end: any point, ``(d,)``.
-        share: how much of it is certain to be in the set.
-        ideal: the same but for rounding.
-    """
-
-    start: Floats
-    end: Floats
-    share: float
-    ideal: float
+    start: Floats  # a point of the set, (d,)
+    end: Floats  # any point, (d,)
+    share: float  # how much of it is certain to be in the set
+    ideal: float  # the same but for rounding
 
 
 @inlined
@@ -426,18 +370,10 @@ def search_arm(
     if is_closed(arms, k, tol, 0):
         arms.status[k] = CONVERGED
         return
-    sqp_step(
-        x,
-        level.center,
-        at_center.gradient,
-        Curvature(memory.center_form, 1.0, 0.0),
-        _aim(level) - level.center_loss - level.center_error,
-        level.radius,
-        0.0,
-        ROUGH,
-        memory.work_vectors,
-        memory.next,
-    )
+    hessian = Curvature(memory.center_form, 1.0, 0.0)
+    slack = _aim(level) - level.center_loss - level.center_error
+    model = QuadraticModel(level.center, at_center.gradient, hessian, slack)
+    sqp_step(x, model, level.radius, 0.0, ROUGH, memory.work_vectors, memory.next)
     gap = arms.upper[k] - arms.lower[k]
     arms.status[k] = arm_status(arms, k, tol, stalled, max_steps == 0)
     for step in range(1, max_steps + 1):
@@ -462,24 +398,25 @@ def search_arm(
         if value - level.level > level.level - level.center_loss:
             come_back(at.theta, at.gradient, value, inner, inner_loss, level.level, memory.next)
         else:
-            on_sphere = dot(at.theta, at.theta) > NEAR * level.radius * level.radius
-            tridiagonal_form(at.hessian, memory.form, memory.work_vectors[0])
-            sqp_step(
-                x,
-                at.theta,
-                at.gradient,
-                Curvature(memory.form, 1.0, 0.0),
-                _aim(level) - value - found.loss_error,
-                level.radius,
-                ball_multiplier(x, at.gradient, at.theta) if on_sphere else 0.0,
-                ON_SPHERE,
-                memory.work_vectors,
-                memory.next,
-            )
-            stop_at_cut(at.theta, memory.next, arms.normal[k], arms.offset[k])
+            _step_from(arms, k, found, level, memory)
         if value + found.loss_error <= level.level and arms.lower[k] > lower:
             copy_vector(at.theta, inner)
             inner_loss = value
+
+
+@kernel
+def _step_from(
+    arms: ArmBounds, k: int, found: Evaluated, level: LevelSet, memory: SearchMemory
+) -> None:
+    """An SQP step from the evaluated point, up to the best cut, into ``memory.next``."""
+    at, x, work = memory.at, arms.units[k], memory.work_vectors
+    on_sphere = dot(at.theta, at.theta) > NEAR * level.radius * level.radius
+    tridiagonal_form(at.hessian, memory.form, work[0])
+    slack = _aim(level) - found.loss - found.loss_error
+    model = QuadraticModel(at.theta, at.gradient, Curvature(memory.form, 1.0, 0.0), slack)
+    guess = ball_multiplier(x, at.gradient, at.theta) if on_sphere else 0.0
+    sqp_step(x, model, level.radius, guess, ON_SPHERE, work, memory.next)
+    stop_at_cut(at.theta, memory.next, arms.normal[k], arms.offset[k])
 
 
 @kernel
