@@ -11,17 +11,20 @@ from torchglb.backend.dense import length
 from torchglb.families.compiled import EXPONENTIAL, LOGISTIC, SQUARE, CompiledFamily
 from torchglb.families.row_terms import CHUNK, FIRST, SCRATCH, SECOND, TERMS, W, Y, row_terms
 
+NUMBER, WEIGHT, LONGEST, EXTREME = 0, 1, 2, 3
+BALL_LOSS, REWARD_LENGTH = 0, 1
+
 
 class CompiledStatistics(NamedTuple):
     """:class:`torchglb.radii.RowStatistics` of one problem, in its own memory, field by field."""
 
-    sums: Floats  # number, weight, longest, extreme
+    sums: Floats  # at NUMBER, WEIGHT, LONGEST and EXTREME
     middle: Floats
     width: Floats
     width_gram: Floats
     residual: Floats
     slope_gram: Floats
-    rest: Floats  # ball_loss, reward_length
+    rest: Floats  # at BALL_LOSS and REWARD_LENGTH
 
 
 @inlined
@@ -112,13 +115,13 @@ def add_statistics(
     elif family.code == EXPONENTIAL:
         slope = scratch[SECOND]
     if w > 0.0:
-        found.sums[0] += 1.0
-        found.sums[2] = max(found.sums[2], norm)
-    found.sums[1] += w
-    found.sums[3] += w * norm * max(abs(r - low), abs(r - high))
+        found.sums[NUMBER] += 1.0
+        found.sums[LONGEST] = max(found.sums[LONGEST], norm)
+    found.sums[WEIGHT] += w
+    found.sums[EXTREME] += w * norm * max(abs(r - low), abs(r - high))
     found.width[0] += w * half
-    found.rest[0] += w * ball_loss
-    found.rest[1] += w * abs(r) * norm
+    found.rest[BALL_LOSS] += w * ball_loss
+    found.rest[REWARD_LENGTH] += w * abs(r) * norm
     for i in range(d):
         found.middle[i] += w * (0.5 * (high + low) - r) * x[i]
         found.residual[i] += w * (centre - r) * x[i]

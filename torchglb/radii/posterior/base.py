@@ -49,6 +49,10 @@ from torchglb.radii.posterior.centre import (
 )
 from torchglb.radii.posterior.laws import series_terms
 from torchglb.radii.posterior.search_kernels import (
+    LEAST,
+    LEVEL,
+    MEAN_LOSS,
+    WANTED,
     Priors,
     held_levels,
     search_posteriors,
@@ -197,7 +201,7 @@ class PosteriorRadius(StatisticsRadius):
             return None
         given = (NO_NUMBERS, NOTHING_OFFERED, rows or NO_ROWS, known)
         out, new, _ = self._search(problem, state, likelihood, *given)
-        return out[:, 2].copy(), new
+        return out[:, LEAST].copy(), new
 
     def evaluate(  # noqa: D102
         self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
@@ -216,9 +220,9 @@ class PosteriorRadius(StatisticsRadius):
             offers = _offered(problem, estimate)
             at = loss.detach().reshape(-1).contiguous().numpy()  # one number may stand for all
             level, new, passes = self._search(problem, state, lambda: likelihood, at, offers)
-            best = torch.from_numpy(level[:, 0].copy()).reshape(problem.batch_shape)
+            best = torch.from_numpy(level[:, LEVEL].copy()).reshape(problem.batch_shape)
             points = self.centres(problem, new).reshape(len(level), -1, problem.dim)
-            compare = not (level[:, 0] < level[:, 1] - NEAR).all()
+            compare = not (level[:, LEVEL] < level[:, MEAN_LOSS] - NEAR).all()
         else:
             best, points, passes = self._refit(problem, state, likelihood, smooth)
             new = state
@@ -287,7 +291,7 @@ class PosteriorRadius(StatisticsRadius):
             sums, held = sums.copy(), held.copy()
         if not ready.levels(rows, known, sums, held, loss_hat, out):
             return out, ready.state(problem, sums, held) if grows else state, 0.0
-        where, held, part = out[:, 3].nonzero()[0], held.copy(), likelihood()
+        where, held, part = out[:, WANTED].nonzero()[0], held.copy(), likelihood()
         if len(where) < N:
             part = select(flatten_batch(part), torch.from_numpy(where))
         offered = offers if len(offers) == N else np.repeat(offers, N, axis=0)
@@ -296,7 +300,7 @@ class PosteriorRadius(StatisticsRadius):
         new = ready.state(problem, sums, held)
         if not grows and state["statistics"].requires_grad:  # asked without grad: keep the graph
             new = new | {"statistics": state["statistics"]}
-        return out, new, float(out[:, 3].sum()) / N
+        return out, new, float(out[:, WANTED].sum()) / N
 
     # ---- found anew ----------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ from torchglb.radii.posterior.centre_kernels import (
 )
 from torchglb.radii.posterior.increment_kernels import growth, law_of
 
+#: numbers of a candidate: kappa, rho^2 (or a), k and the entropy of the shape
+KAPPA, RHO2, SHAPE, ENTROPY = 0, 1, 2, 3
 #: above the rounding errors of log det W and tr(W^-1 H)
 LINEAR_ALGEBRA = 1e-10
 TINY = 2.3e-308
@@ -47,9 +49,9 @@ def precision_of(
     Args:
         prior: of the problem.
         point: c.
-        candidate: kappa, rho^2 (or a), k and the entropy of the shape.
+        candidate: its four numbers.
     """
-    kappa, rho2 = candidate[0], candidate[1]
+    kappa, rho2 = candidate[KAPPA], candidate[RHO2]
     if prior.normal:
         return rho2 / prior.variance, 1.0, 0.0, prior.variance
     room = kappa * max(prior.variance * (1.0 - 1e-12) - dot(point, point), TINY)
@@ -62,7 +64,7 @@ def divergence_of(
 ) -> float:
     """``KL(P || Q)``: :func:`torchglb.radii.posterior.candidates.divergence_of`."""
     if not prior.normal:
-        return prior.log_volume + 0.5 * log_det + candidate[3] + LINEAR_ALGEBRA
+        return prior.log_volume + 0.5 * log_det + candidate[ENTROPY] + LINEAR_ALGEBRA
     square = dot(point, point) / prior.variance
     return 0.5 * (inverse_trace - point.shape[0] + log_det + square) + LINEAR_ALGEBRA
 
@@ -149,7 +151,7 @@ def screen(
                 widest = max(widest, inverse)
             log_det += math.log(inflation)
             trace = scale * (trace - tilt / inflation * tilted)
-            law = law_of(family, prior.normal, d, candidate[2], prior.terms)
+            law = law_of(family, prior.normal, d, candidate[SHAPE], prior.terms)
             reach = max(carried.totals[0] * carried.totals[0] * scale * widest, 1e-12)
             begun = start + divergence_of(prior, point, candidate, log_det, inverse_trace)
             hoped = begun + 0.5 * trace * law.second

@@ -24,29 +24,17 @@ PRIOR = 8
 
 
 class CompiledPrior(NamedTuple):
-    """The prior of one problem, and what bounds its losses.
+    """The prior of one problem, and what bounds its losses."""
 
-    Attributes:
-        normal: ``N(0, s0^2 I)``; else uniform on the ball.
-        S: of the ball.
-        variance: s0^2.
-        log_volume: of the ball.
-        concordance: R_s on the support of the prior.
-        top: the largest m'' there.
-        log_failure: ``log(1/delta)``.
-        tolerance: what may be left on the table to save passes.
-        terms: of the series.
-    """
-
-    normal: bool
-    S: float
-    variance: float
-    log_volume: float
-    concordance: float
-    top: float
-    log_failure: float
-    tolerance: float
-    terms: int
+    normal: bool  # N(0, s0^2 I); else uniform on the ball
+    S: float  # of the ball
+    variance: float  # s0^2
+    log_volume: float  # of the ball
+    concordance: float  # R_s on the support of the prior
+    top: float  # the largest m'' there
+    log_failure: float  # log(1/delta)
+    tolerance: float  # what may be left on the table to save passes
+    terms: int  # of the series
 
 
 @inlined

@@ -34,23 +34,14 @@ OVERFLOW = 700.0
 
 
 class CompiledLaw(NamedTuple):
-    """One coordinate U of a posterior.
+    """One coordinate U of a posterior."""
 
-    Attributes:
-        normal: standard normal; else of density ``(1 - u^2)^(nu - 1/2)``, ``nu = d/2 + k``.
-        second: ``E U^2``.
-        absolute: ``E |U|``.
-        nu: of the density.
-        even: ``1/(j (nu + j))``, the ratios of the terms of ``E cosh(sU) - 1``, ``(terms + 1,)``.
-        every: ``E|U|^j / (j E|U|^(j-1))``, those of ``E e^(a|U|)``, ``(3 terms + 1,)``.
-    """
-
-    normal: bool
-    second: float
-    absolute: float
-    nu: float
-    even: Floats
-    every: Floats
+    normal: bool  # standard normal; else of density (1 - u^2)^(nu - 1/2), nu = d/2 + k
+    second: float  # E U^2
+    absolute: float  # E |U|
+    nu: float  # of the density
+    even: Floats  # 1/(j (nu + j)), the ratios of the terms of E cosh(sU) - 1, (terms + 1,)
+    every: Floats  # E|U|^j / (j E|U|^(j-1)), those of E e^(a|U|), (3 terms + 1,)
 
 
 @allocating

@@ -31,7 +31,7 @@ from torchglb.carried.monomials import Packed, unpack
 from torchglb.carried.source import RowArrays
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
-from torchglb.radii.posterior.candidate_kernels import level_of, posterior_at, screen
+from torchglb.radii.posterior.candidate_kernels import SHAPE, level_of, posterior_at, screen
 from torchglb.radii.posterior.centre_kernels import (
     PRIOR,
     CompiledPrior,
@@ -49,6 +49,7 @@ from torchglb.radii.posterior.increment_kernels import (
     sum_increments,
 )
 from torchglb.radii.statistics_kernels import (
+    BALL_LOSS,
     CompiledStatistics,
     add_statistics,
     rule_in,
@@ -58,6 +59,12 @@ from torchglb.radii.statistics_kernels import (
 
 #: what a problem wants of the rows
 NOTHING, REFRESH, LOOK = 0, 1, 2
+#: numbers of a held posterior: k of its density; its ``KL(P || Q)`` with its increments ``E_P L -
+#: L(c)``; which of all candidates the last search preferred; the rows at the last look
+DENSITY, COST, PREFERRED, LOOKED = 0, 1, 2, 3
+#: columns of what comes out: the level, that of the mean loss, the smaller one, and what is wanted
+#: of the rows (or, after a search, the passes over them)
+LEVEL, MEAN_LOSS, LEAST, WANTED = 0, 1, 2, 3
 #: a look after so many times the rows
 GROWTH = 1.25
 #: of beta^2, how much may be left on the table, if that is more than the tolerance
@@ -65,38 +72,22 @@ SHARE = 0.01
 
 
 class Priors(NamedTuple):
-    """A radius and its N problems, as compiled code knows them.
-
-    Attributes:
-        family: the family.
-        normal: whether the priors are Gaussian.
-        numbers: of :func:`prior_in`, and after them those of ``rule_in``, ``(N, size)``.
-        etas: weights of the barrier, ``(P,)``.
-        candidates: ``(J, 4)``, of :func:`posterior_at`.
-        table: the monomials of second order.
-    """
+    """A radius and its N problems, as compiled code knows them."""
 
     family: CompiledFamily
-    normal: bool
-    numbers: Floats
-    etas: Floats
-    candidates: Floats
-    table: Packed
+    normal: bool  # whether the priors are Gaussian
+    numbers: Floats  # of prior_in, and after them those of rule_in, (N, size)
+    etas: Floats  # weights of the barrier, (P,)
+    candidates: Floats  # of posterior_at, (J, 4)
+    table: Packed  # the monomials of second order
 
 
 class Held(NamedTuple):
-    """The posterior that is held, in its problem's memory; its centre is the last carried point.
+    """The posterior that is held, in its problem's memory; its centre is the last carried point."""
 
-    Attributes:
-        cover: ``W^-1``, ``(d, d)``.
-        rest: k of its density; its ``KL(P || Q)`` with its increments ``E_P L - L(c)``; which of
-            all candidates the last search preferred; the rows at the last look.
-        carried: the loss at the P centres and at that of the posterior.
-    """
-
-    cover: Floats
-    rest: Floats
-    carried: Carried
+    cover: Floats  # W^-1, (d, d)
+    rest: Floats  # (4,), at DENSITY, COST, PREFERRED and LOOKED
+    carried: Carried  # the loss at the P centres and at that of the posterior
 
 
 @inlined
@@ -120,16 +111,16 @@ def hold_if_better(
     carried_point(carried, slot, point)
     carried_point(carried, last, before)
     divergence = posterior_at(prior, point, carried, slot, candidate, memory)
-    law = law_of(family, prior.normal, d, candidate[2], prior.terms)
+    law = law_of(family, prior.normal, d, candidate[SHAPE], prior.terms)
     cost = divergence + sum_increments(family, prior, law, data.rows, point, memory.cover)
     new = level_of(prior, point, carried.sums[0, slot], cost, carried.totals)
-    if not new < level_of(prior, before, carried.sums[0, last], held.rest[1], carried.totals):
+    if not new < level_of(prior, before, carried.sums[0, last], held.rest[COST], carried.totals):
         return
     sums, rest = carried.sums[:, slot].copy(), carried.rest[:, slot].copy()
     put_point(carried, last, point, sums, rest, trace_of(sums, d))
     for i in range(d):
         copy_vector(memory.cover[i], held.cover[i])
-    held.rest[0], held.rest[1], held.rest[2] = candidate[2], cost, at
+    held.rest[DENSITY], held.rest[COST], held.rest[PREFERRED] = candidate[SHAPE], cost, at
 
 
 # ---- rows --------------------------------------------------------------------------------------
@@ -164,7 +155,7 @@ def add_rows(
     family, sums, numbers = priors.family, held.carried, priors.numbers[b]
     prior, rule = prior_in(priors.normal, numbers), rule_in(numbers[PRIOR:])
     table, plain, scratch = unpack(priors.table), undispersed(family), memory.scratch
-    law = law_of(family, prior.normal, priors.table.dim, held.rest[0], prior.terms)
+    law = law_of(family, prior.normal, priors.table.dim, held.rest[DENSITY], prior.terms)
     x, point = memory.row, memory.point
     carried_point(sums, sums.points.shape[1] - 1, point)
     for s in range(known, rows.used):
@@ -174,7 +165,7 @@ def add_rows(
         reward = y / w if w > 0.0 else 0.0
         add_statistics(plain, rule, prior.S, x, reward, w, seen, scratch)
         carry_row(family, x, w, y, sums, table, scratch, memory.monomial)
-        held.rest[1] += w * add_increment(family, prior, law, x, point, held.cover)
+        held.rest[COST] += w * add_increment(family, prior, law, x, point, held.cover)
 
 
 # ---- doors -------------------------------------------------------------------------------------
@@ -199,8 +190,8 @@ def held_levels(
         statistics: ``(N, size)``.
         held: of :func:`held_in`, ``(N, size)``.
         loss_hat: loss at a point of the ball, ``(N,)``, or nothing for that of the centre in use.
-        out: for each problem the level, that of the mean loss, the smaller one, and what is wanted
-            of the rows, ``(N, 4)``; or nothing, if the rows are all that is to be done.
+        out: ``(N, 4)``, at LEVEL, MEAN_LOSS, LEAST and WANTED; or nothing, if the rows are all that
+            is to be done.
 
     Returns:
         Whether anything is wanted of the rows.
@@ -218,22 +209,27 @@ def held_levels(
         if out.shape[0] == 0:
             continue
         level = held_level(prior, found, point)
-        slot = int(found.rest[2]) // kinds
+        slot = int(found.rest[PREFERRED]) // kinds
         carried_point(sums, slot, point)
         mean = math.inf
         if not normal:
             loss = loss_hat[b] if loss_hat.shape[0] > 0 else sums.sums[0, slot]
-            slope = seen.rest[0] * family.scale - loss
+            slope = seen.rest[BALL_LOSS] * family.scale - loss
             infimum = slope if slope <= d else d * math.log(slope / d) + d
             mean = level_of(prior, point, loss, infimum, sums.totals)
         behind = newton_step(prior, etas[slot], sums, slot, point, memory)
         allowed = max(prior.tolerance, SHARE * (min(level, mean) - sums.sums[0, slot]))
         number = sums.totals[2]
         wanted = REFRESH if behind > allowed else NOTHING
-        if number >= GROWTH * found.rest[3] and number > found.rest[3]:
+        if number >= GROWTH * found.rest[LOOKED] and number > found.rest[LOOKED]:
             wanted = LOOK
         any_wanted = any_wanted or wanted != NOTHING
-        out[b, 0], out[b, 1], out[b, 2], out[b, 3] = level, mean, smaller(level, mean), wanted
+        out[b, LEVEL], out[b, MEAN_LOSS], out[b, LEAST], out[b, WANTED] = (
+            level,
+            mean,
+            smaller(level, mean),
+            wanted,
+        )
     return any_wanted
 
 
@@ -248,7 +244,7 @@ def held_level(prior: CompiledPrior, held: Held, point: Floats) -> float:
     """The level of the held posterior; its centre goes into ``point``."""
     sums, last = held.carried, held.carried.points.shape[1] - 1
     carried_point(sums, last, point)
-    return level_of(prior, point, sums.sums[0, last], held.rest[1], sums.totals)
+    return level_of(prior, point, sums.sums[0, last], held.rest[COST], sums.totals)
 
 
 @entry
@@ -274,17 +270,17 @@ def search_posteriors(
         found = held_in(held[b], d, slots + 1, packed.count)
         sums, mine = found.carried, LossRows(rows.X[m], rows.w[m], rows.y[m])
         data = Pass(family, mine, table, work)
-        bold = safe = int(found.rest[2])
-        slot, full = bold // candidates.shape[0], out[b, 3] == LOOK
+        bold = safe = int(found.rest[PREFERRED])
+        slot, full = bold // candidates.shape[0], out[b, WANTED] == LOOK
         for a in range(0 if full else slot, slots if full else slot + 1):
             passes += recentre(data, prior, etas[a], sums, a, offers[b], memory)
         if full:
-            found.rest[3] = sums.totals[2]
+            found.rest[LOOKED] = sums.totals[2]
             screened = screen(family, prior, etas, candidates, sums, memory)
             bold = safe = -1
-            if screened.hoped < min(out[b, 0], out[b, 1]) - prior.tolerance:
+            if screened.hoped < min(out[b, LEVEL], out[b, MEAN_LOSS]) - prior.tolerance:
                 bold, safe = screened.bold, screened.safe
-                found.rest[2] = bold  # which centre is to be watched
+                found.rest[PREFERRED] = bold  # which centre is to be watched
         if bold >= 0:
             hold_if_better(data, prior, priors, bold, found, memory)
             passes += 1
@@ -292,4 +288,8 @@ def search_posteriors(
             hold_if_better(data, prior, priors, safe, found, memory)
             passes += 1
         level = held_level(prior, found, point)
-        out[b, 0], out[b, 2], out[b, 3] = level, smaller(level, out[b, 1]), passes
+        out[b, LEVEL], out[b, LEAST], out[b, WANTED] = (
+            level,
+            smaller(level, out[b, MEAN_LOSS]),
+            passes,
+        )
