@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+from decimal import Decimal
 from fractions import Fraction
 
 import mpmath
@@ -693,16 +694,34 @@ def test_a_column_may_not_be_called_as_the_constant(formula):
         fitted(data, formula=formula)
 
 
-@pytest.mark.parametrize("kind", ["polars", "arrow"])
-def test_decimals_are_numbers(kind):
-    """Not categories, of which each price would be one."""
+@pytest.mark.parametrize("kind", ["polars", "arrow", "pandas", "integers"])
+def test_objects_that_are_numbers_are_no_categories(kind):
+    """Of decimals, and of integers that no machine word holds, each would be a level."""
     data = plain()
     data["x"] = np.round(data["x"])  # few values, all of them in the burn-in
     frame = pl.DataFrame(data).with_columns(pl.col("x").cast(pl.Decimal(20, 2)))
-    table = frame if kind == "polars" else frame.to_arrow()
+    many = [int(x) * 10**25 for x in data["x"]]
+    table = {
+        "polars": frame,
+        "arrow": frame.to_arrow(),
+        "pandas": pd.DataFrame(data | {"x": [Decimal(str(x)) for x in data["x"]]}),
+        "integers": pd.DataFrame(data | {"x": pd.Series(many, dtype=object)}),
+    }[kind]
+    unit = np.array([1.0, 1e25 if kind == "integers" else 1.0])
     found = fitted(table, formula="y ~ x")
     assert found.names == ("Intercept", "x")
-    assert np.array_equal(ends_of(found), ends_of(fitted(data, formula="y ~ x")))
+    usual = fitted(data, formula="y ~ x")
+    assert np.allclose(ends_of(found) * unit, ends_of(usual), rtol=1e-9)
+    rows = {"x": table["x"]}
+    both = found.predict(rows)["estimate"], usual.predict({"x": data["x"]})["estimate"]
+    assert np.allclose(*both, rtol=1e-9)
+
+
+def test_long_numbers_may_be_levels():
+    """Two that differ beyond what float64 holds stay two."""
+    levels = [10**25 + i % 2 for i in range(300)]
+    found = fitted(plain(arm=pd.Series(levels, dtype=object)), formula="y ~ C(arm)")
+    assert len(found.names) == 2
 
 
 STRANGE = {

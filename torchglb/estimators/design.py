@@ -65,7 +65,7 @@ class Design:
 
     def matrix(self, frame: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
         """The rows of the model, ``(n, d)``; refuses unknown levels and what is not finite."""
-        frame = categorised(frame, self.levels, rows)
+        frame = _prepared(frame, self.spec.formula, self.levels, rows)
         X = _materialise(self.spec, frame)
         finite = np.isfinite(X)
         if not finite.all():
@@ -126,6 +126,26 @@ def categorised(
             expected = f"one of the levels {known} (or Scaler(..., {line}))"
             raise refused(name, expected, repr(value), row)
         changed[name] = pandas.Categorical(frame[name], categories=known)
+    return frame.assign(**changed)
+
+
+def _plain_columns(right: Any, columns: Iterable[str], levels: Iterable[str]) -> list[str]:
+    """Columns that are factors as they stand, and no categories."""
+    named = {str(factor.expr) for term in right for factor in term.factors}
+    return [name for name in columns if name in named and name not in levels]
+
+
+def _prepared(
+    frame: pd.DataFrame, right: Any, levels: dict[str, list[Any]], rows: np.ndarray
+) -> pd.DataFrame:
+    """The same with categories as such, and with numbers where there are objects.
+
+    Decimals and very large integers are objects, of which each would be a level.
+    """
+    frame, changed = categorised(frame, levels, rows), {}
+    for name in _plain_columns(right, frame.columns, levels):
+        if frame[name].dtype == object:
+            changed[name] = numbers(frame[name], name, rows, words=f"C({name}) for categories")
     return frame.assign(**changed)
 
 
@@ -193,7 +213,7 @@ def learn(
         rows = np.arange(count) if order is None else order[:count]
         frame = source.block(needed_columns, slice(0, count) if order is None else rows)
         frame, rows = without_missing(frame, rows, missing)
-    spec = _learnt_spec(right, categorised(frame, levels, rows))
+    spec = _learnt_spec(right, _prepared(frame, right, levels, rows))
     levels = _all_levels(spec, levels, scaler, frame, source is None)
     design = Design(formula, spec, left, target, tuple(spec.column_names), levels, needed_columns)
     if scaler.unit:
@@ -215,16 +235,13 @@ def _basis_table(table: Table, scaler: Scaler, columns: Sequence[str]) -> Table 
 
 def _refuse_words(right: Any, table: Table, levels: dict[str, list[Any]]) -> None:
     """A column of words must be named a category, or one stray word would make it one."""
-    for term in right:
-        for factor in term.factors:
-            name = str(factor.expr)
-            plain = name in table.columns and name not in levels
-            if plain and table.is_text(name):
-                values = table.values(name)
-                there = np.flatnonzero(~needed("pandas").isna(values))
-                numbers(values[there], name, there, words=f"C({name}) for categories")
-                if any(isinstance(value, str) for value in values[there]):
-                    raise refused(name, f"numbers (or C({name}) for categories)", "words")
+    for name in _plain_columns(right, table.columns, levels):
+        if table.is_text(name):
+            values = table.values(name)
+            there = np.flatnonzero(~needed("pandas").isna(values))
+            numbers(values[there], name, there, words=f"C({name}) for categories")
+            if any(isinstance(value, str) for value in values[there]):
+                raise refused(name, f"numbers (or C({name}) for categories)", "words")
 
 
 def _declared(

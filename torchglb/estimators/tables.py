@@ -106,9 +106,6 @@ class Table:
             values = np.asarray(part.to_numpy())
             if values.dtype.kind == "c":
                 raise refused(name, "real numbers", "complex ones")
-            if values.dtype.kind == "O" and series.dtype.is_numeric():  # such as decimals
-                absent = pandas.isna(values)
-                values = np.where(absent, np.nan, values).astype(np.float64)
             taken[name] = values
         return pandas.DataFrame(taken).infer_objects()
 

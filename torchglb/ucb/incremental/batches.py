@@ -14,7 +14,7 @@ from torchglb.backend import Floats, Ints, StoredCalls, entry, floats_at, inline
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.carried.kernels import LossRows, carried_in, carry_row, sum_rows
-from torchglb.carried.minimum import SearchState, vectors_in
+from torchglb.carried.minimum import vectors_in
 from torchglb.carried.model import CarriedSums, objective_of, only_model
 from torchglb.carried.monomials import unpack
 from torchglb.families.compiled import CompiledFamily
@@ -31,7 +31,6 @@ from torchglb.ucb.incremental.round_state import (
     UNDECIDED,
     CarriedProblem,
     Memory,
-    RoundState,
     Settings,
     anchor_use_in,
     round_memory,
@@ -169,21 +168,16 @@ def end_round(call: RoundCall, arms: Arms, b: int) -> None:
 
 
 @kernel
-def play_one(
-    family: CompiledFamily,
-    rows: LossRows,
-    state: RoundState,
-    search: SearchState,
-    problem: CarriedProblem,
-    arms: Arms,
-    settings: Settings,
-    memory: Memory,
-) -> None:
+def play_one(call: RoundCall, used: int, every: Floats, settings: Settings, b: int) -> None:
     """The round of one problem, with all passes that it needs."""
-    trace = 0.0
+    state, search = record(call.batch.rounds, b), record(call.batch.search, b)
+    problem, arms = problem_of(call, b, used), arms_of(every, call.buffers, b)
+    rows, family = LossRows(call.X[b], call.w[b], call.y[b]), call.family
+    memory, trace = call.buffers.memory, 0.0
     while True:
         asked = choose(state, search, problem, arms, settings, trace, memory)
         if asked == DECIDED:
+            end_round(call, arms, b)
             return
         if asked == PASS_FOR_MINORANT:
             work, constants = memory.minimum_pass, problem.anchors.constants
@@ -200,15 +194,11 @@ def play_one(
 @kernel
 def play_all(call: RoundCall, used: int, every: Floats, settings: Settings, number: int) -> bool:
     """The rounds of all problems; whether all of them have converged."""
-    converged, batch, buffers = True, call.batch, call.buffers
+    converged = True
     for b in range(every.shape[0]):
         start_round(call, settings, number, b)
-        problem, arms = problem_of(call, b, used), arms_of(every, buffers, b)
-        state, search = record(batch.rounds, b), record(batch.search, b)
-        rows = LossRows(call.X[b], call.w[b], call.y[b])
-        play_one(call.family, rows, state, search, problem, arms, settings, buffers.memory)
-        end_round(call, arms, b)
-        converged = converged and buffers.status[b] == _CONVERGED
+        play_one(call, used, every, settings, b)
+        converged = converged and call.buffers.status[b] == _CONVERGED
     return converged
 
 
