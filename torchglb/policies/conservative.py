@@ -171,10 +171,12 @@ class Conservative(Policy):
         mask: ArrayLike | None = None,
     ) -> None:
         """As the policy's own."""
+        before = self.policy.rounds
         try:
             self.policy.update(x, r, weight, mask)
         finally:
-            self.rounds = self.policy.rounds
+            if self.policy.rounds != before:  # it has learnt, whatever came then
+                self.rounds = self.policy.rounds
 
     def _update(self, x: Tensor, r: Tensor) -> None:
         self.policy.update(x, r)
