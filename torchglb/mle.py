@@ -24,7 +24,7 @@ from torchglb.checks import (
     refuse,
 )
 from torchglb.choices import FIT_SOLVERS, FitSolver
-from torchglb.compiled_rows import CompiledRows, blocks, compiled_family
+from torchglb.compiled_rows import RADIUS, CompiledRows, blocks, compiled_family
 from torchglb.distributed import WHOLE
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
@@ -409,7 +409,7 @@ def _in_single(
     family: CompiledFamily, found: Estimates, block: CompiledRows, tol: float
 ) -> Estimates:
     """The same at the nearest single-precision points of the ball; their gaps, rounded up."""
-    S, theta = block.settings[:, 1], found.theta.astype(np.float32)
+    S, theta = block.settings[:, RADIUS], found.theta.astype(np.float32)
     outside = np.linalg.norm(theta.astype(np.float64), axis=-1) > S
     theta[outside] *= np.float32(1.0 - 4e-7)
     block.settings[:, -theta.shape[-1] :] = theta

@@ -14,6 +14,7 @@ from torchglb.backend import Floats, Ints, bound_once, entry, kernel
 from torchglb.backend.dense import copy_vector
 from torchglb.carried.kernels import ProblemRows, Workspace
 from torchglb.carried.monomials import Monomials
+from torchglb.compiled_rows import RADIUS, RIDGE, TILT
 from torchglb.families.compiled import CompiledFamily
 from torchglb.mle_kernels import (
     INACCURATE,
@@ -106,10 +107,10 @@ def fit_all(
     table, work, memory, pairs = pass_table(d, 2), pass_memory(d), new_memory(d), secant_memory(d)
     here = memory.here
     for b in range(count):
-        ridge, radius = settings[b, 0], settings[b, 1]
-        tilt = settings[b, 2 : 2 + d]
+        ridge, radius = settings[b, RIDGE], settings[b, RADIUS]
+        tilt = settings[b, TILT : TILT + d]
         loss = RowLoss(family, rows.X[b], rows.w[b], rows.y[b], ridge, tilt)
-        copy_vector(settings[b, 2 + d :], here.theta)
+        copy_vector(settings[b, TILT + d :], here.theta)
         end = fit(loss, radius, tol, max_steps, table, memory, pairs, work)
         if end.status == INACCURATE and end.gap > COLD * (1.0 + abs(end.loss)):
             # a start far out, in a direction that rows do not span, may end short of the minimum;
