@@ -449,6 +449,6 @@ class History:
         for name, mine in self._place().items():
             if state[name] != mine:
                 raise refuse(f"state['{name}']", f"the share {mine} (rank, ranks)", state[name])
-        held = restored_rows(self._held, state, values=self.validate)
+        held = restored_rows(self._held, state)
         self.epoch += 1  # first, so that nobody takes the new rows for the old ones
         self._held = held

@@ -34,13 +34,12 @@ def saved_rows(held: RowBuffers) -> dict[str, Any]:
     }
 
 
-def restored_rows(held: RowBuffers, state: Mapping[str, Any], *, values: bool) -> RowBuffers:
+def restored_rows(held: RowBuffers, state: Mapping[str, Any]) -> RowBuffers:
     """The buffers of a saved state, in the place of ``held``.
 
     Args:
         held: gives the shape, dtype, device and kind that the state must have.
         state: of :func:`saved_rows`.
-        values: whether to look at the values too.
     """
     if bool(state["aggregate"]) != held.merges:
         raise refuse("state", f"aggregate={held.merges}", f"aggregate={state['aggregate']}")
@@ -58,14 +57,11 @@ def restored_rows(held: RowBuffers, state: Mapping[str, Any], *, values: bool) -
             raise refuse(label, f"dtype {dtype}", value.dtype)
         checks.finite(label, value)
     checks.require("state['w']", w >= 0, "non-negative weights", w)
-    if values:
-        checks.settle()
     n = X.shape[-2]
     check_tensors("state", state, {"distinct": held.distinct})
     # compiled code reads, and writes behind, as many rows as this says
-    places = ValueChecks()
-    places.within("state['distinct']", distinct, 0, n, lambda: f"numbers from 0 to {n}")
-    places.settle()
+    checks.within("state['distinct']", distinct, 0, n, lambda: f"numbers from 0 to {n}")
+    checks.settle()
     capacity = check_count("state['capacity']", state["capacity"], least=n)
     observations = check_count("state['observations']", state["observations"], least=n)
     # laid out as before, so that sums are rounded as before

@@ -17,6 +17,7 @@ roughly, and ``select`` asks for no more digits than decide, while ``scores`` ha
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Unpack
 
@@ -307,9 +308,16 @@ class OFUGLBE(Policy):
         kept, inverse, estimator = state["ellipsoid"], state["inverse"], self._estimator.copy()
         if (inverse is None) != (self._inverse is None):
             raise refuse("state['inverse']", "that of the same family", type(inverse).__name__)
-        theta, gamma = (taken(kept, n, getattr(self._ellipsoid, n)) for n in ("theta", "gamma"))
-        ellipsoid = Ellipsoid(theta, gamma, kept["curvature"].clone())
-        fit = Fit(*(state["fit"][name].clone() for name in Fit._fields))
+        rows = copy.copy(self._history)
+        rows.load_state_dict(state["history"])
+        few, d = len(rows) < self.domain.dim, self.domain.dim
+        curvature = (
+            rows.view().r if few else self._lam[..., None, None].expand(*self._S.shape, d, d)
+        )
+        likes = self._ellipsoid._replace(curvature=curvature)
+        ellipsoid = Ellipsoid(*(taken(kept, n, like) for n, like in likes._asdict().items()))
+        likes = self._fit._replace(hessian=curvature)
+        fit = Fit(*(taken(state["fit"], n, like) for n, like in likes._asdict().items()))
         estimator.load_state_dict(state["estimator"])
         loaded = None if self._inverse is None else self._inverse.loaded(inverse)
         self._history.load_state_dict(state["history"])
