@@ -310,14 +310,19 @@ class OFUGLBE(Policy):
             raise refuse("state['inverse']", "that of the same family", type(inverse).__name__)
         rows = copy.copy(self._history)
         rows.load_state_dict(state["history"])
-        few, d = len(rows) < self.domain.dim, self.domain.dim
+        d = self.domain.dim
+        # below d rows the curvature is that of each row (see Ellipsoid)
         curvature = (
-            rows.view().r if few else self._lam[..., None, None].expand(*self._S.shape, d, d)
+            rows.view().r
+            if len(rows) < d
+            else self._lam[..., None, None].expand(*self._S.shape, d, d)
         )
-        likes = self._ellipsoid._replace(curvature=curvature)
-        ellipsoid = Ellipsoid(*(taken(kept, n, like) for n, like in likes._asdict().items()))
-        likes = self._fit._replace(hessian=curvature)
-        fit = Fit(*(taken(state["fit"], n, like) for n, like in likes._asdict().items()))
+        like = {
+            "fit": self._fit._replace(hessian=curvature)._asdict(),
+            "ellipsoid": self._ellipsoid._replace(curvature=curvature)._asdict(),
+        }
+        fit = Fit(*(taken(state["fit"], name, t) for name, t in like["fit"].items()))
+        ellipsoid = Ellipsoid(*(taken(kept, name, t) for name, t in like["ellipsoid"].items()))
         estimator.load_state_dict(state["estimator"])
         loaded = None if self._inverse is None else self._inverse.loaded(inverse)
         self._history.load_state_dict(state["history"])
