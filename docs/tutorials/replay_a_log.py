@@ -22,7 +22,7 @@ log = environments.uniform_log(world, events=EVENTS)
 print("arms", tuple(log.arms.shape), "index", tuple(log.index.shape))
 
 # %% text
-# A log of your own is `environments.Log(arms, index, rewards, propensity)` with shapes `(*B, n, K, d)`, `(*B, n)`, `(*B, n)`, `(*B, n, K)`. Without propensities the choice was uniform.
+# A log of your own is `environments.Log(arms, index, rewards, propensity)` with shapes `(*B, n, K, d)`, `(*B, n)`, `(*B, n)`, `(*B, n, K)`. Without propensities the choice was uniform. Where the least propensity changes from event to event, replay wants `floor=`, a number fixed before the log was written that no propensity is below: the least one of the whole log would look ahead, and keep events for what they earned.
 
 # %%
 for name in ("ofuglb-pb", "ts", "random"):

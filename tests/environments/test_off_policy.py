@@ -103,6 +103,41 @@ def test_replay_of_a_learning_policy_with_all_propensities(generator):
     torch.testing.assert_close(error, found.value.std() / RUNS**0.5)
 
 
+def learning_log(generator, runs, **given):
+    """Two events of fair coins: who wins the first hardly plays two of the arms any more."""
+    arms = torch.eye(K, dtype=torch.float64).expand(runs, 2, K, K)
+    r = torch.randint(2, (runs, 2), generator=generator).double()
+    even, skewed = torch.tensor([[1 / K] * K, [0.98, 0.01, 0.01]], dtype=torch.float64)
+    law = torch.stack([even.expand(runs, K), torch.where(r[:, :1] == 1, skewed, even)], 1)
+    index = torch.multinomial(law.view(-1, K), 1, generator=generator).view(runs, 2)
+    return Log(arms, index, r, law, **given)
+
+
+def test_replay_of_a_log_that_learns(generator):
+    """The least propensity of all events knows the rewards: thinned by it, a fair coin has 0.27."""
+    runs = 20_000
+    with pytest.raises(InputError, match="floor: expected .* got None, and least .* 0.01 to 0.333"):
+        replay(Always(0, runs), learning_log(generator, runs))
+    log = learning_log(generator, runs, floor=0.01)
+    found = replay(Always(0, runs), log)
+    error = within(found.value[found.kept > 0], 0.5)
+    assert error < 0.03
+
+
+def test_a_least_propensity_that_stays_is_a_floor(generator):
+    """Epsilon-greedy choices learn, but no arm is ever below epsilon/K."""
+    runs, events, floor = 400, 60, 0.1
+    greedy = torch.randint(K, (runs, events), generator=generator)
+    law = torch.full((runs, events, K), floor, dtype=torch.float64)
+    law.scatter_(-1, greedy[..., None], 1.0 - floor * (K - 1))
+    index = torch.multinomial(law.view(-1, K), 1, generator=generator).view(runs, events)
+    r = (torch.rand(runs, events, generator=generator).double() < MEANS[index]).double()
+    log = Log(torch.eye(K).double().expand(runs, events, K, K), index, r, law)
+    assert log.least_propensity().tolist() == [floor] * runs
+    found = replay(Always(1, runs), log)
+    within(found.value[found.kept > 0], 0.5)
+
+
 def test_bad_propensities_are_refused(generator):
     log, played = logged(generator, runs=2, events=4)
     parts = (log.arms, log.index, log.rewards)

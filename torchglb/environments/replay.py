@@ -9,6 +9,8 @@ own. Other logging laws p(arm) are made uniform by keeping a match with probabil
 event is then kept with probability c whichever arm the policy picks, if the constant c is at most
 the propensity of every arm of every event, played or not. The smallest propensity of those that
 were played will not do: it depends on the choices, and may be above that of an arm that never was.
+Nor will the smallest of a log whose law learns: it depends on rewards that came later, and events
+are then kept or not for what they earned. There c has to be fixed before the log is written.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from torchglb.row_checks import within_norm
 
 #: bits of the numbers that the choices between two observations may use
 STRIDE = 32
+#: propensities that differ by no more than this share are the same, but for roundings
+SAME = 1e-6
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,8 @@ class Log:
         propensity: the probability of every arm, ``(*B, n, K)``, or of the logged one alone,
             ``(*B, n)``; left out, the log was written by a uniform choice.
         floor: a number, fixed before the log was written, that no arm's propensity was ever below.
-            Where all K propensities are given and do not depend on earlier rewards, their least
-            one serves as well.
+            Where all K propensities are given and their least one is the same in every event (one
+            law, or epsilon-greedy choices), that one serves as well.
 
     Example:
         >>> import torchglb as glb
@@ -114,18 +118,25 @@ class Log:
         return torch.take_along_dim(self.propensity, index[..., None], -1)[..., 0]
 
     def least_propensity(self) -> Tensor:
-        """What no propensity is below, ``(*B)``: the floor, or the least of all K of all events.
+        """What no propensity is below, ``(*B)``: the floor, or the least of all K of every event.
 
         Raises:
-            InputError: where only the propensities of the played arms are known, or one is 0.
+            InputError: where only the propensities of the played arms are known, or one is 0, or
+                the least one changes from event to event: the least of all would look ahead.
         """
-        return self.least_of_each().amin(-1)
+        least = self.least_of_each()
+        low, high = least.aminmax(dim=-1)
+        if bool((high > low * (1.0 + SAME)).any()):
+            expected = "a bound below all propensities, fixed before the log was written"
+            got = f"None, and least propensities from {low.min():g} to {high.max():g}"
+            raise refuse("floor", expected, got)
+        return low
 
     def least_of_each(self) -> Tensor:
         """What no propensity of an event is below, ``(*B, n)``: known before its reward.
 
         Raises:
-            InputError: as :meth:`least_propensity`.
+            InputError: where only the propensities of the played arms are known, or one is 0.
         """
         like = self.rewards
         if self.floor is not None:
@@ -209,6 +220,9 @@ def replay(policy: Policy, log: Log, horizon: int | None = None, seed: int = 0) 
 
     Every element of the batch goes through its own events until its choice matches; those that have
     a match wait for the others, and then all learn at once.
+
+    Unbiased if the arms and rewards of the events are independent and of one law, given the choices
+    of the log. Its propensities may depend on the past if the log has a floor that does not.
 
     Args:
         policy: of batch shape ``*B``; it learns on the way.
