@@ -55,5 +55,25 @@ class BoundaryWarning(UserWarning):
     """
 
 
+class TrainingModeWarning(UserWarning):
+    """A network in training mode has dropout or batch statistics: its features are no function.
+
+    They are then random, or depend on their companions, and intervals mean nothing: call
+    ``head.eval()`` before observations come in and answers are asked for.
+
+    Example:
+        >>> import warnings
+        >>> import torch
+        >>> import torchglb as glb
+        >>> network = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Dropout(0.5))
+        >>> head = glb.GLMHead(network, glb.Bernoulli(), glb.Ball(2, 3.0))
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     head.update(torch.randn(20, 5), torch.ones(20))
+        >>> caught[0].category.__name__
+        'TrainingModeWarning'
+    """
+
+
 class UndeclaredConstantWarning(UserWarning):
     """A certificate rests on a constant of the family that was only searched on a grid."""

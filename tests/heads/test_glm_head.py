@@ -10,6 +10,7 @@ from encoders import DTYPE, FAULTS, Broken, network
 from torch import nn
 
 import torchglb as glb
+from torchglb.errors import TrainingModeWarning
 from torchglb.heads import GLMHead, UnitBall
 from torchglb.radii import Lipschitz
 
@@ -482,3 +483,27 @@ def test_an_interrupted_update_is_all_or_nothing(committed, monkeypatch):
     assert len(head) == len(twin) == len(head.sequence()) == 30
     assert torch.equal(head.confidence(contexts).upper, twin.confidence(contexts).upper)
     assert torch.equal(head(contexts), twin(contexts))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(6)])
+def test_training_mode_of_random_features_is_warned_of(layer):
+    """A network begins in training mode; its features are then no function of the context."""
+    net = network()
+    net.insert(1, layer.double())
+    contexts, rewards = data(20)
+    head = head_of(net=net)
+    with pytest.warns(TrainingModeWarning, match=rf"1 \({type(layer).__name__}\) is in training"):
+        head.update(contexts, rewards)
+    with pytest.warns(TrainingModeWarning):
+        head.select(contexts[:3])
+    head.eval()
+    first, again = (head.confidence(contexts[:3]).upper for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_training_mode_of_plain_layers_is_no_reason_to_warn():
+    net = network()
+    net.insert(1, nn.Dropout(0.0))
+    head = head_of(net=net)
+    head.update(*data(20))
+    assert head.training

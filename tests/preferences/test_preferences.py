@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import encoders
 import numpy as np
 import pytest
 import scipy.stats
@@ -328,3 +329,30 @@ def test_gradients_reach_the_encoder():
             with torch.no_grad():
                 network.weight[0, 1] -= step
         assert abs(slope - (ends[0] - ends[1]) / 2e-4) < 2e-3 * (1.0 + abs(slope))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_pair_head_takes_networks_in_half_precision(dtype):
+    left, right = torch.randn(2, 20, 5, generator=torch.Generator().manual_seed(0))
+    head = PairHead(encoders.network(dtype=dtype), 2, 2.0)
+    head.update(left, right, torch.ones(20))
+    found = head.probability(left[:3], right[:3])
+    assert found.lower.dtype == torch.float64
+    assert (found.lower < found.upper).all()
+    assert head.embed(left).dtype == torch.float64
+    assert head.widest(left[:4]).width > 0
+
+
+@pytest.mark.parametrize("fault", [f for f in encoders.FAULTS if f not in ("rows", "device")])
+def test_a_pair_head_refuses_a_broken_encoder_by_name(fault):
+    spoil, message = encoders.FAULTS[fault]
+    encoder = encoders.Broken()
+    head = PairHead(encoder, 2, 2.0)
+    left, right = torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(0))
+    head.update(left, right, torch.ones(8))
+    encoder.answer = spoil
+    head.head.refresh()
+    with pytest.raises(glb.InputError, match=message):
+        head.update(left, right, torch.ones(8))
+    encoder.answer = lambda features: features
+    assert len(head) == len(head.head.sequence()) == 8

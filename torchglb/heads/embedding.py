@@ -5,11 +5,14 @@ A context has ``context_dims`` axes of its own, ``*E`` (one for a vector, three 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from torchglb.array_like import ArrayLike
 from torchglb.checks import (
@@ -21,6 +24,7 @@ from torchglb.checks import (
     real_entries,
     refuse,
 )
+from torchglb.errors import TrainingModeWarning
 from torchglb.heads.unit_ball import UnitBall
 from torchglb.recording import is_transformed
 from torchglb.row_checks import as_weights
@@ -77,6 +81,27 @@ def in_dtype_of(contexts: Tensor, parameters: Iterable[Tensor]) -> Tensor:
     """Contexts as a network takes them: floats in the dtype of its parameters."""
     takes = next((p.dtype for p in parameters if p.is_floating_point()), None)
     return contexts.to(takes) if takes is not None and contexts.is_floating_point() else contexts
+
+
+def at_least_float32(raw: Tensor) -> Tensor:
+    """What half precision lost, it lost in the network: a map of features computes in more."""
+    return raw.float() if raw.dtype in (torch.float16, torch.bfloat16) else raw
+
+
+def warn_of_training_mode(module: nn.Module) -> None:
+    """Warns of layers whose output, in the mode they are in, is no function of the context."""
+    if not module.training:  # parts that are trained alone are meant so
+        return
+    for name, part in module.named_modules():
+        drops = isinstance(part, _DropoutNd) and part.p > 0
+        if part.training and (drops or isinstance(part, _BatchNorm)):
+            warnings.warn(
+                f"{name} ({type(part).__name__}) is in training mode: features are random or depend"
+                " on their companions, and intervals mean nothing; call eval() first",
+                TrainingModeWarning,
+                stacklevel=4,
+            )
+            return
 
 
 class Observations(nn.Module):

@@ -24,7 +24,7 @@ from torchglb.checks import (
 from torchglb.choices import BallMode, ScaleName
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.heads.embedding import Door, Observations, in_dtype_of
+from torchglb.heads.embedding import Door, Observations, in_dtype_of, warn_of_training_mode
 from torchglb.heads.frozen import Embedding, FrozenHead
 from torchglb.heads.saving import Computed, fingerprint, unchanged_on_failure
 from torchglb.heads.unit_ball import UnitBall, unit_ball
@@ -54,7 +54,9 @@ class GLMHead(TakesTurns, nn.Module):
     Guarantees: for a representation that was fixed before the observations, and if the rewards are
     of the family with a theta* in the ball for these features, the intervals hold at all times at
     once with probability 1 - delta. For a network that was trained on the same rewards they are
-    what its features suggest, without that guarantee; train it on other data.
+    what its features suggest, without that guarantee; train it on other data. Dropout and batch
+    statistics make features random, or dependent on their companions, in training mode, which is
+    where a network begins: call ``eval()`` (:class:`torchglb.errors.TrainingModeWarning`).
 
     Args:
         module: the network, from ``(N, *E)`` to ``(N, d)``; ``*E`` are the axes of one context.
@@ -236,6 +238,7 @@ class GLMHead(TakesTurns, nn.Module):
         """
         if differentiable and self._learns():
             return self._embedded()
+        warn_of_training_mode(self.module)
         self._notice_changes()
         if self._kept is None:
             with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torchglb.checks import check_choice, check_count, refuse
 from torchglb.choices import SCALES, BallMode, ScaleName
 from torchglb.families import Bernoulli
 from torchglb.heads import GLMHead, UnitBall
-from torchglb.heads.embedding import in_dtype_of
+from torchglb.heads.embedding import at_least_float32, in_dtype_of
 from torchglb.heads.unit_ball import unit_ball
 from torchglb.preferences.pairs import PreferenceSet, pair_ball
 from torchglb.preferences.widest import WidestPair
@@ -35,7 +36,12 @@ class _PairEncoder(nn.Module):
 
     def embed(self, items: Tensor) -> Tensor:
         """phi of items ``(N, *E)``, in the unit ball."""
-        return self.bound(self.module(items))
+        raw, name = self.module(items), f"encoder {type(self.module).__name__}"
+        if not isinstance(raw, Tensor):
+            raise refuse(name, "a tensor of features", type(raw).__name__)
+        if not raw.is_floating_point():
+            raise refuse(name, "features of a floating-point dtype", raw.dtype)
+        return self.bound(at_least_float32(raw))
 
 
 class PairHead(TakesTurns, nn.Module):
@@ -104,6 +110,8 @@ class PairHead(TakesTurns, nn.Module):
             context_dims=1 + item_dims,
             dtype=dtype,
         )
+        # refusals name what was given, not what it is wrapped in
+        self.head._door = replace(self.head._door, name=type(module).__name__)
 
     def __len__(self) -> int:
         """The number of comparisons so far."""
