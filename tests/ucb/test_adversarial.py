@@ -389,3 +389,21 @@ def test_one_dimension_by_fifty_digits(S):
         r.append(float(torch.rand((), generator=generator) < 0.7))
         program.append([X[-1]], r[-1])
     assert found >= 35
+
+
+def test_no_lower_bound_where_rounding_hides_the_minimum():
+    """A loss of 2e14 that varies by 1e-2 over the ball: no point is within 1e-3 for certain."""
+    S, x, weight, radius = 2.0**-20, 2.0**-34, 2.0**28, 1e-3
+    program = glb.AnchoredProgram(glb.Binomial(10**6), glb.Ball(1, S))
+    program.append([-x], 1.0, weight)
+    # the loss falls all the way to S, with this slope up to 1e-16 of it
+    slope = weight * x * (0.5e6 - 1.0)
+    truth = -(S - radius / slope)
+    choice = program.argmax([[-1.0]], radius=radius, throw=False)
+    assert float(choice.lower) <= truth <= float(choice.upper)
+    assert int(choice.status) == Status.INACCURATE
+    with pytest.raises(glb.SolverError):
+        program.argmax([[-1.0]], radius=radius)
+    # the whole ball, by more than rounding
+    wide = program.argmax([[-1.0]], radius=1e3)
+    assert float(wide.lower) <= S <= float(wide.upper)

@@ -227,8 +227,8 @@ class GrowingProgram(ABC):
         Args:
             arms: ``(*B, K, d)``.
             radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``. No ``upper`` is
-                below h and no ``lower`` above it, whatever of ``min L`` is not known (but where
-                beta^2 is below what rounding leaves of that, the centre counts as feasible).
+                below h and no ``lower`` above it, whatever of ``min L`` is not known: where
+                beta^2 is below what rounding leaves of that, ``lower`` is minus infinity.
             level: the level itself, ``(*B)``, instead of a radius.
             regularization: lambda of a ridge term, a number or ``(*B)``; may change between rounds.
             tol: arms whose values agree to ``tol (1 + |h|)`` count as tied; 1e-7, and 1e-4 in

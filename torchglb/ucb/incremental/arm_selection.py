@@ -132,11 +132,12 @@ def first_tolerance(state: RoundState, settings: Settings) -> float:
 def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bool:
     """Where B is, as the minimum says; False if that has to be known better.
 
-    The centre must be feasible for certain, F(center) at most the lowest level that B may be. Where
-    the set is smaller than arithmetic can tell, the centre counts as feasible all the same; not
+    The centre must be feasible for certain: F(center) at most the lowest level that B may be, or
+    F(center) - min F at most the height, which rounding hides less. Where the set is smaller than
+    arithmetic can tell, the round goes on as if the centre were feasible, to no certain end; not
     where the search for the minimum was given up, and F(center) may be anything below a bound.
     """
-    state.center_loss, state.ending = search.high, CERTAIN
+    state.center_loss, state.ending, state.supposed = search.high, CERTAIN, 0
     state.level, state.low = state.height, state.height
     least, width = settings.level_tol, search.high - search.low
     if settings.relative:
@@ -149,8 +150,10 @@ def _set_level(state: RoundState, search: SearchState, settings: Settings) -> bo
     if state.tolerance > least and (settings.relative or search.low <= state.height):
         state.tolerance = least
         return False
-    if settings.relative and width <= max(state.tolerance, search.rounding):
-        state.low = state.center_loss
+    if settings.relative and search.excess <= state.height:
+        state.center_loss = state.low  # all that is known of F(center), beside feasibility
+    elif settings.relative and width <= max(state.tolerance, search.rounding):
+        state.low, state.supposed = state.center_loss, 1
     else:
         state.ending = NO_CENTER
     return True

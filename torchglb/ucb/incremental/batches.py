@@ -154,6 +154,9 @@ def end_round(call: RoundCall, arms: Arms, b: int) -> None:
     out.passes[b] = state.passes + state.minorant_passes + search.passes
     batch.passes[b] += out.passes[b]
     upper, lower, unknown, status = arms.upper, arms.lower, False, _CONVERGED
+    if state.supposed == 1:  # the winner is that of the centre, but no lower bound is certain
+        state.ending = NO_CENTER
+        lower[:] = -math.inf
     empty = search.low > state.level
     for k in range(upper.shape[0]):
         unknown = unknown or math.isnan(upper[k]) or math.isnan(lower[k])

@@ -36,6 +36,7 @@ class RoundState(Protocol):
     exhausted: int  # whether arithmetic allows no better knowledge of the level
     number: int  # of this round
     awaited: int  # the pass that was asked for last, or 0; when the round goes on it has been made
+    supposed: int  # whether the centre counts as feasible although rounding hides that
     reduced: int  # whether memory.minimum_form is that of this round
     with_minorant: int  # whether the minorant has bounded the arms, or is not to
     minorant_passes: int  # for its matrix, so far
