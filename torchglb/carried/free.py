@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torchglb.backend import Floats, Ints, entry, kernel, record
 from torchglb.backend.dense import cholesky, copy_vector, distance, length, solve_factored
-from torchglb.carried.free_certificate import FreeSearch, FreeState, Wish, is_enough, look
+from torchglb.carried.free_certificate import FreeGoal, FreeSearch, FreeState, is_enough, look
 from torchglb.carried.kernels import Workspace, least_used, put_point, workspace
 from torchglb.carried.minimum import DONE, PASS
 from torchglb.carried.model import (
@@ -51,7 +51,7 @@ THETA, CORRECTION, CORRECTED_AT = 0, 1, 2
 
 @kernel
 def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: float) -> int:
-    """Goes on until the wish is fulfilled, or a pass at theta is needed.
+    """Goes on until the goal is reached, or a pass at theta is needed.
 
     Args:
         state: a record of dtype ``FREE``.
@@ -62,31 +62,11 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
     Returns:
         DONE, PASS or GRADIENT.
     """
-    theta, objective, wish, memory = search.theta, search.objective, search.wish, search.memory
+    theta, objective, goal, memory = search.theta, search.objective, search.goal, search.memory
     carried, table = objective.carried, objective.table
     concordance = loss_concordance(objective)
-    if state.answered == PASS:
-        slot = least_used(search.used)
-        sums = answer.sums[: table.count]
-        put_point(carried, slot, theta, sums, answer.rest, trace)
-        state.corrected = 0
-        # a jump that led upwards is taken back, and is the last one
-        state.leapt = int(_start(search) != slot)
-    elif state.answered == GRADIENT:
-        slot = _nearest(carried.points, theta)
-        gradient, quadratic = memory.vectors[0], objective.quadratic
-        expand(model_at(objective, slot, memory), theta, memory, gradient, False)
-        for k in range(theta.shape[0]):
-            added = quadratic.ridge * theta[k] - quadratic.tilt[k]
-            search.correction[k] = answer.sums[1 + k] + added - gradient[k]
-            search.corrected_at[k] = theta[k]
-        state.corrected = 1 + slot
-    else:
-        state.clock += 1
-        state.corrected, state.leapt = 0, 0
-        _start(search)
-    state.answered = 0
-    bold = wish.fleeting and table.count >= DEAR
+    _begin_or_resume(state, search, answer, trace)
+    bold = goal.used_once and table.count >= DEAR
     first, hessian_error, reach = -1.0, math.inf, math.inf
     for _ in range(MAX_STEPS):
         slot = _nearest(carried.points, theta)
@@ -108,8 +88,35 @@ def search_free(state: FreeState, search: FreeSearch, answer: Workspace, trace: 
     if state.passes >= MAX_PASSES:
         return DONE
     state.passes += 1
-    fine = reach <= FAR if bold else hessian_error <= min(RENEW, wish.hessian_tol)
+    fine = reach <= FAR if bold else hessian_error <= min(RENEW, goal.hessian_tol)
     return GRADIENT if fine and table.count >= DEAR else PASS
+
+
+@kernel
+def _begin_or_resume(state: FreeState, search: FreeSearch, answer: Workspace, trace: float) -> None:
+    """Takes the pass that was made, as a new point or as a correction; or begins a search."""
+    theta, objective, memory = search.theta, search.objective, search.memory
+    if state.answered == PASS:
+        slot = least_used(search.used)
+        sums = answer.sums[: objective.table.count]
+        put_point(objective.carried, slot, theta, sums, answer.rest, trace)
+        state.corrected = 0
+        # a jump that led upwards is taken back, and is the last one
+        state.leapt = int(_start(search) != slot)
+    elif state.answered == GRADIENT:
+        slot = _nearest(objective.carried.points, theta)
+        gradient, quadratic = memory.vectors[0], objective.quadratic
+        expand(model_at(objective, slot, memory), theta, memory, gradient, False)
+        for k in range(theta.shape[0]):
+            added = quadratic.ridge * theta[k] - quadratic.tilt[k]
+            search.correction[k] = answer.sums[1 + k] + added - gradient[k]
+            search.corrected_at[k] = theta[k]
+        state.corrected = 1 + slot
+    else:
+        state.clock += 1
+        state.corrected, state.leapt = 0, 0
+        _start(search)
+    state.answered = 0
 
 
 @kernel
@@ -162,12 +169,12 @@ class FreeSearches(NamedTuple):
     state: Any  # of dtype FREE, (N,)
     vectors: Floats  # of each search, (N, 3, d), at THETA, CORRECTION and CORRECTED_AT
     hessian: Floats  # of F at theta in the end, (N, d, d)
-    tol: float  # this and the rest as in Wish, of every problem
+    tol: float  # this and the rest as in FreeGoal, of every problem
     hessian_tol: float
     arms: Floats  # (N, K, d)
-    doubt: Floats  # (N,)
-    other: Floats  # (N, d)
-    fleeting: bool
+    tilt_error: Floats  # (N,)
+    reference: Floats  # (N, d)
+    used_once: bool
 
 
 @entry
@@ -175,13 +182,16 @@ def search_free_on(
     b: int, searches: FreeSearches, work: Workspace, trace: float, memory: Dense
 ) -> int:
     """:func:`search_free` for one problem of a batch."""
-    s = searches
-    wish = Wish(s.tol, s.hessian_tol, s.arms[b], s.doubt[b], s.other[b], s.fleeting)
-    theta, correction = s.vectors[b, THETA], s.vectors[b, CORRECTION]
-    F = s.objectives
+    s, F = searches, searches.objectives
+    arms, tilt_error, reference = s.arms[b], s.tilt_error[b], s.reference[b]
+    goal = FreeGoal(s.tol, s.hessian_tol, arms, tilt_error, reference, s.used_once)
+    theta, correction, at = (
+        s.vectors[b, THETA],
+        s.vectors[b, CORRECTION],
+        s.vectors[b, CORRECTED_AT],
+    )
     objective = objective_of(F.sums, b, F.ridge[b], F.tilt[b])
-    at = s.vectors[b, CORRECTED_AT]
-    search = FreeSearch(theta, correction, at, s.used[b], objective, wish, memory)
+    search = FreeSearch(theta, correction, at, s.used[b], objective, goal, memory)
     asked = search_free(record(s.state, b), search, work, trace)
     if asked == DONE:
         for i in range(theta.shape[0]):

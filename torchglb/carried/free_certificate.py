@@ -22,9 +22,9 @@ and at theta_0 + v it has changed by the integral of the Hessian's error along v
 ``r |v|_H(c) e^(R D/2)`` in the dual norm of the Hessian there, r the Hessian's remainder relative
 to that at the centre c, and D = X times the distance from it.
 
-The doubt. A tilt that is off by w has another minimiser: delta grows by ``|w|`` in H^-1. Where
-``|w| <= eta`` in the norm of G^-1, and G is the Hessian at another point, that is at most ``eta
-e^(R X |theta - other|/2)``.
+The tilt's error. A tilt that is off by w has another minimiser: delta grows by ``|w|`` in H^-1.
+Where ``|w| <= eta`` in the norm of G^-1, and G is the Hessian at a reference point, that is at most
+``eta e^(R X |theta - reference|/2)``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FreeState(Protocol):
     length: float  # the same in the Euclidean norm
     hessian_error: float  # of the Hessian at theta, relative to the true one
     leader: int  # the arm with the largest <x, theta>
-    certain: int  # whether it is the minimiser's, for every tilt within the doubt
+    certain: int  # whether it is the minimiser's, for every tilt within its error
     passes: int  # so far; whoever begins anew sets it to 0
     answered: int  # the pass that was asked for and has been made
     corrected: int  # 1 + the carried point whose polynomial is corrected, or 0
@@ -71,15 +71,15 @@ class FreeState(Protocol):
 FREE = record_type(FreeState)
 
 
-class Wish(NamedTuple):
-    """When a search may end."""
+class FreeGoal(NamedTuple):
+    """When a search ends."""
 
     tol: float  # the distance is at most this times 1 + |theta|, but for rounding
     hessian_tol: float  # relative error of the Hessian; infinite where it is not needed
     arms: Floats  # (K, d); or the largest <x, theta> of these is certain; none if K = 0
-    doubt: float  # eta, by which the tilt may be off in the dual norm of the Hessian at other
-    other: Floats  # (d,), a point
-    fleeting: bool  # whether the minimiser is of use only once, so that its neighbourhood is not
+    tilt_error: float  # eta, of the tilt in the dual norm of the Hessian at the reference
+    reference: Floats  # (d,), a point
+    used_once: bool  # whether nobody comes back to the minimiser, or to its neighbourhood
 
 
 class FreeSearch(NamedTuple):
@@ -90,7 +90,7 @@ class FreeSearch(NamedTuple):
     corrected_at: Floats  # (d,), at this point
     used: Ints  # the time when each carried point was last of use, (A,)
     objective: Objective  # F
-    wish: Wish  # when to end
+    goal: FreeGoal  # when to end
     memory: Dense  # for algebra; its Hessian, and the first of its vectors, the gradient, are F's
 
 
@@ -168,11 +168,11 @@ def _correct(search: FreeSearch, model: Model) -> float:
 
 @kernel
 def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
-    """Certifies the distance of the minimiser, and says whether the wish is fulfilled.
+    """Certifies the distance of the minimiser, and says whether the goal is reached.
 
     Or whether it would be if the tilt were certain: then a better tilt is needed, not a pass.
     """
-    size, wish, constants = length(search.theta), search.wish, search.objective.constants
+    size, goal, constants = length(search.theta), search.goal, search.objective.constants
     state.distance, state.length, state.hessian_error = math.inf, math.inf, view.hessian_error
     state.certain = 0
     if not view.decrement.value < math.inf:
@@ -182,30 +182,26 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
     k, delta = concordance * flat, view.decrement.value + view.slope
     known, delta = _distance(delta, k), delta + view.decrement.rounding
     distance = _distance(delta, k)
-    fine = view.hessian_error <= wish.hessian_tol
-    done = fine and known * flat <= wish.tol * (1.0 + size)
+    fine = view.hessian_error <= goal.hessian_tol
+    done = fine and known * flat <= goal.tol * (1.0 + size)
     if not size + distance * flat < constants.radius:
         return done  # and nothing is certain
     state.distance, state.length = distance, distance * flat
-    if wish.arms.shape[0] > 0:
-        if wish.doubt > 0.0:
-            wider = _distance(delta + _doubt(search, concordance), k)
-            if size + wider * flat < constants.radius:
-                state.certain = int(_is_clear(state, search, wider))
-                done = done or state.certain == 1
-        if not done or wish.doubt == 0.0:
-            clear = _is_clear(state, search, distance)
-            done = done or clear
-            if wish.doubt == 0.0:
-                state.certain = int(clear)
+    if goal.arms.shape[0] > 0:
+        wider = _distance(delta + _tilt_error(search, concordance), k)
+        if size + wider * flat < constants.radius:
+            state.certain = int(_is_clear(state, search, wider))
+        done = done or state.certain == 1
+        if not done and goal.tilt_error > 0.0:
+            done = _is_clear(state, search, distance)
     return done
 
 
 @kernel
-def _doubt(search: FreeSearch, concordance: float) -> float:
+def _tilt_error(search: FreeSearch, concordance: float) -> float:
     """By how much the tilt may be off, in the dual norm of the Hessian at theta."""
-    away = distance(search.theta, search.wish.other)
-    return search.wish.doubt * math.exp(min(0.5 * concordance * away, 300.0))
+    away = distance(search.theta, search.goal.reference)
+    return search.goal.tilt_error * math.exp(min(0.5 * concordance * away, 300.0))
 
 
 @kernel
@@ -223,7 +219,7 @@ def _is_clear(state: FreeState, search: FreeSearch, distance: float) -> bool:
 
     ``<x - x', u>`` is at most the distance times the length of x - x' in M^-1.
     """
-    theta, arms, memory = search.theta, search.wish.arms, search.memory
+    theta, arms, memory = search.theta, search.goal.arms, search.memory
     best, state.leader, difference = -math.inf, 0, memory.vectors[2]
     for k in range(arms.shape[0]):
         score = dot(arms[k], theta)

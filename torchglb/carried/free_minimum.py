@@ -73,8 +73,8 @@ class FreeMinimum(CarriedSearch):
         tol: float,
         hessian_tol: float = np.inf,
         arms: Floats | None = None,
-        doubt: Floats | None = None,
-        other: Floats | None = None,
+        tilt_error: Floats | None = None,
+        reference: Floats | None = None,
     ) -> Free:
         """The minimiser to a tolerance; a pass only where no polynomial is good enough.
 
@@ -84,16 +84,15 @@ class FreeMinimum(CarriedSearch):
             tol: of the distance, relative to 1 + |theta|; rounding may leave it larger.
             hessian_tol: relative error of the Hessian, in the order of semidefinite matrices.
             arms: ``(N, K, d)``: the search ends as soon as the largest ``<x, theta>`` is certain;
-                or would be if there were no doubt.
-            doubt: by how much each tilt may be off, in the dual norm of the Hessian of F at
-            other: ``(N, d)``.
+                or would be if the tilt were exact.
+            tilt_error: by how much each tilt may be off, ``(N,)``, in the dual norm of the Hessian
+                of F at
+            reference: ``(N, d)``.
         """
         source, carried = self.source, self.carried
         carried.catch_up(source)
         N, d = tilt.shape
         arms = np.empty((N, 0, d)) if arms is None else np.ascontiguousarray(arms, np.float64)
-        doubt = np.zeros(N) if doubt is None else doubt
-        other = np.zeros((N, d)) if other is None else other
         vectors, hessian = np.zeros((N, 3, d)), np.empty((N, d, d))
         searches = FreeSearches(
             objectives=carried.objectives(ridge, tilt),
@@ -104,9 +103,9 @@ class FreeMinimum(CarriedSearch):
             tol=float(tol),
             hessian_tol=float(hessian_tol),
             arms=arms,
-            doubt=doubt,
-            other=other,
-            fleeting=bool(tilt.any()),  # nobody comes back to the minimiser of a random tilt
+            tilt_error=np.zeros(N) if tilt_error is None else tilt_error,
+            reference=np.zeros((N, d)) if reference is None else reference,
+            used_once=bool(tilt.any()),  # nobody comes back to the minimiser of a random tilt
         )
         if source.is_direct:
             find_free(source.compiled, source.arrays(), searches, monomials(d, 1))

@@ -282,9 +282,9 @@ def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved
         base -= off_sphere
         for k in range(d):
             gradient[k] += nu * theta[k]
-    doubt = max(hessian_error, error.hessian)
-    if doubt < 1.0:  # else the polynomial may bend downwards
-        known = math.exp(-concordance * moved) / (1.0 + doubt)
+    off = max(hessian_error, error.hessian)
+    if off < 1.0:  # else the polynomial may bend downwards
+        known = math.exp(-concordance * moved) / (1.0 + off)
         for i in range(d):
             for j in range(d):
                 memory.metric[i, j] = known * memory.hessian[i, j]

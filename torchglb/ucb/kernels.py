@@ -172,7 +172,7 @@ def sqp_step(
         value += (gradient[k] + 0.5 * bent) * y[k]
     if not value <= model.slack:  # else the ball's own maximiser satisfies the model
         rotated = QuadraticModel(theta, gradient, hessian, model.slack)
-        omega = _merge(turned, rotated, radius, guess, accuracy, work[3:], u)
+        omega = _weight_of_ball(turned, rotated, radius, guess, accuracy, work[3:], u)
     rotate_back(form, u)
     norm, edge = length(u), (1.0 - 4.0 * EPS) * radius
     if norm > edge or (omega > 0.0 and norm > (1.0 - max(1e-6, 2.0 * accuracy)) * radius):
@@ -186,7 +186,7 @@ STEP_ROWS = 8
 
 
 @kernel
-def _merge(
+def _weight_of_ball(
     x: Floats,
     model: QuadraticModel,
     radius: float,
@@ -253,15 +253,24 @@ def _merge(
         bend = along * growth / max(2.0 * reach * reach * spread, 1e-150) - dot(u, y)
         trial = omega + norm * norm * (1.0 - norm / radius) / (bend if bend != 0.0 else -TINY)
         if not low < trial < high:
-            if not high < math.inf:
-                trial = 10.0 * omega
-            elif not leaves:
-                trial = 0.0
-            else:
-                trial = math.sqrt(low * high) if low > 0.0 else 0.01 * high
+            trial = _between(low, high, omega, leaves)
         if abs(trial - omega) <= EPS * omega:
             break
     return omega
+
+
+@kernel
+def _between(low: float, high: float, omega: float, leaves: bool) -> float:
+    """A multiplier between the two that enclose the root, where Newton's method leads astray.
+
+    Without an upper end 10 times the last one, omega; and 0 as long as the maximiser for 0 is not
+    known to leave the ball.
+    """
+    if not high < math.inf:
+        return 10.0 * omega
+    if not leaves:
+        return 0.0
+    return math.sqrt(low * high) if low > 0.0 else 0.01 * high
 
 
 @kernel

@@ -78,29 +78,14 @@ class RefitProgram(GrowingProgram):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
+        kept: dict[str, Any] = {"validate": validate, "dtype": dtype, "device": device}
         history: History
         if forgetting is None:
-            history = History(
-                domain.dim,
-                batch_shape,
-                aggregate,
-                family=family,
-                validate=validate,
-                dtype=dtype,
-                device=device,
-            )
+            history = History(domain.dim, batch_shape, aggregate, family=family, **kept)
+        elif aggregate:
+            raise refuse("aggregate", "False for rows that are forgotten", aggregate)
         else:
-            if aggregate:
-                raise refuse("aggregate", "False for rows that are forgotten", aggregate)
-            history = ForgettingHistory(
-                forgetting,
-                family,
-                domain,
-                batch_shape,
-                validate=validate,
-                dtype=dtype,
-                device=device,
-            )
+            history = ForgettingHistory(forgetting, family, domain, batch_shape, **kept)
         super().__init__(family, domain, history, level_tol)
         like = torch.zeros((), dtype=dtype, device=history.device)
         self._start = like.new_zeros((*self.batch_shape, domain.dim))
