@@ -208,6 +208,10 @@ class History:
         """
         return self._held.view(self._held.used)
 
+    def exact_view(self) -> Rows:
+        """The same with all digits: in float64 where sums of merged rows have more than float32."""
+        return self._held.exact_view(self._held.used) if self.aggregate else self.view()
+
     def arrays(self) -> tuple[Reals, Reals, Reals, int]:
         """X ``(N, d, capacity)``, w and w r ``(N, capacity)`` and the number of rows in use.
 

@@ -85,6 +85,13 @@ class RowBuffers(NamedTuple):
         X, r, w = (t if is_recorded(t) else t.data for t in (X, r, w))
         return Rows(X, r, None if self.unit_weights else w)
 
+    def exact_view(self, count: int) -> Rows:
+        """The first rows with all their digits: in float64 where sums of merged ones have more."""
+        if self.w_rest is None or self.y_rest is None or self.X.dtype == torch.float64:
+            return self.view(count)
+        w, y = self.w.double() + self.w_rest, self.y.double() + self.y_rest
+        return self._replace(X=self.X.double(), w=w, y=y).view(count)
+
     def with_plain(self, rows: int) -> RowBuffers:
         """With so many rows of weight 1, which are written behind those in use."""
         return RowBuffers(self.used + rows, self.observations + rows, *self[2:])

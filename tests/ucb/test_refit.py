@@ -103,3 +103,35 @@ def test_an_empty_set_raises_unless_asked_not_to():
                 ask([[[1.0, 0.0]]] * 2, level=[3.0, 0.0])
             found = ask([[[1.0, 0.0]]] * 2, level=np.array([3.0, 0.0]), throw=False)
             assert found.status.tolist() == [0, int(glb.Status.INFEASIBLE)]
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.7])
+@pytest.mark.parametrize("d", [1, 3])
+def test_merged_rows_in_float32_keep_their_digits(d, weight):
+    """Sums of merged rewards have more digits than float32: rounded, they move the minimum."""
+    S, radius = 3.0, 0.1
+    for seed in (0, 18):
+        generator = torch.Generator().manual_seed(seed)
+        family, ball = glb.Gaussian(0.1), glb.Ball(d, S)
+        base = 0.9 * torch.nn.functional.normalize(torch.randn(4, d, generator=generator), dim=-1)
+        X = base[torch.randint(0, 4, (3000,), generator=generator)]
+        r, w = torch.rand(3000, generator=generator), torch.full((3000,), weight)
+        program = RefitProgram(family, ball, aggregate=True, dtype=torch.float32)
+        program.append(X, r, w)
+        loss = glb.NegativeLogLikelihood(family, X.double(), r.double(), w.double())
+        fit = glb.constrained_mle(family, glb.Rows(loss.X, loss.r, loss.w), ball)
+        found, low = program.minimum(), fit.loss - fit.gap
+        assert found.lower_bound.dtype == torch.float32
+        assert found.lower_bound.double() <= fit.loss
+        assert low <= found.loss.double()
+        x = 0.9 * torch.nn.functional.normalize(torch.randn(4, d, generator=generator), dim=-1)
+        choice = program.argmax(x, radius, throw=False)
+        assert choice.upper.dtype == choice.lower.dtype == torch.float32
+        inner, outer = (
+            glb.support(glb.SublevelProgram(loss, ball, level), x.double(), tol=1e-10)
+            for level in (low + radius, fit.loss + radius)
+        )
+        assert (choice.upper.double() >= inner.lower).all()
+        assert (choice.lower.double() <= outer.upper).all()
+        assert (choice.upper - choice.lower).max() < 0.1
+        assert (glb.support(program.program(radius), x).upper >= inner.lower).all()

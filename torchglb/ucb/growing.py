@@ -153,7 +153,8 @@ class GrowingProgram(ABC):
         """``min L`` over the ball, certified to ``level_tol``; changes nothing."""
 
     def _loss(self, ridge: float | Tensor) -> NegativeLogLikelihood:
-        return NegativeLogLikelihood.of(self.family, self.history, regularization=ridge)
+        rows, shards = self.history.exact_view(), self.history.shards
+        return NegativeLogLikelihood(self.family, *rows, regularization=ridge, shards=shards)
 
     def _numbers(self, name: str, given: Any) -> float | Tensor:
         """A number, or a tensor that broadcasts to ``*B``; a level aside, never NaN or negative."""
@@ -184,6 +185,8 @@ class GrowingProgram(ABC):
     ) -> SublevelProgram:
         """The program as it stands now, for ``support``, ``argmax_ball`` and pictures of the set.
 
+        It is in the dtype of the history; or in float64 where merged rows have more digits.
+
         Args:
             radius: beta^2, a number or ``(*B)``: the level is ``min L + beta^2``.
             level: the level itself, ``(*B)``, instead of a radius.
@@ -191,12 +194,12 @@ class GrowingProgram(ABC):
         """
         name, height = self._height(radius, level)
         ridge = self._numbers("regularization", regularization)
+        loss = self._loss(ridge)
         if name == "radius":
-            height = round_up(self.minimum(ridge).loss.double() + height, self.history.dtype)
+            height = round_up(self.minimum(ridge).loss.double() + height, loss.X.dtype)
         else:
-            dtype, device = self.history.dtype, self.history.device
-            height = torch.zeros(self.batch_shape, dtype=dtype, device=device) + height
-        return SublevelProgram(self._loss(ridge), self.domain, height)
+            height = loss.X.new_zeros(self.batch_shape) + height
+        return SublevelProgram(loss, self.domain, height)
 
     def _height(
         self, radius: ArrayLike | None, level: ArrayLike | None
