@@ -266,7 +266,8 @@ class CarriedLoss:
         for order in range(2, self.table.order + 1):
             ratio = 1.0 if order == 2 else max(ratio_of(self.family, order, float(S)), 1.0)
             count = math.comb(d + order - 1, order)
-            allowed.append((count, plain(d, rows) * ratio * (1.0 + concordance) * trace))
+            factor = plain(d, rows) * ratio * (1.0 + concordance)
+            allowed.append((count, factor * trace if factor < math.inf else math.inf))
         limits = np.concatenate([np.full(count, size) for count, size in allowed])
         off = np.abs(sums - work.sums)
         if not (off <= 4.0 * EPS * limits + 1e-300).all():
