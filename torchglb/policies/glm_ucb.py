@@ -24,8 +24,7 @@ be, and its bias lacks both factors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -34,16 +33,15 @@ from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.estimator_base import FINE
-from torchglb.policies.fitted import FittedPolicy
+from torchglb.policies.mean_ucb import MeanUCB
 from torchglb.policies.registry import register
 from torchglb.policies.requirements import Requirements
-from torchglb.policies.saving import check_constants
 from torchglb.policies.settings import CONSTANTS, Constants, FittedSettings
-from torchglb.sets import EllipsoidSet, Event
+from torchglb.sets import Event
 
 
 @register
-class GLMUCB(FittedPolicy):
+class GLMUCB(MeanUCB):
     """GLM-UCB.
 
     Args:
@@ -94,37 +92,14 @@ class GLMUCB(FittedPolicy):
         growth = (self._design.logdet - d * math.log(d)).clamp_min(0.0)
         return (2 * math.log(1 / self.delta) + growth).sqrt()
 
-    def radius(self) -> Tensor:
-        """The radius of the ellipsoid around theta_hat, in V, ``(*B)``; of proven constants."""
+    def radius(self) -> Tensor:  # noqa: D102
         noise = 0.5 * self._width / self.family.dispersion * self._noise()
         bias = math.sqrt(self.domain.dim) * self.domain.radius_like(noise)
         inexact = FINE.local + self.fit().distance
         return self._kappa * (noise + bias) + self._kappa.sqrt() * inexact
 
-    def bonus(self) -> Tensor:
-        """The factor of the norm, ``(*B)``."""
+    def bonus(self) -> Tensor:  # noqa: D102
         if self.constants == "proven":
             return self._steepest * self.radius()
         noise = self._steepest / self._least * self._width * self._noise()
         return noise + math.sqrt(self.domain.dim) * self.domain.radius_like(noise)
-
-    def confidence_set(self) -> EllipsoidSet | None:
-        """The ellipsoid around theta_hat; None with public constants, which have none."""
-        if self.constants == "public":
-            return None
-        matrix, gamma = self._design.matrix.clone(), self.radius().square()
-        return EllipsoidSet(
-            self.family, self.domain, self.fit().theta, matrix, gamma, event=self._event
-        )
-
-    def _scores(self, arms: Tensor) -> Tensor:
-        theta = self.fit().theta
-        mean = self.family.mean((arms @ theta[..., None])[..., 0])
-        return mean + self.bonus()[..., None] * self._design.norms(arms)
-
-    def _state(self) -> dict[str, Any]:
-        return super()._state() | {"constants": self.constants}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        check_constants(state, self.constants)
-        super()._load(state)

@@ -28,8 +28,7 @@ set: theta_hat the minimiser over all of R^d, H the Hessian there, F_d the cdf o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -39,17 +38,16 @@ from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.inference.estimator_base import FINE, HESSIAN_ERROR
 from torchglb.policies.bernstein import noise_bound, ridge_of
-from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.geometry import log_chi_square_ratio
+from torchglb.policies.mean_ucb import MeanUCB
 from torchglb.policies.registry import register
 from torchglb.policies.requirements import Requirements
-from torchglb.policies.saving import check_constants
 from torchglb.policies.settings import CONSTANTS, Constants, FittedSettings
-from torchglb.sets import EllipsoidSet, Event
+from torchglb.sets import Event
 
 
 @register
-class LogUCB1(FittedPolicy):
+class LogUCB1(MeanUCB):
     """Logistic-UCB-1.
 
     Args:
@@ -93,8 +91,7 @@ class LogUCB1(FittedPolicy):
     def _lam(self) -> float:
         return ridge_of(self.domain.dim, len(self.history))
 
-    def radius(self) -> Tensor:
-        """The radius of the ellipsoid around theta_hat, in V, ``(*B)``; of proven constants."""
+    def radius(self) -> Tensor:  # noqa: D102
         d, lam = self.domain.dim, self._lam()
         rho, root = ridge_of(d, 0), math.sqrt(lam)
         # the design has d I where 4 rho I is needed
@@ -108,8 +105,7 @@ class LogUCB1(FittedPolicy):
         y = torch.minimum((1.0 + 2.0 * S).sqrt() * w, small)
         return self._kappa.sqrt() * (y + root * S + FINE.local + self.fit().distance)
 
-    def bonus(self) -> Tensor:
-        """The factor of the norm, ``(*B)``."""
+    def bonus(self) -> Tensor:  # noqa: D102
         if self.constants == "proven":
             return 0.25 * self.radius()
         d, lam = self.domain.dim, self._lam()
@@ -121,24 +117,3 @@ class LogUCB1(FittedPolicy):
         S = self.domain.radius_like(g)
         width = torch.minimum((1 + 2 * S).sqrt() * g, g + g.square() / math.sqrt(lam))
         return 0.25 * self._kappa.sqrt() * width + math.sqrt(lam) * S
-
-    def confidence_set(self) -> EllipsoidSet | None:
-        """The ellipsoid around theta_hat; None with public constants, which have none."""
-        if self.constants == "public":
-            return None
-        matrix, gamma = self._design.matrix.clone(), self.radius().square()
-        return EllipsoidSet(
-            self.family, self.domain, self.fit().theta, matrix, gamma, event=self._event
-        )
-
-    def _scores(self, arms: Tensor) -> Tensor:
-        theta = self.fit().theta
-        mean = self.family.mean((arms @ theta[..., None])[..., 0])
-        return mean + self.bonus()[..., None] * self._design.norms(arms)
-
-    def _state(self) -> dict[str, Any]:
-        return super()._state() | {"constants": self.constants}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        check_constants(state, self.constants)
-        super()._load(state)

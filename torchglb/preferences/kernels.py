@@ -25,6 +25,25 @@ def _add(total: Floats, rest: Floats, place: int, term: float) -> None:
     total[place] = new
 
 
+@kernel
+def _add_square(matrix: Floats, a: int, b: int, controls: Floats, w: float) -> None:
+    """Adds ``w x x'`` of one row: 1 at a, -1 at b, the controls behind all competitors."""
+    C = controls.shape[0]
+    K = matrix.shape[0] - C
+    matrix[a, a] += w
+    matrix[b, b] += w
+    matrix[a, b] -= w
+    matrix[b, a] -= w
+    for j in range(C):
+        f = w * controls[j]
+        matrix[a, K + j] += f
+        matrix[K + j, a] += f
+        matrix[b, K + j] -= f
+        matrix[K + j, b] -= f
+        for k in range(C):
+            matrix[K + j, K + k] += f * controls[k]
+
+
 @entry
 def expand(
     left: Ints,
@@ -80,18 +99,7 @@ def expand(
         for j in range(C):
             _add(gradient, rest, K + j, slope * controls[p, j])
         if curved:
-            hessian[a, a] += bend
-            hessian[b, b] += bend
-            hessian[a, b] -= bend
-            hessian[b, a] -= bend
-            for j in range(C):
-                f = bend * controls[p, j]
-                hessian[a, K + j] += f
-                hessian[K + j, a] += f
-                hessian[b, K + j] -= f
-                hessian[K + j, b] -= f
-                for k in range(C):
-                    hessian[K + j, K + k] += f * controls[p, k]
+            _add_square(hessian, a, b, controls[p], bend)
     for i in range(d):
         gradient[i] += rest[i]
     sums[0], sums[1], sums[2] = loss[0] + loss[1], size, steep
@@ -118,20 +126,6 @@ def squared_lengths(
 @entry
 def gram(left: Ints, right: Ints, controls: Floats, weight: Floats, found: Floats) -> None:
     """``sum_p w_p x_p x_p'`` into ``found (d, d)``: O(n C^2)."""
-    n, C = left.shape[0], controls.shape[1]
-    K = found.shape[0] - C
     found[:, :] = 0.0
-    for p in range(n):
-        a, b, w = left[p], right[p], weight[p]
-        found[a, a] += w
-        found[b, b] += w
-        found[a, b] -= w
-        found[b, a] -= w
-        for j in range(C):
-            f = w * controls[p, j]
-            found[a, K + j] += f
-            found[K + j, a] += f
-            found[b, K + j] -= f
-            found[K + j, b] -= f
-            for k in range(C):
-                found[K + j, K + k] += f * controls[p, k]
+    for p in range(left.shape[0]):
+        _add_square(found, left[p], right[p], controls[p], weight[p])

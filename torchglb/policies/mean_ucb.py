@@ -1,0 +1,53 @@
+"""Optimism on the scale of the mean: ``mu(<x, theta_hat>) + bonus |x|`` in V^-1."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from torchglb.policies.fitted import FittedPolicy
+from torchglb.policies.saving import check_constants
+from torchglb.policies.settings import Constants
+from torchglb.sets import EllipsoidSet, Event
+
+
+class MeanUCB(FittedPolicy):
+    """An ellipsoid around theta_hat in the norm of the design V, and its index.
+
+    A subclass calls ``_track_design`` and sets both attributes when it is made.
+    """
+
+    constants: Constants
+    _event: Event
+
+    @abstractmethod
+    def radius(self) -> Tensor:
+        """The radius of the ellipsoid around theta_hat, in V, ``(*B)``; of proven constants."""
+
+    @abstractmethod
+    def bonus(self) -> Tensor:
+        """The factor of the norm, ``(*B)``."""
+
+    def confidence_set(self) -> EllipsoidSet | None:
+        """The ellipsoid around theta_hat; None with public constants, which have none."""
+        if self.constants == "public":
+            return None
+        matrix, gamma = self._design.matrix.clone(), self.radius().square()
+        return EllipsoidSet(
+            self.family, self.domain, self.fit().theta, matrix, gamma, event=self._event
+        )
+
+    def _scores(self, arms: Tensor) -> Tensor:
+        theta = self.fit().theta
+        mean = self.family.mean((arms @ theta[..., None])[..., 0])
+        return mean + self.bonus()[..., None] * self._design.norms(arms)
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"constants": self.constants}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        check_constants(state, self.constants)
+        super()._load(state)
