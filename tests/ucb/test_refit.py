@@ -135,3 +135,17 @@ def test_merged_rows_in_float32_keep_their_digits(d, weight):
         assert (choice.lower.double() <= outer.upper).all()
         assert (choice.upper - choice.lower).max() < 0.1
         assert (glb.support(program.program(radius), x).upper >= inner.lower).all()
+
+
+def test_a_level_that_rounding_hides_is_no_certain_choice():
+    """In float32 the minimum of a loss of 200 is known to some 1e-5."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.nn.functional.normalize(torch.randn(300, 2, generator=generator), dim=-1)
+    program = RefitProgram(glb.Bernoulli(), glb.Ball(2, 3.0), dtype=torch.float32)
+    program.append(x, torch.randint(2, (300,), generator=generator).float())
+    choice = program.argmax(x[:4], radius=1e-9, throw=False)
+    assert choice.lower.isneginf().all()
+    assert int(choice.status) == glb.Status.INACCURATE
+    wide = program.argmax(x[:4], radius=1.0)
+    assert torch.isfinite(wide.lower).all()
+    assert int(wide.status) == glb.Status.CONVERGED

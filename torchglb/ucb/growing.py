@@ -46,7 +46,8 @@ class Choice:
     Attributes:
         index: ``(*B)``, the arm with the largest ``h(x)``, up to ``tol`` where arms tie.
         upper: ``(*B, K)``, certified upper bounds.
-        lower: ``(*B, K)``, certified lower bounds (the winner's beats all others' upper bounds).
+        lower: ``(*B, K)``, certified lower bounds (of a choice that is CONVERGED the winner's beats
+            all others' upper bounds, but for ``tol`` and what a :class:`RefitProgram` says).
         status: ``(*B)``, of :class:`torchglb.optim.Status`: INFEASIBLE where the level is below the
             minimum, NONFINITE where a NaN came in, INACCURATE where rounding hides the winner, or
             where the level is so close to the minimum that no point is feasible for certain.

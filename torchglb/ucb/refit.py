@@ -25,7 +25,7 @@ from torchglb.forgetting import Forgetting, ForgettingHistory
 from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, minimize_likelihood
-from torchglb.optim import frank_wolfe_gap
+from torchglb.optim import Status, frank_wolfe_gap
 from torchglb.rounding import round_up
 from torchglb.ucb.growing import Choice, GrowingProgram
 from torchglb.ucb.incremental.round_state import Settings
@@ -40,7 +40,9 @@ class RefitProgram(GrowingProgram):
     """What :class:`torchglb.ucb.AnchoredProgram` is on a CPU, with the same questions.
 
     A level above the minimum is as uncertain as that, and both bounds pay for it: where beta^2 is
-    below what an estimate leaves open (some 1e-2 in float32), ``lower`` is minus infinity.
+    below what an estimate leaves open (some 1e-2 in float32), ``lower`` is minus infinity and the
+    status INACCURATE. The winner is the arm with the largest upper bound; in float32 other arms may
+    have bounds that overlap with its own.
 
     Args:
         family: the GLM family.
@@ -167,6 +169,8 @@ class RefitProgram(GrowingProgram):
         status = found.status.gather(-1, index[..., None])[..., 0]
         if least is not None:
             lower = self._lowered(lower, x, known.theta, known.loss.double(), least, level)
+            hidden = (status == Status.CONVERGED) & lower.isneginf().all(-1)
+            status = torch.where(hidden, int(Status.INACCURATE), status)
         start = torch.where(torch.isfinite(fit.theta), fit.theta, self._start)
         passes = fit.num_steps.to(self._passes.dtype) + 1.0
         # all or nothing
