@@ -407,3 +407,17 @@ def test_no_lower_bound_where_rounding_hides_the_minimum():
     # the whole ball, by more than rounding
     wide = program.argmax([[-1.0]], radius=1e3)
     assert float(wide.lower) <= S <= float(wide.upper)
+
+
+def test_an_arm_without_lower_bounds_is_that_of_the_largest_upper_one(generator):
+    """A level within what is known of the minimum: no arm is certain, but some are unlikely."""
+    program = glb.AnchoredProgram(glb.Bernoulli(), glb.Ball(2, 3.0))
+    x = torch.nn.functional.normalize(torch.randn(200, 2, generator=generator).double(), dim=-1)
+    program.append(x, torch.randint(2, (200,), generator=generator).double())
+    known = program.minimum()
+    arms = torch.stack([-0.9 * known.theta, 0.9 * known.theta]) / known.theta.norm()
+    for order in ([0, 1], [1, 0]):
+        choice = program.argmax(arms[order], level=known.lower_bound, throw=False)
+        assert int(choice.status) == Status.INACCURATE
+        assert choice.lower.isneginf().all()
+        assert int(choice.index) == int(choice.upper.argmax())

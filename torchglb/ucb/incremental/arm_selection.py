@@ -263,7 +263,9 @@ def _looks(state: RoundState, round_: Round, trace: float) -> int:
         leader, rival = _standing(arms)
         state.leader = leader
         overlap = arms.upper[rival] - arms.lower[leader] if rival >= 0 else -math.inf
-        if state.ending == NO_CENTER:
+        if state.ending == NO_CENTER:  # no lower bounds: the largest upper one is all there is
+            if rival >= 0 and arms.upper[rival] > arms.upper[leader]:
+                state.leader = rival
             return DECIDED
         open_, arm, wanted = _next_arm(arms, leader, rival, overlap, settings)
         if not open_:
