@@ -110,6 +110,7 @@ SHARED_POLICY_MODULES = frozenset(
         "fitted",
         "fixed_arms",
         "geometry",
+        "mean_ucb",
         "mirror_descent",
         "online",
         "rank_one",
