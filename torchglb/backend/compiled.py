@@ -185,31 +185,41 @@ def _mend_cache(cache: Any, module: str) -> None:
     """Makes Numba's cache of one function look at all files it rests on, and survive a full disk.
 
     By itself it looks at the file of the function alone, and would go on with what the functions
-    called from there were before they changed.
+    called from there were before they changed. It also numbers the files of compiled code and keeps
+    an index of them: two processes that compile at once may take the same number, and one then
+    gets the code that the other has compiled for other types. Here the name of a file says what is
+    in it, and there is no index.
     """
     if not hasattr(cache, "_index_key"):  # there is none
         return
-    save, key = cache.save_overload, cache._index_key
+    save, key, file = cache.save_overload, cache._index_key, cache._cache_file
+    base = file._data_name_pattern.removesuffix(".{number:d}.nbc")
+
+    def key_of_all(*arguments: Any) -> tuple[Any, ...]:
+        return (*key(*arguments), file._version, module, fingerprint(module))
+
+    def name_of(whole: tuple[Any, ...]) -> str:
+        types_ = hashlib.sha256(repr(whole).encode()).hexdigest()
+        return f"{base}.{whole[-1][:16]}.{types_[:32]}.nbc"
+
+    def save_file(whole: tuple[Any, ...], data: Any) -> None:
+        file._save_data(name_of(whole), data)
+        for other in Path(file._cache_path).glob(f"{base}.*"):
+            if whole[-1][:16] not in other.name:  # of sources that have changed since
+                other.unlink(missing_ok=True)
+
+    def load_file(whole: tuple[Any, ...]) -> Any:
+        try:
+            return file._load_data(name_of(whole))
+        except Exception:  # there is none, or none that this version can read: compiled anew
+            return None
 
     def save_if_possible(*arguments: Any) -> None:
         with suppress(OSError):
             save(*arguments)
 
-    def key_of_all(*arguments: Any) -> tuple[Any, ...]:
-        return (*key(*arguments), module, fingerprint(module))
-
-    cache.save_overload, cache._index_key = save_if_possible, key_of_all
-    file = getattr(cache, "_cache_file", None)
-    if file is not None and hasattr(file, "_load_index"):
-        load = file._load_index
-
-        def load_if_possible() -> Any:
-            try:
-                return load()
-            except Exception:  # it names a class that an older version had: compiled anew
-                return {}
-
-        file._load_index = load_if_possible
+    cache._index_key, file.save, file.load = key_of_all, save_file, load_file
+    cache.save_overload = save_if_possible
 
 
 def _is_own(event: Any) -> bool:
