@@ -160,3 +160,26 @@ def test_what_is_refused_leaves_the_turn_to_others() -> None:
     thread.start()
     thread.join(10.0)
     assert policy.rounds == 1
+
+
+def _learners() -> Iterator[TakesTurns]:
+    yield glb.ConfidenceSequence(FAMILY, BALL, 0.05, "pac-bayes")
+    yield glb.ContrastSequence(FAMILY, BALL, [[1.0, 0.0]], 0.05)
+    yield glb.GLMHead(torch.nn.Identity(), FAMILY, BALL, delta=0.05)
+    yield policies.make("emk", family=FAMILY, domain=BALL)
+
+
+@pytest.mark.parametrize("learner", list(_learners()), ids=lambda learner: type(learner).__name__)
+def test_a_shallow_copy_learns_by_itself(learner: TakesTurns) -> None:
+    """One that shared its rows with the original, but not its sums, had a set far from the truth."""
+    rows = torch.tensor([[0.6, 0.8], [1.0, 0.0]], dtype=torch.float64)
+    learner.update(rows, [1.0, 0.0])
+    copied = copy.copy(learner)
+    before = repr(copied.state_dict())
+    for _ in range(3):
+        learner.update(rows, [0.0, 1.0])
+    assert repr(copied.state_dict()) == before
+    copied.update(rows, [0.0, 1.0])
+    expected = copy.deepcopy(copied)
+    learner.update(rows, [1.0, 1.0])
+    assert repr(copied.state_dict()) == repr(expected.state_dict())

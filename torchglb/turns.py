@@ -7,6 +7,7 @@ wrong, without a word.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable
@@ -36,8 +37,8 @@ class TakesTurns:
     """An object whose methods named in ``in_turn``, also those of subclasses, wait for each other.
 
     Each call is one step: to choose and to learn are two, between which another thread may learn.
-    A copy or a pickle is not made in turn; ``state_dict`` is. What such an object consists of
-    (histories, programs) takes no turns.
+    A copy (``copy.copy`` is ``copy.deepcopy``) or a pickle is not made in turn; ``state_dict`` is.
+    What such an object consists of (histories, programs) takes no turns.
 
     To give a turn back is a step that a signal can interrupt, when all else is done: whoever learns
     by the call of such an object looks whether it has learnt before undoing a part of his own.
@@ -67,6 +68,20 @@ class TakesTurns:
         """With a lock from the start, before anything of a subclass runs."""
         new = super().__new__(cls)
         object.__setattr__(new, "_turns", Turns())
+        return new
+
+    def __copy__(self) -> Self:
+        """A copy that learns by itself.
+
+        With some sums of its own and some of this one's it would have those of other rows than it
+        was shown.
+        """
+        return copy.deepcopy(self)
+
+    def _alias(self) -> Self:
+        """The same parts under another name, of which one may then be replaced."""
+        new = type(self).__new__(type(self))
+        vars(new).update(vars(self))
         return new
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -7,7 +7,6 @@ with V a matrix that grows by one outer product at a time: O(d^2) memory and tim
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, Unpack
@@ -111,7 +110,7 @@ class OnlinePolicy(Policy):
 
     def _copied(self) -> Self:
         """A copy whose steps leave this one as it is."""
-        after = copy.copy(self)
+        after = self._alias()
         after._V = self._V.copy()
         return after
 

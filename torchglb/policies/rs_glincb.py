@@ -26,7 +26,6 @@ rounds without delay that is criterion I. theta_o is fitted only when it is used
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any, Unpack
@@ -151,7 +150,7 @@ class RSGLinCB(Policy):
 
     def _update(self, x: Tensor, r: Tensor) -> None:
         def learn() -> dict[str, Any]:
-            shadow = copy.copy(self)  # with the same histories, and all else its own
+            shadow = self._alias()  # with the same histories, and all else its own
             shadow._V, shadow._H, shadow._H_tau = (
                 A.copy() for A in (self._V, self._H, self._H_tau)
             )

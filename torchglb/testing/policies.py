@@ -515,15 +515,14 @@ class PolicyContract:
 
     # ---- copies, questions, interruptions --------------------------------------------------
 
-    @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+    @pytest.mark.parametrize("how", ["copy", "deepcopy", "pickle"])
     def test_copies_continue_bit_by_bit(self, how):
         for family in self.families:
             world, half = self.world(2, rounds=3 * self.rounds, family=family), self.rounds
             policy = self.make((2,), family=family)
             self.play(policy, world, 0, half)
-            copied = (
-                copy.deepcopy(policy) if how == "deepcopy" else pickle.loads(pickle.dumps(policy))
-            )
+            make = getattr(copy, how, lambda policy: pickle.loads(pickle.dumps(policy)))
+            copied = make(policy)
             frozen = reload(copied.state_dict())
             assert_same(frozen, reload(policy.state_dict()))
             ahead = self.play(policy, world, half, 3 * half)
