@@ -524,13 +524,14 @@ def test_many_rows_get_much_room_and_copies_keep_its_size(monkeypatch, generator
     x = unit(250, 3, generator=generator)
     for part in x.split(50):
         history.append(part, torch.ones(len(part)))
-    assert history.state_dict()["capacity"] == 1024
+    capacity = history.state_dict()["capacity"]
+    assert 1024 <= capacity < 1024 + 512
     small = len(pickle.dumps(glb.History(3)))
     assert len(pickle.dumps(history)) < small + 250 * 5 * 8 + 500  # without the room
     loaded = glb.History(3)
     loaded.load_state_dict(history.state_dict())
     for copied in (copy.deepcopy(history), pickle.loads(pickle.dumps(history)), loaded):
-        assert copied.state_dict()["capacity"] == 1024
+        assert copied.state_dict()["capacity"] == capacity
         assert torch.equal(copied.X, x)
         copied.append(x[0], 1.0)
         assert len(history) == 250

@@ -25,6 +25,9 @@ from torchglb.recording import is_recorded
 MANY = 1 << 18
 #: room for fewer rows is filled with zeros: it is small, and then never looks like rows
 FEW = 1 << 14
+#: features that lie a power of two apart have to share a few places of a cache, and a pass over
+#: twenty of them then takes half as long again: from CYCLE rows on they are SPREAD numbers further
+CYCLE, SPREAD = 512, 136
 #: rows that are merged in one go: there has to be room for them all
 MERGED_AT_ONCE = 256
 
@@ -172,8 +175,13 @@ def reserved(held: RowBuffers, rows: int) -> RowBuffers:
     # copies of other rows, in float64, are made with all their room
     if capacity >= MANY and held.X.is_cpu and held.X.dtype == held.y.dtype == torch.float64:
         with contextlib.suppress(RuntimeError):  # where so much memory is not even promised
-            return enlarged(held, max(rows, 8 * capacity))
-    return enlarged(held, max(rows, 2 * capacity, 64))
+            return enlarged(held, _spread(max(rows, 8 * capacity)))
+    return enlarged(held, _spread(max(rows, 2 * capacity, 64)))
+
+
+def _spread(rows: int) -> int:
+    """A capacity for so many rows, next to a multiple of CYCLE where it is large."""
+    return rows if rows < CYCLE else -(-rows // CYCLE) * CYCLE + SPREAD
 
 
 def enlarged(held: RowBuffers, capacity: int) -> RowBuffers:

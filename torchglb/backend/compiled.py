@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 import numba
 import numpy as np
 from numba.core import config, event, types
+from numba.core.caching import IndexDataCacheFile
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -181,45 +182,55 @@ def fingerprint(module: str) -> str:
     return digest.hexdigest()
 
 
+class _CodeFiles(IndexDataCacheFile):
+    """Compiled code on disk, in files whose names say what is in them.
+
+    Numba numbers them and keeps an index: two processes that compile at once may take the same
+    number, and one then gets the code that the other has compiled for other types.
+    """
+
+    def __init__(self, numbered: IndexDataCacheFile) -> None:
+        vars(self).update(vars(numbered))
+
+    def _name(self, key: tuple[Any, ...]) -> tuple[str, str]:
+        """What all files of the function begin with; the file of a key, whose sources come last."""
+        base = self._data_name_pattern.removesuffix("{number:d}.nbc")
+        whole = hashlib.sha256(repr((self._version, key)).encode()).hexdigest()
+        return base, f"{base}{key[-1][:16]}.{whole[:32]}.nbc"
+
+    def save(self, key: tuple[Any, ...], data: Any) -> None:
+        base, name = self._name(key)
+        self._save_data(name, data)  # type: ignore[no-untyped-call]
+        for other in Path(self._cache_path).glob(f"{base}*"):
+            if not other.name.startswith(f"{base}{key[-1][:16]}"):  # of sources that have changed
+                other.unlink(missing_ok=True)
+
+    def load(self, key: tuple[Any, ...]) -> Any:
+        try:
+            return self._load_data(self._name(key)[1])  # type: ignore[no-untyped-call]
+        except Exception:  # there is none, or none that this version can read: compiled anew
+            return None
+
+
 def _mend_cache(cache: Any, module: str) -> None:
     """Makes Numba's cache of one function look at all files it rests on, and survive a full disk.
 
     By itself it looks at the file of the function alone, and would go on with what the functions
-    called from there were before they changed. It also numbers the files of compiled code and keeps
-    an index of them: two processes that compile at once may take the same number, and one then
-    gets the code that the other has compiled for other types. Here the name of a file says what is
-    in it, and there is no index.
+    called from there were before they changed.
     """
     if not hasattr(cache, "_index_key"):  # there is none
         return
-    save, key, file = cache.save_overload, cache._index_key, cache._cache_file
-    base = file._data_name_pattern.removesuffix(".{number:d}.nbc")
-
-    def key_of_all(*arguments: Any) -> tuple[Any, ...]:
-        return (*key(*arguments), file._version, module, fingerprint(module))
-
-    def name_of(whole: tuple[Any, ...]) -> str:
-        types_ = hashlib.sha256(repr(whole).encode()).hexdigest()
-        return f"{base}.{whole[-1][:16]}.{types_[:32]}.nbc"
-
-    def save_file(whole: tuple[Any, ...], data: Any) -> None:
-        file._save_data(name_of(whole), data)
-        for other in Path(file._cache_path).glob(f"{base}.*"):
-            if whole[-1][:16] not in other.name:  # of sources that have changed since
-                other.unlink(missing_ok=True)
-
-    def load_file(whole: tuple[Any, ...]) -> Any:
-        try:
-            return file._load_data(name_of(whole))
-        except Exception:  # there is none, or none that this version can read: compiled anew
-            return None
+    save, key = cache.save_overload, cache._index_key
 
     def save_if_possible(*arguments: Any) -> None:
         with suppress(OSError):
             save(*arguments)
 
-    cache._index_key, file.save, file.load = key_of_all, save_file, load_file
-    cache.save_overload = save_if_possible
+    def key_of_all(*arguments: Any) -> tuple[Any, ...]:
+        return (*key(*arguments), module, fingerprint(module))
+
+    cache.save_overload, cache._index_key = save_if_possible, key_of_all
+    cache._cache_file = _CodeFiles(cache._cache_file)
 
 
 def _is_own(event: Any) -> bool:
