@@ -30,8 +30,9 @@ from torchglb.mle_kernels import (
 )
 from torchglb.rounding import round_up
 from torchglb.ucb.program import SublevelProgram
-from torchglb.ucb.solvers.dual_kernels import ESTIMATE_STEPS, ESTIMATE_TOL, search_dual
 from torchglb.ucb.solvers.search_kernels import (
+    ESTIMATE_STEPS,
+    ESTIMATE_TOL,
     ArmBounds,
     Evaluated,
     LevelSet,
@@ -40,6 +41,7 @@ from torchglb.ucb.solvers.search_kernels import (
     learn,
     rounded_trace,
     search_arm,
+    search_dual,
     search_memory,
     trace_of,
     weight_of_cut,
@@ -160,19 +162,8 @@ def support_all(
     """
     count, K, d = arms.shape
     memory, at_center, squares = search_memory(d), new_point(d), np.empty(rows.y.shape[1])
-    bounds = ArmBounds(
-        np.zeros((K, d)),
-        np.zeros(K),
-        np.zeros(K),
-        np.zeros(K),
-        np.zeros(K),
-        np.zeros((K, d)),
-        np.zeros((K, d)),
-        np.zeros(K),
-        np.zeros(K),
-        np.zeros(K),
-        np.zeros(K, np.int64),
-    )
+    units, normals = np.zeros((K, d)), np.zeros((K, d))
+    scales, lengths, offset, paid = np.zeros(K), np.zeros(K), np.zeros(K), np.zeros((2, K))
     for b in range(count):
         ridge, radius = settings[b, RIDGE], settings[b, RADIUS]
         tilt, center = settings[b, TILT : TILT + d], settings[b, TILT + d :]
@@ -194,14 +185,26 @@ def support_all(
             there.loss_error,
             region[b],
         )
+        bounds = ArmBounds(
+            units,
+            scales,
+            lengths,
+            found.upper[b],
+            found.lower[b],
+            found.theta[b],
+            normals,
+            offset,
+            paid[0],
+            paid[1],
+            found.status[b],
+        )
         begin(bounds, arms[b], at_center.theta, radius)
         if math.isfinite(value) and not math.isnan(level[b]):
             close_gaps(bounds, problem, at_center, there, tol, max_steps, memory)
         least = value - frank_wolfe_gap(at_center.theta, at_center.gradient, radius)
         least -= 2.0 * there.error + 16.0 * EPS * (abs(least) + abs(value))
         for k in range(K):
-            found.status[b, k] = status_of(bounds, k, problem, least)
-            write(bounds, k, problem, found.status[b, k], found, b)
+            finish(bounds, k, problem, least, found.multiplier[b])
 
 
 #: the same, called unseen
@@ -316,43 +319,30 @@ def begin(bounds: ArmBounds, arms: Floats, center: Floats, radius: float) -> Non
 
 
 @kernel
-def status_of(bounds: ArmBounds, k: int, problem: LevelSet, least: float) -> int:
-    """Of one arm; ``least`` is a lower bound of the loss over the ball.
+def finish(bounds: ArmBounds, k: int, problem: LevelSet, least: float, multiplier: Floats) -> None:
+    """The result of one arm, with its length; ``least`` is a lower bound of the loss over the ball.
 
     Without a feasible centre there is no lower bound, and perhaps no set at all; that there is none
     is proven by a loss whose least value is above the level.
     """
-    value, level = problem.center_loss, problem.level
-    if not math.isfinite(value) or math.isnan(level):
-        return NONFINITE
-    if least > level or bounds.upper[k] == -math.inf:
-        return INFEASIBLE
-    if value + problem.center_error > level and bounds.status[k] != NONFINITE:
-        return INACCURATE
-    return bounds.status[k]
-
-
-@kernel
-def write(
-    bounds: ArmBounds, k: int, problem: LevelSet, status: int, found: Support, b: int
-) -> None:
-    """The result of one arm, with its length."""
     scale, size = bounds.scales[k], bounds.lengths[k]
     upper, lower = bounds.upper[k], bounds.lower[k]
+    undefined = not math.isfinite(problem.center_loss) or math.isnan(problem.level)
+    empty = not undefined and (least > problem.level or upper == -math.inf)
     unsure = problem.center_loss + problem.center_error > problem.level
     alpha = weight_of_cut(bounds.units[k], bounds.normal[k], bounds.offset[k], problem.radius)
-    found.multiplier[b, k] = scale * (size * alpha)
-    copy_vector(bounds.theta[k], found.theta[b, k])
+    multiplier[k] = scale * (size * alpha)
     lost = LEAST if size > 0.0 else 0.0
-    found.upper[b, k] = scale * (size * (upper + 4.0 * EPS * abs(upper))) + lost
-    found.lower[b, k] = scale * (size * (lower - 4.0 * EPS * abs(lower))) - lost
-    if status == INFEASIBLE:
-        found.upper[b, k], found.lower[b, k] = -math.inf, -math.inf
-    elif unsure:
-        found.lower[b, k] = -math.inf
-    undefined = not math.isfinite(problem.center_loss) or math.isnan(problem.level)
+    bounds.upper[k] = scale * (size * (upper + 4.0 * EPS * abs(upper))) + lost
+    bounds.lower[k] = scale * (size * (lower - 4.0 * EPS * abs(lower))) - lost
+    if unsure and bounds.status[k] != NONFINITE:
+        bounds.status[k] = INACCURATE
+    if unsure:
+        bounds.lower[k] = -math.inf
+    if empty:
+        bounds.upper[k], bounds.lower[k], bounds.status[k] = -math.inf, -math.inf, INFEASIBLE
     if undefined:
-        found.upper[b, k], found.lower[b, k] = math.nan, math.nan
-    if undefined or unsure or status == INFEASIBLE:
+        bounds.upper[k], bounds.lower[k], bounds.status[k] = math.nan, math.nan, NONFINITE
+    if undefined or unsure or empty:
         for i in range(bounds.theta.shape[1]):
-            found.theta[b, k, i] = math.nan
+            bounds.theta[k, i] = math.nan

@@ -32,6 +32,7 @@ from torchglb.mle_kernels import (
     RowLoss,
     copy_point,
     expand,
+    minimize,
     new_memory,
     new_point,
     pass_memory,
@@ -285,37 +286,33 @@ def tighten_upper(
         arms.upper_paid[k] = alpha * rounding if alpha > 0.0 else 0.0
 
 
-class Segment(NamedTuple):
-    """From a point of the set to any point of the ball."""
-
-    start: Floats  # a point of the set, (d,)
-    end: Floats  # any point, (d,)
-    share: float  # how much of it is certain to be in the set
-    ideal: float  # the same but for rounding
-
-
-@inlined
-def segment(
-    start: Floats, start_loss: float, end: Floats, end_loss: float, error: float, level: float
-) -> Segment:
-    """The feasible part of a segment; ``error`` is that of any loss on it."""
-    share = feasible_share(end_loss + error, start_loss + error, level)
-    return Segment(start, end, share, feasible_share(end_loss, start_loss, level))
-
-
 @kernel
-def raise_lower(arms: ArmBounds, k: int, line: Segment, radius: float) -> None:
-    """Raises the lower bound of one arm by the feasible part of a segment."""
-    x, d, base, slope = arms.units[k], line.start.shape[0], 0.0, 0.0
+def raise_lower(
+    arms: ArmBounds,
+    k: int,
+    start: Floats,
+    start_loss: float,
+    end: Floats,
+    end_loss: float,
+    error: float,
+    level: LevelSet,
+) -> None:
+    """Raises the lower bound of one arm by the feasible part of a segment.
+
+    It leads from a point of the set to any point of the ball; ``error`` is that of any loss on it.
+    """
+    x, d, base, slope = arms.units[k], start.shape[0], 0.0, 0.0
+    share = feasible_share(end_loss + error, start_loss + error, level.level)
+    ideal = feasible_share(end_loss, start_loss, level.level)  # but for rounding
     for i in range(d):
-        base += x[i] * line.start[i]
-        slope += x[i] * (line.end[i] - line.start[i])
-    value = base + line.share * slope - (2.0 * d + 8.0) * EPS * radius
+        base += x[i] * start[i]
+        slope += x[i] * (end[i] - start[i])
+    value = base + share * slope - (2.0 * d + 8.0) * EPS * level.radius
     if value > arms.lower[k]:
         arms.lower[k] = value
-        arms.lower_paid[k] = max(base + line.ideal * slope - value, 0.0)
+        arms.lower_paid[k] = max(base + ideal * slope - value, 0.0)
         for i in range(d):
-            arms.theta[k, i] = line.start[i] + line.share * (line.end[i] - line.start[i])
+            arms.theta[k, i] = start[i] + share * (end[i] - start[i])
 
 
 @kernel
@@ -337,8 +334,7 @@ def learn(arms: ArmBounds, k: int, at: PointExpansion, found: Evaluated, level: 
     tighten_upper(arms, k, at, found, level)
     error = found.loss_error + level.center_error
     if level.center_loss + level.center_error <= level.level:
-        line = segment(level.center, level.center_loss, at.theta, found.loss, error, level.level)
-        raise_lower(arms, k, line, level.radius)
+        raise_lower(arms, k, level.center, level.center_loss, at.theta, found.loss, error, level)
 
 
 # ---- the search of one arm ---------------------------------------------------------------------
@@ -429,3 +425,73 @@ def arm_status(arms: ArmBounds, k: int, tol: float, stalled: int, is_last: bool)
     if stalled > PATIENCE:
         return INACCURATE
     return MAX_STEPS if is_last else RUNNING
+
+
+# ---- by the dual -----------------------------------------------------------------------------
+
+#: a search that has not narrowed its gap for so many multipliers is given up
+DUAL_PATIENCE = 12
+#: how many are tried at all
+MAX_MULTIPLIERS = 80
+#: until a maximiser lies outside the set, multipliers fall by this factor
+FALL = 8.0
+#: of the estimates, as of any
+ESTIMATE_TOL, ESTIMATE_STEPS = 1e-9, 200
+
+
+@kernel
+def search_dual(arms: ArmBounds, k: int, level: LevelSet, tol: float, memory: SearchMemory) -> None:
+    """Closes the gap of one arm by its dual (:mod:`torchglb.ucb.solvers.dual_search`).
+
+    For a multiplier ``lambda > 0`` of the loss ``lambda B + max <x, theta> - lambda F(theta)`` over
+    the ball is at least h(x), with equality at the best one; the maximiser is an estimate with a
+    tilt of ``x/lambda``. The chord between one inside the set and one outside tells the next.
+    """
+    x, loss, here = arms.units[k], level.loss, memory.estimate.here
+    inner, outer, d = memory.inner, memory.outer, arms.units.shape[1]
+    copy_vector(level.center, inner)
+    copy_vector(level.center, outer)
+    copy_vector(level.center, here.theta)
+    inner_loss, outer_loss = level.center_loss, math.inf
+    errors, stalled = level.center_error, 0
+    room = level.level - inner_loss
+    multiplier = (arms.upper[k] - dot(x, inner)) / room if room > 0.0 else 1.0
+    if not 0.0 < multiplier < math.inf:
+        multiplier = 1.0
+    arms.status[k] = MAX_STEPS
+    for _ in range(MAX_MULTIPLIERS):
+        for i in range(d):
+            memory.tilt[i] = loss.tilt[i] + x[i] / multiplier
+        tilted = RowLoss(loss.family, loss.X, loss.w, loss.y, loss.ridge, memory.tilt)
+        minimize(
+            tilted,
+            level.radius,
+            ESTIMATE_TOL,
+            ESTIMATE_STEPS,
+            memory.table,
+            memory.estimate,
+            memory.work,
+        )
+        copy_vector(here.theta, memory.at.theta)
+        gap = arms.upper[k] - arms.lower[k]
+        found = evaluate(level, memory, False)
+        value = found.loss
+        tighten_upper(arms, k, memory.at, found, level)
+        errors = max(errors, found.loss_error)
+        if value + 2.0 * errors <= level.level:
+            copy_vector(here.theta, inner)
+            inner_loss = value
+        else:
+            copy_vector(here.theta, outer)
+            outer_loss = value
+        if inner_loss + 2.0 * errors <= level.level:
+            raise_lower(arms, k, inner, inner_loss, outer, outer_loss, 2.0 * errors, level)
+        stalled = 0 if arms.upper[k] - arms.lower[k] < 0.9 * gap else stalled + 1
+        status = arm_status(arms, k, tol, stalled, True)
+        if status == MAX_STEPS and stalled > DUAL_PATIENCE:
+            status = INACCURATE
+        arms.status[k] = status
+        if status != MAX_STEPS:
+            return
+        slope = (dot(x, outer) - dot(x, inner)) / (outer_loss - inner_loss)
+        multiplier = slope if slope > 0.0 else multiplier / FALL
