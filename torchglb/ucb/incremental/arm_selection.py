@@ -27,9 +27,9 @@ from torchglb.ucb.incremental.cutting_planes import (
     second_cut,
 )
 from torchglb.ucb.incremental.looks import look, new_anchor, scan_chosen
-from torchglb.ucb.incremental.minorant import LAST_NEEDED
-from torchglb.ucb.incremental.outer_ellipsoids import (
+from torchglb.ucb.incremental.minorant import (
     FEW,
+    LAST_NEEDED,
     MANY,
     begin_minorant,
     bound_by_minorant,

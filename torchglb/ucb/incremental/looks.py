@@ -291,14 +291,10 @@ def new_anchor(state: RoundState, round_: Round, trace: float) -> None:
 @kernel
 def anchor_at_minimum(state: RoundState, round_: Round) -> int:
     """The carried minimum becomes an anchor of first order as it is, without a pass; which."""
-    anchors, slot = round_.problem.anchors.carried, least_used(round_.problem.use.last)
-    minimum, d = round_.problem.minimum.objective.carried, anchors.points.shape[0]
-    for i in range(1 + d):
-        anchors.sums[i, slot] = minimum.sums[i, 0]
-        anchors.rest[i, slot] = minimum.rest[i, 0]
-    for k in range(d):
-        anchors.points[k, slot] = minimum.points[k, 0]
-    anchors.trace[slot] = minimum.trace[0]
+    slot, model = least_used(round_.problem.use.last), round_.problem.minimum
+    minimum, count = model.objective.carried, 1 + model.point.shape[0]
+    sums, rest = model.sums[:count], minimum.rest.reshape(count)
+    put_point(round_.problem.anchors.carried, slot, model.point, sums, rest, minimum.trace[0])
     _cut_of(state, round_, slot)
     return slot
 

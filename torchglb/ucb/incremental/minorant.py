@@ -15,7 +15,8 @@ point of it that does not, the point at the distance D would be in the set, whic
 in E. So the set is a part of E.
 
 Anchors bound an arm well if one of them is near its maximiser. For fresh arms in ten dimensions
-none is, but the ellipsoid E bounds all arms alike.
+none is, but the ellipsoid E bounds all arms alike. Another one, around the carried minimum by
+self-concordance, says less and costs no pass: M takes one now and then.
 """
 
 from __future__ import annotations
@@ -34,8 +35,15 @@ from torchglb.backend.dense import (
     solve_factored,
 )
 from torchglb.carried.kernels import ROWS, Carried, LossRows, Workspace, chunk_hessian, features
-from torchglb.carried.model import Constants, Dense, gradient_at, loss_at
-from torchglb.carried.rounding import plain
+from torchglb.carried.model import (
+    Constants,
+    Dense,
+    expand,
+    gradient_at,
+    loss_at,
+    loss_concordance,
+)
+from torchglb.carried.rounding import compensated, plain
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SECOND, W, Y, least_curvatures
 from torchglb.ucb.incremental.cutting_planes import (
@@ -44,6 +52,9 @@ from torchglb.ucb.incremental.cutting_planes import (
     lower_upper_bound,
     sum_rounding,
 )
+from torchglb.ucb.incremental.looks import anchor_at_minimum
+from torchglb.ucb.incremental.round_state import Minorant, Round, RoundState
+from torchglb.ucb.kernels import cut_rounding
 
 #: a problem's memory beside point and matrix: D; how many rows M was made of, 0 if there is none;
 #: the round before which it is not worth trying; which anchor c is; the last round in which many
@@ -61,14 +72,11 @@ LOOSE = 1.04
 HALVINGS = 10
 #: a Hessian whose condition is below this is inverted with an error below 1e-6, also for d = 50
 WELL_CONDITIONED = 1e5
-
-
-class Minorant(NamedTuple):
-    """The quadratic below the loss of one problem, in its memory."""
-
-    point: Floats  # c, (d,)
-    matrix: Floats  # the upper triangle of M, row by row, (d (d + 1)/2,)
-    state: Floats  # (5,), at REACH to LAST_NEEDED; (0,) where there is never one
+#: a minorant is asked where so many rivals are left, and made where so many are, by so many passes
+FEW, MANY, MOST_PASSES = 3, 4, 5
+#: it is asked at once for so many rounds after it was needed, and not for so many after it said
+#: nothing
+LATELY, PAUSE = 8.0, 20
 
 
 def minorant_size(dim: int) -> int:
@@ -137,46 +145,19 @@ def is_old(minorant: Minorant, anchors: Carried, level: Level) -> bool:
 
 
 @kernel
-def move_to(minorant: Minorant, anchors: Carried, slot: int, radius: float) -> None:
-    """The point is an anchor from now on; D is the old one unless the ball's is smaller."""
-    for k in range(minorant.point.shape[0]):
-        minorant.point[k] = anchors.points[k, slot]
-    whole = ball_reach(minorant, radius)
-    if minorant.state[REACH] == 0.0 or minorant.state[REACH] > whole:
-        minorant.state[REACH] = whole
-    minorant.state[ROWS_THEN], minorant.state[SLOT] = 0.0, float(slot)
-
-
-@kernel
 def ball_reach(minorant: Minorant, radius: float) -> float:
     """No point of the ball is farther from c."""
     return (radius + length(minorant.point)) * (1.0 + 1e-12)
 
 
 @kernel
-def store(minorant: Minorant, rows: int, answer: Workspace) -> None:
-    """Keeps the matrix that a pass has found."""
-    start = 1 + minorant.point.shape[0]
-    for i in range(minorant.matrix.shape[0]):
-        minorant.matrix[i] = answer.sums[start + i]
-    minorant.state[ROWS_THEN] = float(rows)
-
-
-@kernel
-def outer_ellipsoid(
-    minorant: Minorant, anchors: Carried, level: Level, memory: Dense, spare: Floats
-) -> OuterEllipsoid:
+def outer_ellipsoid(round_: Round) -> OuterEllipsoid:
     """E, if it is certain that the set is a part of it; else one without end.
 
     Rounding: the carried sums at c as those of any cut; the entries of M are plain sums.
-
-    Args:
-        minorant: c, M and D.
-        anchors: with the loss at c.
-        level: the set.
-        memory: for E, as in :func:`ellipsoid`.
-        spare: memory, ``(d, d)``.
     """
+    minorant, anchors = round_.problem.minorant, round_.problem.anchors.carried
+    level, memory, spare = round_.level, round_.memory.dense, round_.memory.form.reflections
     d, reach, ridge = minorant.point.shape[0], minorant.state[REACH], level.quadratic.ridge
     matrix, slope, place, trace = memory.hessian, memory.vectors[2], 0, 0.0
     slot = int(minorant.state[SLOT])
@@ -289,3 +270,104 @@ def bound_by_ellipsoid(arms: Arms, outer: OuterEllipsoid, radius: float, memory:
         lower_upper_bound(arms, k, dot(x, center) + across + 1e-9 * (radius + across))
         lowered += 1 if arms.upper[k] < before else 0
     return lowered
+
+
+# ---- in a round --------------------------------------------------------------------------------
+
+
+@kernel
+def bound_cheaply(round_: Round) -> None:
+    """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
+    level, model = round_.level, round_.problem.minimum
+    gradient, dense = round_.memory.gradient, round_.memory.dense
+    loss = expand(model, model.point, dense, gradient, True)
+    # no payment for the ridge: near the minimum its slope is no larger than that of the rows
+    paid = compensated(gradient.shape[0]) * cut_rounding(
+        level.high, loss, loss, model.objective.carried.trace[0], level.magnitude, level.radius
+    )
+    concordance = loss_concordance(model.objective)
+    high = level.high - loss + paid
+    outer = ellipsoid(model.point, gradient, high, concordance, level.radius, dense)
+    bound_by_ellipsoid(round_.arms, outer, level.radius, dense)
+
+
+@kernel
+def begin_minorant(state: RoundState, round_: Round) -> None:
+    """A minorant is to be made at the carried minimum, which becomes an anchor; by a pass.
+
+    D is the old one unless the ball's is smaller.
+    """
+    slot, minorant = anchor_at_minimum(state, round_), round_.problem.minorant
+    for k in range(minorant.point.shape[0]):
+        minorant.point[k] = round_.problem.anchors.carried.points[k, slot]
+    whole = ball_reach(minorant, round_.level.radius)
+    if minorant.state[REACH] == 0.0 or minorant.state[REACH] > whole:
+        minorant.state[REACH] = whole
+    minorant.state[ROWS_THEN], minorant.state[SLOT] = 0.0, float(slot)
+    state.minorant_passes += 1
+
+
+@kernel
+def end_minorant(state: RoundState, round_: Round) -> bool:
+    """A pass for a minorant has been made: whether another one is needed, with a better D.
+
+    That is where the least D turns out to be much smaller than the one that it was made with, or
+    larger. Else it bounds the arms.
+    """
+    minorant, level, memory = round_.problem.minorant, round_.level, round_.memory
+    start = 1 + minorant.point.shape[0]
+    for i in range(minorant.matrix.shape[0]):
+        minorant.matrix[i] = memory.minimum_pass.sums[start + i]
+    minorant.state[ROWS_THEN] = float(round_.problem.rows)
+    outer, matrix, spare = outer_ellipsoid(round_), memory.dense.hessian, memory.form.reflections
+    least = least_reach(minorant, outer, level.radius, matrix, spare)
+    better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.state[REACH]
+    poor = not outer.width < math.inf or LOOSE * better < reach
+    if poor and better != reach and state.minorant_passes < MOST_PASSES:
+        minorant.state[REACH], minorant.state[ROWS_THEN] = better, 0.0
+        state.minorant_passes += 1
+        return True
+    if not outer.width < math.inf:  # as for rows that leave a direction out
+        minorant.state[PAUSED_UNTIL] = float(state.number + PAUSE)
+    bound_by_minorant(state, round_)
+    return False
+
+
+@kernel
+def bound_by_minorant(state: RoundState, round_: Round) -> bool:
+    """Bounds all arms by the ellipsoid of the minorant, if there is one; whether it is new enough.
+
+    Where it says nothing it is to rest for some rounds.
+    """
+    problem, level = round_.problem, round_.level
+    minorant, anchors = problem.minorant, problem.anchors.carried
+    if not is_carried(minorant, anchors):
+        return False
+    outer = outer_ellipsoid(round_)
+    if not outer.width < math.inf:
+        return False
+    problem.use.last[int(minorant.state[SLOT])] = float(state.number)
+    if bound_by_ellipsoid(round_.arms, outer, level.radius, round_.memory.dense) == 0:
+        minorant.state[PAUSED_UNTIL] = float(state.number + PAUSE)
+    return not is_old(minorant, anchors, level)
+
+
+@kernel
+def may_use_minorant(state: RoundState, round_: Round) -> bool:
+    """Whether there may be one that says more than the anchors, for a choice.
+
+    Not where an anchor has a polynomial of its own or the minimum's is the loss itself, nor where a
+    negative ridge makes a quadratic of doubtful convexity.
+    """
+    problem, order = round_.problem, round_.problem.anchors.table.order
+    if round_.settings.every or problem.minorant.state.shape[0] == 0 or order > 2:
+        return False
+    if problem.minimum.objective.constants.ratio == 0.0 or problem.anchors.quadratic.ridge < 0.0:
+        return False
+    return float(state.number) >= problem.minorant.state[PAUSED_UNTIL]
+
+
+@kernel
+def was_needed(state: RoundState, minorant: Minorant) -> bool:
+    """Whether looks have lately left many rivals: then the minorant is asked before the first."""
+    return float(state.number) <= minorant.state[LAST_NEEDED] + LATELY

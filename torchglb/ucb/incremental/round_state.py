@@ -13,7 +13,6 @@ from torchglb.carried.minimum import SearchVectors
 from torchglb.carried.model import Dense, Model, Objective, dense
 from torchglb.ucb.incremental.cutting_planes import BLOCK, Arms, Cuts, Level, cuts_memory
 from torchglb.ucb.incremental.kkt import System
-from torchglb.ucb.incremental.minorant import Minorant
 from torchglb.ucb.kernels import STEP_ROWS
 
 #: what a round answers: it is decided, or waits for a pass for the minimum, an anchor, a minorant
@@ -92,6 +91,14 @@ def anchor_use_in(memory: Floats, dim: int, anchors: int) -> AnchorUse:
     end = (dim + 2) * anchors
     shift = memory[2 * anchors : end].reshape(dim, anchors)
     return AnchorUse(memory[:anchors], memory[anchors : 2 * anchors], shift, memory[end:])
+
+
+class Minorant(NamedTuple):
+    """The quadratic below the loss of one problem, in its memory."""
+
+    point: Floats  # c, (d,)
+    matrix: Floats  # the upper triangle of M, row by row, (d (d + 1)/2,)
+    state: Floats  # see minorant_in; (0,) where there is never one
 
 
 class CarriedProblem(NamedTuple):
