@@ -23,9 +23,16 @@ from torchglb.carried.model import (
     model_at,
 )
 from torchglb.carried.taylor import hessian_at
-from torchglb.ucb.incremental.cutting_planes import BLOCK, Level, lower_bound, scan, sum_rounding
+from torchglb.ucb.incremental.cutting_planes import lower_bound, scan, sum_rounding
 from torchglb.ucb.incremental.kkt import maximise_on_model
-from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, Round, RoundState
+from torchglb.ucb.incremental.round_state import (
+    BLOCK,
+    CarriedProblem,
+    Level,
+    Memory,
+    Round,
+    RoundState,
+)
 from torchglb.ucb.kernels import (
     ON_SPHERE,
     Curvature,
@@ -54,13 +61,6 @@ ENOUGH = 0.5
 
 
 @kernel
-def scan_chosen(round_: Round) -> None:
-    """Bounds from all anchors for the arms of ``memory.chosen``."""
-    memory, anchors = round_.memory, round_.problem.anchors.carried
-    scan(round_.arms, memory.chosen, anchors, round_.level, memory.cuts, memory.residual)
-
-
-@kernel
 def look(state: RoundState, round_: Round, wanted: float) -> bool:
     """Looks at the maximiser of ``state.arm``; whether a pass at ``memory.trial`` is needed.
 
@@ -73,7 +73,7 @@ def look(state: RoundState, round_: Round, wanted: float) -> bool:
     arm, floor = state.arm, _floor(state, round_)
     if arms.feasible[arm] < 0:
         memory.chosen[0], memory.chosen[BLOCK] = arm, 1
-        scan_chosen(round_)
+        scan(round_)
     x, slot = arms.units[arm], arms.feasible[arm]
     wanted = wanted / max(arms.lengths[arm], TINY)
     before = arms.upper[arm] - arms.lower[arm]

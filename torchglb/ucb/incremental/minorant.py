@@ -34,7 +34,7 @@ from torchglb.backend.dense import (
     length,
     solve_factored,
 )
-from torchglb.carried.kernels import ROWS, Carried, LossRows, Workspace, chunk_hessian, features
+from torchglb.carried.kernels import ROWS, LossRows, Workspace, chunk_hessian, features
 from torchglb.carried.model import (
     Constants,
     Dense,
@@ -46,14 +46,9 @@ from torchglb.carried.model import (
 from torchglb.carried.rounding import compensated, plain
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SECOND, W, Y, least_curvatures
-from torchglb.ucb.incremental.cutting_planes import (
-    Arms,
-    Level,
-    lower_upper_bound,
-    sum_rounding,
-)
+from torchglb.ucb.incremental.cutting_planes import lower_upper_bound, sum_rounding
 from torchglb.ucb.incremental.looks import anchor_at_minimum
-from torchglb.ucb.incremental.round_state import Minorant, Round, RoundState
+from torchglb.ucb.incremental.round_state import CarriedProblem, Minorant, Round, RoundState
 from torchglb.ucb.kernels import cut_rounding
 
 #: a problem's memory beside point and matrix: D; how many rows M was made of, 0 if there is none;
@@ -128,8 +123,9 @@ def row_reaches(X: Floats, start: int, count: int, reach: float, scratch: Floats
 
 
 @kernel
-def is_carried(minorant: Minorant, anchors: Carried) -> bool:
+def is_carried(problem: CarriedProblem) -> bool:
     """Whether there is one, and its point is still among the anchors."""
+    minorant, anchors = problem.minorant, problem.anchors.carried
     slot, same = int(minorant.state[SLOT]), 0.0 < minorant.state[ROWS_THEN] <= anchors.totals[ROWS]
     for k in range(minorant.point.shape[0]):
         same = same and minorant.point[k] == anchors.points[k, slot]
@@ -137,17 +133,19 @@ def is_carried(minorant: Minorant, anchors: Carried) -> bool:
 
 
 @kernel
-def is_old(minorant: Minorant, anchors: Carried, level: Level) -> bool:
+def is_old(round_: Round) -> bool:
     """Whether many rows have come since it was made, or the minimum is elsewhere."""
+    minorant, level = round_.problem.minorant, round_.level
+    anchors = round_.problem.anchors.carried
     above = loss_at(anchors, level.quadratic, int(minorant.state[SLOT])) - level.center_loss
     far = above > HIGH * (level.high - level.center_loss)
     return far or anchors.totals[ROWS] > OLD * minorant.state[ROWS_THEN]
 
 
 @kernel
-def ball_reach(minorant: Minorant, radius: float) -> float:
+def ball_reach(round_: Round) -> float:
     """No point of the ball is farther from c."""
-    return (radius + length(minorant.point)) * (1.0 + 1e-12)
+    return (round_.level.radius + length(round_.problem.minorant.point)) * (1.0 + 1e-12)
 
 
 @kernel
@@ -157,7 +155,7 @@ def outer_ellipsoid(round_: Round) -> OuterEllipsoid:
     Rounding: the carried sums at c as those of any cut; the entries of M are plain sums.
     """
     minorant, anchors = round_.problem.minorant, round_.problem.anchors.carried
-    level, memory, spare = round_.level, round_.memory.dense, round_.memory.form.reflections
+    level, memory = round_.level, round_.memory.dense
     d, reach, ridge = minorant.point.shape[0], minorant.state[REACH], level.quadratic.ridge
     matrix, slope, place, trace = memory.hessian, memory.vectors[2], 0, 0.0
     slot = int(minorant.state[SLOT])
@@ -173,30 +171,28 @@ def outer_ellipsoid(round_: Round) -> OuterEllipsoid:
     paid += plain(d, minorant.state[ROWS_THEN]) * EPS * trace * reach * reach
     slack = level.high - loss + paid
     found = ellipsoid(minorant.point, slope, slack, 0.0, level.radius, memory)
-    whole = reach >= ball_reach(minorant, level.radius)
+    whole = reach >= ball_reach(round_)
     inside = slack >= 2.0 * paid  # c is in the set for certain
-    if inside and (whole or _is_within(matrix, found, reach, spare)):
+    if inside and (whole or _is_within(round_, found, reach)):
         return found
     return OuterEllipsoid(math.inf, found.offset)
 
 
 @kernel
-def _is_within(matrix: Floats, outer: OuterEllipsoid, reach: float, spare: Floats) -> bool:
+def _is_within(round_: Round, outer: OuterEllipsoid, reach: float) -> bool:
     """Whether ``|v|_M <= w`` implies ``|v| < D``: whether ``M - (w/D)^2 I`` has a factor."""
-    share = (outer.width + outer.offset) / reach
-    return cholesky(matrix, -share * share * (1.0 + 1e-6), spare)
+    share, memory = (outer.width + outer.offset) / reach, round_.memory
+    return cholesky(memory.dense.hessian, -share * share * (1.0 + 1e-6), memory.form.reflections)
 
 
 @kernel
-def least_reach(
-    minorant: Minorant, outer: OuterEllipsoid, radius: float, matrix: Floats, spare: Floats
-) -> float:
+def least_reach(round_: Round, outer: OuterEllipsoid) -> float:
     """The least D that E is within, up to some percent; that of the ball if there is none."""
-    high = ball_reach(minorant, radius)
+    high = ball_reach(round_)
     low = 1e-3 * high
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        if _is_within(matrix, outer, middle, spare):
+        if _is_within(round_, outer, middle):
             high = middle
         else:
             low = middle
@@ -258,8 +254,9 @@ def ellipsoid(
 
 
 @kernel
-def bound_by_ellipsoid(arms: Arms, outer: OuterEllipsoid, radius: float, memory: Dense) -> int:
+def bound_by_ellipsoid(round_: Round, outer: OuterEllipsoid) -> int:
     """Lowers the bounds of all arms to those of an ellipsoid, O(K d^2); of how many."""
+    arms, radius, memory = round_.arms, round_.level.radius, round_.memory.dense
     center, y, lowered = memory.vectors[0], memory.vectors[1], 0
     if not outer.width < math.inf:
         return 0
@@ -286,9 +283,9 @@ def bound_cheaply(round_: Round) -> None:
         level.high, loss, loss, model.objective.carried.trace[0], level.magnitude, level.radius
     )
     concordance = loss_concordance(model.objective)
-    high = level.high - loss + paid
-    outer = ellipsoid(model.point, gradient, high, concordance, level.radius, dense)
-    bound_by_ellipsoid(round_.arms, outer, level.radius, dense)
+    room = level.high - loss + paid
+    outer = ellipsoid(model.point, gradient, room, concordance, level.radius, dense)
+    bound_by_ellipsoid(round_, outer)
 
 
 @kernel
@@ -300,7 +297,7 @@ def begin_minorant(state: RoundState, round_: Round) -> None:
     slot, minorant = anchor_at_minimum(state, round_), round_.problem.minorant
     for k in range(minorant.point.shape[0]):
         minorant.point[k] = round_.problem.anchors.carried.points[k, slot]
-    whole = ball_reach(minorant, round_.level.radius)
+    whole = ball_reach(round_)
     if minorant.state[REACH] == 0.0 or minorant.state[REACH] > whole:
         minorant.state[REACH] = whole
     minorant.state[ROWS_THEN], minorant.state[SLOT] = 0.0, float(slot)
@@ -314,14 +311,14 @@ def end_minorant(state: RoundState, round_: Round) -> bool:
     That is where the least D turns out to be much smaller than the one that it was made with, or
     larger. Else it bounds the arms.
     """
-    minorant, level, memory = round_.problem.minorant, round_.level, round_.memory
+    minorant, answer = round_.problem.minorant, round_.memory.minimum_pass
     start = 1 + minorant.point.shape[0]
     for i in range(minorant.matrix.shape[0]):
-        minorant.matrix[i] = memory.minimum_pass.sums[start + i]
+        minorant.matrix[i] = answer.sums[start + i]
     minorant.state[ROWS_THEN] = float(round_.problem.rows)
-    outer, matrix, spare = outer_ellipsoid(round_), memory.dense.hessian, memory.form.reflections
-    least = least_reach(minorant, outer, level.radius, matrix, spare)
-    better, reach = min(MARGIN * least, ball_reach(minorant, level.radius)), minorant.state[REACH]
+    outer = outer_ellipsoid(round_)
+    least, reach = least_reach(round_, outer), minorant.state[REACH]
+    better = min(MARGIN * least, ball_reach(round_))
     poor = not outer.width < math.inf or LOOSE * better < reach
     if poor and better != reach and state.minorant_passes < MOST_PASSES:
         minorant.state[REACH], minorant.state[ROWS_THEN] = better, 0.0
@@ -339,17 +336,16 @@ def bound_by_minorant(state: RoundState, round_: Round) -> bool:
 
     Where it says nothing it is to rest for some rounds.
     """
-    problem, level = round_.problem, round_.level
-    minorant, anchors = problem.minorant, problem.anchors.carried
-    if not is_carried(minorant, anchors):
+    problem, minorant = round_.problem, round_.problem.minorant
+    if not is_carried(problem):
         return False
     outer = outer_ellipsoid(round_)
     if not outer.width < math.inf:
         return False
     problem.use.last[int(minorant.state[SLOT])] = float(state.number)
-    if bound_by_ellipsoid(round_.arms, outer, level.radius, round_.memory.dense) == 0:
+    if bound_by_ellipsoid(round_, outer) == 0:
         minorant.state[PAUSED_UNTIL] = float(state.number + PAUSE)
-    return not is_old(minorant, anchors, level)
+    return not is_old(round_)
 
 
 @kernel
