@@ -29,7 +29,6 @@ from torchglb.ucb.incremental.round_state import (
     BLOCK,
     CarriedProblem,
     Level,
-    Memory,
     Round,
     RoundState,
 )
@@ -79,8 +78,9 @@ def look(state: RoundState, round_: Round, wanted: float) -> bool:
     before = arms.upper[arm] - arms.lower[arm]
     minimum, enough = problem.minimum, False
     anchor = model_at(problem.anchors, slot, memory.dense)
-    if state.reduced == 0:
-        _reduce_minimum(problem, memory)
+    if state.reduced == 0:  # the Hessian of the data at the carried minimum, for all looks
+        hessian_at(minimum.sums, 1.0, memory.minimum_form.reflections)
+        reduce(memory.minimum_form, memory.step[0])
         state.reduced = 1
     if problem.anchors.table.order > 2:
         enough = _look_by_anchor(round_, anchor, x, slot, wanted)
@@ -120,7 +120,7 @@ def _look_by_anchor(round_: Round, model: Model, x: Floats, slot: int, wanted: f
         start[k] = model.point[k] + use.shift[k, slot]
     goal = level.low - 2.0 * use.excess[slot]  # a point can be proven feasible there
     dense, gradient = memory.dense, memory.gradient
-    solution = maximise_on_model(x, start, model, goal, dense, memory.system, trial)
+    solution = maximise_on_model(round_, x, model, goal)
     loss = expand(model, trial, dense, gradient, False)
     error = error_at(model, trial, loss, dense)
     sound = solution.found and error.value <= TRUST * (level.low - level.center_loss)
@@ -191,13 +191,6 @@ def _propose_from_minimum(round_: Round, x: Floats) -> None:
     hessian = Curvature(memory.minimum_form, 1.0, level.quadratic.ridge)
     model = QuadraticModel(level.center, memory.normal, hessian, level.low - loss)
     _step_from(round_, x, model, loss)
-
-
-@kernel
-def _reduce_minimum(problem: CarriedProblem, memory: Memory) -> None:
-    """The Hessian of the data at the carried minimum in tridiagonal form, for all looks."""
-    hessian_at(problem.minimum.sums, 1.0, memory.minimum_form.reflections)
-    reduce(memory.minimum_form, memory.step[0])
 
 
 @kernel

@@ -12,7 +12,6 @@ from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_memory
 from torchglb.carried.kernels import Workspace, workspace
 from torchglb.carried.minimum import SearchVectors
 from torchglb.carried.model import Dense, Model, Objective, Quadratic, dense
-from torchglb.ucb.incremental.kkt import System
 from torchglb.ucb.kernels import STEP_ROWS
 
 Singles = NDArray[np.float32]
@@ -174,7 +173,8 @@ class Memory(NamedTuple):
     """For one problem at a time: its round, its passes, its arms."""
 
     dense: Dense
-    system: System
+    matrix: Floats  # of the equations of a Newton step, (d + 2, d + 2)
+    right: Floats  # and their right-hand side, (d + 2,)
     cuts: Cuts
     minimum_form: Tridiagonal  # the Hessian at the carried minimum
     form: Tridiagonal  # that of another model
@@ -196,7 +196,8 @@ def round_memory(dim: int, anchors: int, count: int, minimum_count: int, arms: i
     """For problems of this size."""
     return Memory(
         dense(dim, max(count, minimum_count)),
-        System(np.zeros((dim + 2, dim + 2)), np.zeros(dim + 2)),
+        np.zeros((dim + 2, dim + 2)),
+        np.zeros(dim + 2),
         cuts_memory(dim, anchors),
         tridiagonal_memory(dim),
         tridiagonal_memory(dim),

@@ -371,7 +371,7 @@ def search_arm(
     model = QuadraticModel(level.center, at_center.gradient, hessian, slack)
     sqp_step(x, model, level.radius, 0.0, ROUGH, memory.work_vectors, memory.next)
     gap = arms.upper[k] - arms.lower[k]
-    arms.status[k] = arm_status(arms, k, tol, stalled, max_steps == 0)
+    arms.status[k] = arm_status(arms, k, tol, stalled, PATIENCE, max_steps == 0)
     for step in range(1, max_steps + 1):
         if arms.status[k] != RUNNING:
             break
@@ -388,7 +388,7 @@ def search_arm(
         left = arms.upper[k] - arms.lower[k]
         stalled = 0 if left < 0.9 * gap else stalled + 1
         gap = left
-        arms.status[k] = arm_status(arms, k, tol, stalled, step == max_steps)
+        arms.status[k] = arm_status(arms, k, tol, stalled, PATIENCE, step == max_steps)
         if arms.status[k] != RUNNING:
             break
         if value - level.level > level.level - level.center_loss:
@@ -416,13 +416,15 @@ def _step_from(
 
 
 @kernel
-def arm_status(arms: ArmBounds, k: int, tol: float, stalled: int, is_last: bool) -> int:
+def arm_status(
+    arms: ArmBounds, k: int, tol: float, stalled: int, patience: int, is_last: bool
+) -> int:
     """Of an arm after a step."""
     if not abs(arms.upper[k] - arms.lower[k]) < math.inf:
         return NONFINITE
     if is_closed(arms, k, tol, stalled):
         return CONVERGED
-    if stalled > PATIENCE:
+    if stalled > patience:
         return INACCURATE
     return MAX_STEPS if is_last else RUNNING
 
@@ -487,11 +489,8 @@ def search_dual(arms: ArmBounds, k: int, level: LevelSet, tol: float, memory: Se
         if inner_loss + 2.0 * errors <= level.level:
             raise_lower(arms, k, inner, inner_loss, outer, outer_loss, 2.0 * errors, level)
         stalled = 0 if arms.upper[k] - arms.lower[k] < 0.9 * gap else stalled + 1
-        status = arm_status(arms, k, tol, stalled, True)
-        if status == MAX_STEPS and stalled > DUAL_PATIENCE:
-            status = INACCURATE
-        arms.status[k] = status
-        if status != MAX_STEPS:
+        arms.status[k] = arm_status(arms, k, tol, stalled, DUAL_PATIENCE, True)
+        if arms.status[k] != MAX_STEPS:
             return
         slope = (dot(x, outer) - dot(x, inner)) / (outer_loss - inner_loss)
         multiplier = slope if slope > 0.0 else multiplier / FALL
