@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, Ints, bound_once, entry, kernel, vectorised
+from torchglb.backend import Floats, Ints, bound_once, entry, kernel, record, vectorised
 from torchglb.backend.dense import EPS, copy_vector, dot, frank_wolfe_gap, length
 from torchglb.backend.tridiagonal import tridiagonal_form
 from torchglb.carried.kernels import ProblemRows
@@ -21,7 +21,6 @@ from torchglb.mle_kernels import (
     INFEASIBLE,
     NONFINITE,
     RUNNING,
-    PointExpansion,
     RowLoss,
     copy_point,
     expand,
@@ -31,10 +30,11 @@ from torchglb.mle_kernels import (
 from torchglb.rounding import round_up
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.search_kernels import (
+    ARM,
     ESTIMATE_STEPS,
     ESTIMATE_TOL,
-    ArmBounds,
-    Evaluated,
+    ArmSearch,
+    ArmState,
     LevelSet,
     SearchMemory,
     evaluated,
@@ -66,13 +66,6 @@ class Support(NamedTuple):
     status: Ints
 
 
-def new_support(count: int, K: int, d: int) -> Support:
-    """To be written by :func:`support_all`."""
-    upper, lower, multiplier = np.empty((count, K)), np.empty((count, K)), np.empty((count, K))
-    status = np.empty((count, K), np.int64)
-    return Support(upper, lower, np.empty((count, K, d)), multiplier, status)
-
-
 def compiled_support(
     program: SublevelProgram,
     family: CompiledFamily,
@@ -96,7 +89,13 @@ def compiled_support(
     level = _doubles(program.level).reshape(count)
     xs = _doubles(arms).reshape(count, K, d)
     radius = per_problem(program.domain.radius, shape[:-2])
-    found = new_support(count, K, d)
+    found = Support(
+        np.empty((count, K)),
+        np.empty((count, K)),
+        np.empty((count, K, d)),
+        np.empty((count, K)),
+        np.empty((count, K), np.int64),
+    )
     region = _region_of(program, count, d)
     for block in blocks(loss, family, 1.0, center):
         here = block.where
@@ -162,8 +161,8 @@ def support_all(
     """
     count, K, d = arms.shape
     memory, at_center, squares = search_memory(d), new_point(d), np.empty(rows.y.shape[1])
-    units, normals = np.zeros((K, d)), np.zeros((K, d))
-    scales, lengths, offset, paid = np.zeros(K), np.zeros(K), np.zeros(K), np.zeros((2, K))
+    x, normal, states = np.zeros(d), np.zeros(d), np.zeros(1, ARM)
+    arm = record(states, 0)
     for b in range(count):
         ridge, radius = settings[b, RIDGE], settings[b, RADIUS]
         tilt, center = settings[b, TILT : TILT + d], settings[b, TILT + d :]
@@ -174,61 +173,26 @@ def support_all(
         magnitude = magnitude_of_rows(loss, squares)
         trace = rounded_trace(trace_of(at_center.hessian), ridge, d)
         there = evaluated(value, trace, at_center, rows.y.shape[1], level[b], radius, magnitude)
-        problem = LevelSet(
-            loss,
-            level[b],
-            radius,
-            squares,
-            magnitude,
-            at_center.theta,
-            value,
-            there.loss_error,
-            region[b],
-        )
-        bounds = ArmBounds(
-            units,
-            scales,
-            lengths,
-            found.upper[b],
-            found.lower[b],
-            found.theta[b],
-            normals,
-            offset,
-            paid[0],
-            paid[1],
-            found.status[b],
-        )
-        begin(bounds, arms[b], at_center.theta, radius)
-        if math.isfinite(value) and not math.isnan(level[b]):
-            close_gaps(bounds, problem, at_center, there, tol, max_steps, memory)
+        error = there.loss_error
+        problem = LevelSet(loss, level[b], radius, squares, magnitude, value, error, region[b])
         least = value - frank_wolfe_gap(at_center.theta, at_center.gradient, radius)
         least -= 2.0 * there.error + 16.0 * EPS * (abs(least) + abs(value))
         for k in range(K):
-            finish(bounds, k, problem, least, found.multiplier[b])
+            search = ArmSearch(x, found.theta[b, k], normal, problem, at_center, memory, tol)
+            begin(arm, search, arms[b, k])
+            if math.isfinite(value) and not math.isnan(level[b]):
+                learn(arm, search, at_center, there)
+                search_arm(arm, search, max_steps)
+                # the minimisations of the dual search would leave a region
+                if value + error <= level[b] and arm.status == INACCURATE and not region.shape[1]:
+                    search_dual(arm, search)
+            finish(arm, search, least)
+            found.upper[b, k], found.lower[b, k] = arm.upper, arm.lower
+            found.multiplier[b, k], found.status[b, k] = arm.multiplier, arm.status
 
 
 #: the same, called unseen
 support_bound = bound_once(support_all)
-
-
-@kernel
-def close_gaps(
-    bounds: ArmBounds,
-    problem: LevelSet,
-    at_center: PointExpansion,
-    there: Evaluated,
-    tol: float,
-    max_steps: int,
-    memory: SearchMemory,
-) -> None:
-    """Searches one arm of a problem after the other, from what the centre says of it."""
-    feasible = problem.center_loss + problem.center_error <= problem.level
-    for k in range(bounds.upper.shape[0]):
-        learn(bounds, k, at_center, there, problem)
-        search_arm(bounds, k, at_center, problem, tol, max_steps, memory)
-        # the minimisations of the dual search would leave a region
-        if feasible and bounds.status[k] == INACCURATE and problem.region.shape[0] == 0:
-            search_dual(bounds, k, problem, tol, memory)
 
 
 @kernel
@@ -296,53 +260,49 @@ def power_of_two(arm: Floats) -> float:
 
 
 @kernel
-def begin(bounds: ArmBounds, arms: Floats, center: Floats, radius: float) -> None:
-    """What ball and centre say of the arms."""
-    d = arms.shape[1]
-    for k in range(arms.shape[0]):
-        scale = power_of_two(arms[k])
-        for i in range(d):
-            bounds.units[k, i] = arms[k, i] / scale
-            bounds.normal[k, i] = 0.0
-        size = length(bounds.units[k])
-        bounds.scales[k], bounds.lengths[k] = scale, size
-        for i in range(d):
-            bounds.units[k, i] = bounds.units[k, i] / size if size > 0.0 else 0.0
-        copy_vector(center, bounds.theta[k])
-        bounds.upper[k] = radius * (1.0 + (8.0 + d) * EPS)
-        bounds.lower[k] = dot(bounds.units[k], center) - (8.0 + d) * EPS * radius
-        if size == 0.0:
-            bounds.upper[k], bounds.lower[k] = 0.0, 0.0
-        bounds.offset[k] = math.inf
-        bounds.upper_paid[k], bounds.lower_paid[k] = 0.0, 0.0
-        bounds.status[k] = RUNNING
+def begin(arm: ArmState, search: ArmSearch, given: Floats) -> None:
+    """What ball and centre say of an arm."""
+    x, d, radius, center = search.x, given.shape[0], search.level.radius, search.center.theta
+    arm.scale = power_of_two(given)
+    for i in range(d):
+        x[i] = given[i] / arm.scale
+        search.normal[i] = 0.0
+    arm.length = length(x)
+    for i in range(d):
+        x[i] = x[i] / arm.length if arm.length > 0.0 else 0.0
+    copy_vector(center, search.theta)
+    arm.upper = radius * (1.0 + (8.0 + d) * EPS)
+    arm.lower = dot(x, center) - (8.0 + d) * EPS * radius
+    if arm.length == 0.0:
+        arm.upper, arm.lower = 0.0, 0.0
+    arm.offset, arm.upper_paid, arm.lower_paid = math.inf, 0.0, 0.0
+    arm.status = RUNNING
 
 
 @kernel
-def finish(bounds: ArmBounds, k: int, problem: LevelSet, least: float, multiplier: Floats) -> None:
-    """The result of one arm, with its length; ``least`` is a lower bound of the loss over the ball.
+def finish(arm: ArmState, search: ArmSearch, least: float) -> None:
+    """The result of an arm, with its length; ``least`` is a lower bound of the loss over the ball.
 
     Without a feasible centre there is no lower bound, and perhaps no set at all; that there is none
     is proven by a loss whose least value is above the level.
     """
-    scale, size = bounds.scales[k], bounds.lengths[k]
-    upper, lower = bounds.upper[k], bounds.lower[k]
-    undefined = not math.isfinite(problem.center_loss) or math.isnan(problem.level)
-    empty = not undefined and (least > problem.level or upper == -math.inf)
-    unsure = problem.center_loss + problem.center_error > problem.level
-    alpha = weight_of_cut(bounds.units[k], bounds.normal[k], bounds.offset[k], problem.radius)
-    multiplier[k] = scale * (size * alpha)
+    level, scale, size, upper, lower = search.level, arm.scale, arm.length, arm.upper, arm.lower
+    undefined = not math.isfinite(level.center_loss) or math.isnan(level.level)
+    empty = not undefined and (least > level.level or upper == -math.inf)
+    unsure = level.center_loss + level.center_error > level.level
+    alpha = weight_of_cut(search.x, search.normal, arm.offset, level.radius)
+    arm.multiplier = scale * (size * alpha)
     lost = LEAST if size > 0.0 else 0.0
-    bounds.upper[k] = scale * (size * (upper + 4.0 * EPS * abs(upper))) + lost
-    bounds.lower[k] = scale * (size * (lower - 4.0 * EPS * abs(lower))) - lost
-    if unsure and bounds.status[k] != NONFINITE:
-        bounds.status[k] = INACCURATE
+    arm.upper = scale * (size * (upper + 4.0 * EPS * abs(upper))) + lost
+    arm.lower = scale * (size * (lower - 4.0 * EPS * abs(lower))) - lost
+    if unsure and arm.status != NONFINITE:
+        arm.status = INACCURATE
     if unsure:
-        bounds.lower[k] = -math.inf
+        arm.lower = -math.inf
     if empty:
-        bounds.upper[k], bounds.lower[k], bounds.status[k] = -math.inf, -math.inf, INFEASIBLE
+        arm.upper, arm.lower, arm.status = -math.inf, -math.inf, INFEASIBLE
     if undefined:
-        bounds.upper[k], bounds.lower[k], bounds.status[k] = math.nan, math.nan, NONFINITE
+        arm.upper, arm.lower, arm.status = math.nan, math.nan, NONFINITE
     if undefined or unsure or empty:
-        for i in range(bounds.theta.shape[1]):
-            bounds.theta[k, i] = math.nan
+        for i in range(search.theta.shape[0]):
+            search.theta[i] = math.nan
