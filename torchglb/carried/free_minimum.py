@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from torchglb.backend import Floats, Ints, entry, kernel, record
 from torchglb.backend.dense import cholesky, copy_vector, distance, length, solve_factored
+from torchglb.carried.carried_minimum import CarriedSearch
 from torchglb.carried.free_certificate import FREE, FreeSearch, FreeState, is_enough, look
 from torchglb.carried.kernels import Workspace, least_used, put_point, workspace
 from torchglb.carried.minimum import DONE, PASS
@@ -33,7 +34,6 @@ from torchglb.carried.model import (
     objective_of,
 )
 from torchglb.carried.monomials import Packed, monomials
-from torchglb.carried.search import CarriedSearch
 from torchglb.carried.source import RowArrays, RowSource, pass_over
 from torchglb.domain import Ball
 from torchglb.families.compiled import CompiledFamily
