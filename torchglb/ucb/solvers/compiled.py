@@ -35,6 +35,7 @@ from torchglb.ucb.solvers.search_kernels import (
     ESTIMATE_TOL,
     ArmSearch,
     ArmState,
+    Evaluated,
     LevelSet,
     SearchMemory,
     evaluated,
@@ -159,9 +160,9 @@ def support_all(
         max_steps: limit on passes for each arm.
         found: the result.
     """
-    count, K, d = arms.shape
+    count, d = arms.shape[0], arms.shape[2]
     memory, at_center, squares = search_memory(d), new_point(d), np.empty(rows.y.shape[1])
-    x, normal, states = np.zeros(d), np.zeros(d), np.zeros(1, ARM)
+    x, normal, theta, states = np.zeros(d), np.zeros(d), np.zeros(d), np.zeros(1, ARM)
     arm = record(states, 0)
     for b in range(count):
         ridge, radius = settings[b, RIDGE], settings[b, RADIUS]
@@ -175,24 +176,42 @@ def support_all(
         there = evaluated(value, trace, at_center, rows.y.shape[1], level[b], radius, magnitude)
         error = there.loss_error
         problem = LevelSet(loss, level[b], radius, squares, magnitude, value, error, region[b])
-        least = value - frank_wolfe_gap(at_center.theta, at_center.gradient, radius)
-        least -= 2.0 * there.error + 16.0 * EPS * (abs(least) + abs(value))
-        for k in range(K):
-            search = ArmSearch(x, found.theta[b, k], normal, problem, at_center, memory, tol)
-            begin(arm, search, arms[b, k])
-            if math.isfinite(value) and not math.isnan(level[b]):
-                learn(arm, search, at_center, there)
-                search_arm(arm, search, max_steps)
-                # the minimisations of the dual search would leave a region
-                if value + error <= level[b] and arm.status == INACCURATE and not region.shape[1]:
-                    search_dual(arm, search)
-            finish(arm, search, least)
-            found.upper[b, k], found.lower[b, k] = arm.upper, arm.lower
-            found.multiplier[b, k], found.status[b, k] = arm.multiplier, arm.status
+        search = ArmSearch(x, theta, normal, problem, at_center, memory, tol)
+        search_arms(arm, search, there, arms[b], max_steps, found, b)
 
 
 #: the same, called unseen
 support_bound = bound_once(support_all)
+
+
+@kernel
+def search_arms(
+    arm: ArmState,
+    search: ArmSearch,
+    there: Evaluated,
+    arms: Floats,
+    max_steps: int,
+    found: Support,
+    b: int,
+) -> None:
+    """Searches one arm of a problem after the other, from what the centre says of it."""
+    level, center = search.level, search.center
+    value, error = level.center_loss, level.center_error
+    least = value - frank_wolfe_gap(center.theta, center.gradient, level.radius)
+    least -= 2.0 * there.error + 16.0 * EPS * (abs(least) + abs(value))
+    # the minimisations of the dual search would leave a region
+    dual = value + error <= level.level and level.region.shape[0] == 0
+    for k in range(arms.shape[0]):
+        begin(arm, search, arms[k])
+        if math.isfinite(value) and not math.isnan(level.level):
+            learn(arm, search, center, there)
+            search_arm(arm, search, max_steps)
+            if dual and arm.status == INACCURATE:
+                search_dual(arm, search)
+        finish(arm, search, least)
+        copy_vector(search.theta, found.theta[b, k])
+        found.upper[b, k], found.lower[b, k] = arm.upper, arm.lower
+        found.multiplier[b, k], found.status[b, k] = arm.multiplier, arm.status
 
 
 @kernel
