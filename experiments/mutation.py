@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "a minorant used beyond its reach",
         "ucb/incremental/minorant.py",
-        "    if inside and (whole or _is_within(matrix, found, reach, spare)):\n",
+        "    if inside and (whole or _is_within(round_, found, reach)):\n",
         "    if inside:\n",
         "tests/ucb/test_minorant.py",
     ),

@@ -190,13 +190,13 @@ class CarriedLoss:
         """
         new = self.memory.copy()
         work = workspace(self.dim, self.table.count)
-        totals, rows = row_totals(self.family, source), source.arrays()
+        totals = row_totals(self.family, source)
         for b in range(len(new)):
             carried = carried_in(new[b], self.dim, self.number, self.table.count)
             carried.totals[:] = totals[b]
             for a in range(self.number):
                 point = carried.points[:, a].copy() if points is None else points[b, a]
-                trace = source.pass_at(b, point, self.table, work, rows)
+                trace = source.pass_at(b, point, self.table, work)
                 self._put(carried, a, point, trace, work)
         self.memory[:] = new  # all or nothing
 

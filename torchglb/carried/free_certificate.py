@@ -71,17 +71,6 @@ class FreeState(Protocol):
 FREE = record_type(FreeState)
 
 
-class FreeGoal(NamedTuple):
-    """When a search ends."""
-
-    tol: float  # the distance is at most this times 1 + |theta|, but for rounding
-    hessian_tol: float  # relative error of the Hessian; infinite where it is not needed
-    arms: Floats  # (K, d); or the largest <x, theta> of these is certain; none if K = 0
-    tilt_error: float  # eta, of the tilt in the dual norm of the Hessian at the reference
-    reference: Floats  # (d,), a point
-    used_once: bool  # whether nobody comes back to the minimiser, or to its neighbourhood
-
-
 class FreeSearch(NamedTuple):
     """What a search works on, beside its state: a record in a tuple would be a copy."""
 
@@ -90,8 +79,13 @@ class FreeSearch(NamedTuple):
     corrected_at: Floats  # (d,), at this point
     used: Ints  # the time when each carried point was last of use, (A,)
     objective: Objective  # F
-    goal: FreeGoal  # when to end
     memory: Dense  # for algebra; its Hessian, and the first of its vectors, the gradient, are F's
+    tol: float  # the distance is at most this times 1 + |theta|, but for rounding
+    hessian_tol: float  # relative error of the Hessian; infinite where it is not needed
+    arms: Floats  # (K, d); or the largest <x, theta> of these is certain; none if K = 0
+    tilt_error: float  # eta, of the tilt in the dual norm of the Hessian at the reference
+    reference: Floats  # (d,), a point
+    used_once: bool  # whether nobody comes back to the minimiser, or to its neighbourhood
 
 
 class View(NamedTuple):
@@ -172,7 +166,7 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
 
     Or whether it would be if the tilt were certain: then a better tilt is needed, not a pass.
     """
-    size, goal, constants = length(search.theta), search.goal, search.objective.constants
+    size, constants = length(search.theta), search.objective.constants
     state.distance, state.length, state.hessian_error = math.inf, math.inf, view.hessian_error
     state.certain = 0
     if not view.decrement.value < math.inf:
@@ -182,17 +176,17 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
     k, delta = concordance * flat, view.decrement.value + view.slope
     known, delta = _distance(delta, k), delta + view.decrement.rounding
     distance = _distance(delta, k)
-    fine = view.hessian_error <= goal.hessian_tol
-    done = fine and known * flat <= goal.tol * (1.0 + size)
+    fine = view.hessian_error <= search.hessian_tol
+    done = fine and known * flat <= search.tol * (1.0 + size)
     if not size + distance * flat < constants.radius:
         return done  # and nothing is certain
     state.distance, state.length = distance, distance * flat
-    if goal.arms.shape[0] > 0:
+    if search.arms.shape[0] > 0:
         wider = _distance(delta + _tilt_error(search, concordance), k)
         if size + wider * flat < constants.radius:
             state.certain = int(_is_clear(state, search, wider))
         done = done or state.certain == 1
-        if not done and goal.tilt_error > 0.0:
+        if not done and search.tilt_error > 0.0:
             done = _is_clear(state, search, distance)
     return done
 
@@ -200,8 +194,8 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
 @kernel
 def _tilt_error(search: FreeSearch, concordance: float) -> float:
     """By how much the tilt may be off, in the dual norm of the Hessian at theta."""
-    away = distance(search.theta, search.goal.reference)
-    return search.goal.tilt_error * math.exp(min(0.5 * concordance * away, 300.0))
+    away = distance(search.theta, search.reference)
+    return search.tilt_error * math.exp(min(0.5 * concordance * away, 300.0))
 
 
 @kernel
@@ -219,7 +213,7 @@ def _is_clear(state: FreeState, search: FreeSearch, distance: float) -> bool:
 
     ``<x - x', u>`` is at most the distance times the length of x - x' in M^-1.
     """
-    theta, arms, memory = search.theta, search.goal.arms, search.memory
+    theta, arms, memory = search.theta, search.arms, search.memory
     best, state.leader, difference = -math.inf, 0, memory.vectors[2]
     for k in range(arms.shape[0]):
         score = dot(arms[k], theta)

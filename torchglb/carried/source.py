@@ -59,9 +59,7 @@ class RowSource:
         """The rows as they lie in memory."""
         return RowArrays(*self.history.arrays())
 
-    def pass_at(
-        self, b: int, point: Floats, table: Packed, work: Workspace, rows: RowArrays | None = None
-    ) -> float:
+    def pass_at(self, b: int, point: Floats, table: Packed, work: Workspace) -> float:
         """One pass over the rows of problem b, into ``work.sums``; the trace of the Hessian.
 
         Args:
@@ -69,17 +67,16 @@ class RowSource:
             point: where.
             table: the monomials that are wanted.
             work: memory.
-            rows: those of :meth:`arrays`, for whoever makes many passes.
         """
-        rows = self.arrays() if rows is None else rows
+        rows = self.arrays()
         if self.compiled is NO_FAMILY:
             trace = self._pass_by_torch(b, point, table, rows, work)
         else:
             trace = pass_over(self.compiled, rows, b, point, table, work)
         shards = self.history.shards
         if not shards.is_whole:
-            both = torch.from_numpy(np.append(work.sums - _padded(work), trace))
-            (total,) = shards.sum(both)
+            work.sums[: len(work.rest)] -= work.rest
+            (total,) = shards.sum(torch.from_numpy(np.append(work.sums, trace)))
             work.sums[:], trace = total[:-1].numpy(), float(total[-1])
             work.rest[:] = 0.0
         return trace
@@ -103,11 +100,6 @@ class RowSource:
         upper = torch.triu_indices(d, d)
         work.sums[1 + d :] = hessian[upper[0], upper[1]].numpy()
         return trace_of(work.sums, d)
-
-
-def _padded(work: Workspace) -> Floats:
-    """What rounding has added to the sums, as long as they are."""
-    return np.concatenate([work.rest, np.zeros(len(work.sums) - len(work.rest))])
 
 
 @entry

@@ -22,7 +22,7 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, carried_statistics, empty_statistics
 from torchglb.rounding import round_up
-from torchglb.ucb.region import ConvexRegion
+from torchglb.ucb.program import ConvexRegion
 
 State = dict[str, Tensor]
 

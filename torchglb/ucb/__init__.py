@@ -13,9 +13,8 @@ from torchglb.choices import ProgramSolver
 from torchglb.ucb.ball_arms import BallChoice, argmax_ball
 from torchglb.ucb.growing import Choice
 from torchglb.ucb.incremental.program import AnchoredProgram
-from torchglb.ucb.program import SublevelProgram, SupportResult
+from torchglb.ucb.program import ConvexRegion, SublevelProgram, SupportResult
 from torchglb.ucb.refit import RefitProgram
-from torchglb.ucb.region import ConvexRegion
 from torchglb.ucb.solvers import Conic, Layer, Native, Solver, solver_of
 from torchglb.ucb.solvers.native import native_support
 from torchglb.ucb.solvers.settings import ConicSettings, LayerSettings, NativeSettings

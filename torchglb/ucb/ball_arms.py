@@ -117,11 +117,6 @@ def _finish(
     return BallChoice(arm, theta, lower, upper, closed, status)
 
 
-def _hopeless(status: Tensor) -> Tensor:
-    """Where further rounds would find nothing."""
-    return (status == Status.INFEASIBLE) | (status == Status.NONFINITE)
-
-
 def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
     X = program.likelihood.X
     batch, d = program.likelihood.batch_shape, program.likelihood.dim
@@ -152,7 +147,8 @@ def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
         retired = torch.maximum(retired, rest)
         bound = torch.maximum(kept.amax(-1), retired)
         closed = bound - lower <= tol * (1.0 + bound.abs())
-        if settled(closed | _hopeless(status)):
+        hopeless = (status == Status.INFEASIBLE) | (status == Status.NONFINITE)
+        if settled(closed | hopeless):  # further rounds would find nothing
             break
         # split the sectors that remain into narrower ones
         centre = angle.gather(-1, place)

@@ -83,6 +83,14 @@ def feasible_share(loss: Tensor, hub_loss: Tensor, level: Tensor) -> Tensor:
     return share.clamp_max(1.0).clamp_min(0.0)
 
 
+class Feasibility(NamedTuple):
+    """A point, its loss as computed, and the most that it can be."""
+
+    point: Tensor
+    loss: Tensor
+    at_most: Tensor
+
+
 class TwoSidedBounds(NamedTuple):
     """What a search for a support value knows of every arm, and how long it has learnt nothing."""
 
@@ -95,20 +103,50 @@ class TwoSidedBounds(NamedTuple):
     lower_paid: Tensor  # (*), and of lower
     stalled: Tensor  # (*), steps in a row that hardly narrowed the gap
 
-    def after(self, above: Above, below: Below) -> TwoSidedBounds:
-        """With one more cut and one more feasible point."""
-        tighter, better = above.value < self.upper, below.value > self.lower
-        upper = torch.where(tighter, above.value, self.upper)
-        lower = torch.where(better, below.value, self.lower)
+    def after(
+        self,
+        x: Tensor,
+        point: Tensor,
+        at: Expansion,
+        errors: Errors,
+        end: Feasibility,
+        start: Feasibility,
+        level: Tensor,
+        radius: Tensor,
+    ) -> TwoSidedBounds:
+        """With one more cut and one more feasible point.
+
+        Args:
+            x: the arms, ``(*, d)``.
+            point: an evaluated one, in the ball.
+            at: the loss and its derivatives there, whose cut it is.
+            errors: what rounding did to them.
+            end: any point of the ball.
+            start: a feasible one: so is some of the segment between the two.
+            level: B.
+            radius: S.
+        """
+        offset, paid = certified_cut(point, at, errors, level, radius)
+        cut = cut_ball(x, at.gradient, offset, radius)
+        bound, price = value_of(cut, x), cut.multiplier
+        feasible = draw_back(end.point, end.at_most, start.point, start.at_most, level)
+        ideal = draw_back(end.point, end.loss, start.point, start.loss, level)
+        value = value_at_least(x, feasible, radius)
+        # an infinite level pays infinitely much, but not where it costs nothing
+        upper_paid = torch.where(price > 0, price * paid, 0.0)
+        lower_paid = ((x * ideal).sum(-1) - value).clamp_min(0.0)
+        tighter, better = bound < self.upper, value > self.lower
+        upper = torch.where(tighter, bound, self.upper)
+        lower = torch.where(better, value, self.lower)
         narrowed = upper - lower < 0.9 * (self.upper - self.lower)
         return TwoSidedBounds(
             upper,
             lower,
-            torch.where(better[..., None], below.point, self.best),
-            torch.where(tighter[..., None], above.normal, self.normal),
-            torch.where(tighter, above.offset, self.offset),
-            torch.where(tighter, above.paid, self.upper_paid),
-            torch.where(better, below.paid, self.lower_paid),
+            torch.where(better[..., None], feasible, self.best),
+            torch.where(tighter[..., None], at.gradient, self.normal),
+            torch.where(tighter, offset, self.offset),
+            torch.where(tighter, upper_paid, self.upper_paid),
+            torch.where(better, lower_paid, self.lower_paid),
             torch.where(narrowed, 0.0, self.stalled + 1.0),
         )
 
@@ -123,48 +161,3 @@ class TwoSidedBounds(NamedTuple):
         explained = 2.0 * (self.upper_paid + self.lower_paid)
         close = gap <= tol * (1.0 + self.upper.abs()) + explained
         return Progress(close, self.stalled > patience, torch.isfinite(gap))
-
-
-class Above(NamedTuple):
-    """An upper bound on ``h(x)``, the cut that gives it, and what it pays for rounding."""
-
-    value: Tensor  # (*)
-    normal: Tensor  # (*, d)
-    offset: Tensor  # (*)
-    paid: Tensor  # (*)
-
-    @classmethod
-    def by(
-        cls, x: Tensor, point: Tensor, at: Expansion, errors: Errors, level: Tensor, radius: Tensor
-    ) -> Above:
-        """What an evaluated point proves."""
-        offset, paid = certified_cut(point, at, errors, level, radius)
-        cut = cut_ball(x, at.gradient, offset, radius)
-        price = cut.multiplier
-        # an infinite level pays infinitely much, but not where it costs nothing
-        paid = torch.where(price > 0, price * paid, 0.0)
-        return cls(value_of(cut, x), at.gradient, offset, paid)
-
-
-class Below(NamedTuple):
-    """A lower bound on ``h(x)``, the feasible point that gives it, and what it pays."""
-
-    value: Tensor  # (*)
-    point: Tensor  # (*, d)
-    paid: Tensor  # (*)
-
-    @classmethod
-    def by(cls, x: Tensor, end: Feasibility, start: Feasibility, level: Tensor, S: Tensor) -> Below:
-        """By a segment from a feasible point to any other."""
-        point = draw_back(end.point, end.at_most, start.point, start.at_most, level)
-        ideal = draw_back(end.point, end.loss, start.point, start.loss, level)
-        value = value_at_least(x, point, S)
-        return cls(value, point, ((x * ideal).sum(-1) - value).clamp_min(0.0))
-
-
-class Feasibility(NamedTuple):
-    """A point, its loss as computed, and the most that it can be."""
-
-    point: Tensor
-    loss: Tensor
-    at_most: Tensor

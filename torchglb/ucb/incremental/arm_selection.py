@@ -17,19 +17,17 @@ from torchglb.carried.kernels import MAGNITUDE
 from torchglb.carried.minimum import DONE as FOUND
 from torchglb.carried.minimum import BallSearch, Goal, SearchState, search_minimum
 from torchglb.ucb.incremental.cutting_planes import (
-    BLOCK,
     PLANAR,
     WIDE,
-    Arms,
-    Level,
     lower_bound,
     prepare,
+    scan,
     second_cut,
 )
-from torchglb.ucb.incremental.looks import look, new_anchor, scan_chosen
-from torchglb.ucb.incremental.minorant import LAST_NEEDED
-from torchglb.ucb.incremental.outer_ellipsoids import (
+from torchglb.ucb.incremental.looks import look, new_anchor
+from torchglb.ucb.incremental.minorant import (
     FEW,
+    LAST_NEEDED,
     MANY,
     begin_minorant,
     bound_by_minorant,
@@ -39,6 +37,7 @@ from torchglb.ucb.incremental.outer_ellipsoids import (
     was_needed,
 )
 from torchglb.ucb.incremental.round_state import (
+    BLOCK,
     CERTAIN,
     DECIDED,
     LOOKS,
@@ -49,7 +48,9 @@ from torchglb.ucb.incremental.round_state import (
     PASS_FOR_MINORANT,
     SCAN,
     UNDECIDED,
+    Arms,
     CarriedProblem,
+    Level,
     Memory,
     Round,
     RoundState,
@@ -176,8 +177,8 @@ def _level_of(state: RoundState, problem: CarriedProblem) -> Level:
 @kernel
 def _scan_all(state: RoundState, round_: Round) -> None:
     """Bounds on all arms from what is carried: no pass."""
-    problem, arms, level, memory = round_.problem, round_.arms, round_.level, round_.memory
-    count, d, residual = arms.upper.shape[0], level.center.shape[0], memory.residual
+    problem, arms, level = round_.problem, round_.arms, round_.level
+    count, d = arms.upper.shape[0], level.center.shape[0]
     radius, used, now = level.radius, problem.use.last, float(state.number)
     for k in range(count):
         x, size = arms.units[k], arms.lengths[k]
@@ -185,7 +186,7 @@ def _scan_all(state: RoundState, round_: Round) -> None:
         if state.ending != NO_CENTER:
             arms.lower[k] = lower_bound(dot(x, level.center), size, radius, d)
         arms.multiplier[k], arms.cut[k], arms.feasible[k] = 0.0, -1, -1
-    prepare(problem.anchors.carried, level, memory.cuts)
+    prepare(round_)
     many = count >= MANY_ARMS and not round_.settings.every
     if may_use_minorant(state, round_) and (many or was_needed(state, problem.minorant)):
         state.with_minorant = int(bound_by_minorant(state, round_))
@@ -203,7 +204,7 @@ def _scan_all(state: RoundState, round_: Round) -> None:
         used[arms.cut[k]] = now
         used[arms.feasible[k]] = now
         if PLANAR < d < WIDE:
-            other = second_cut(arms, k, problem.anchors.carried, level, memory.cuts, residual)
+            other = second_cut(round_, k)
             if other >= 0:
                 used[other] = now
 
@@ -220,7 +221,7 @@ def _scan_the_best(round_: Round) -> None:
         chosen[j] = best
         arms.cut[best] = 0
     chosen[BLOCK] = BLOCK
-    scan_chosen(round_)
+    scan(round_)
 
 
 @kernel
@@ -238,7 +239,7 @@ def _scan_contenders(round_: Round) -> float:
             count += 1
         if count == BLOCK or (last and count > 0):
             chosen[BLOCK] = count
-            scan_chosen(round_)
+            scan(round_)
             if not every:
                 for j in range(count):
                     best = max(best, arms.lower[chosen[j]])

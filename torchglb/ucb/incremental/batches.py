@@ -20,7 +20,6 @@ from torchglb.carried.monomials import unpack
 from torchglb.families.compiled import CompiledFamily
 from torchglb.optim import Status
 from torchglb.ucb.incremental.arm_selection import choose, first_tolerance
-from torchglb.ucb.incremental.cutting_planes import Arms
 from torchglb.ucb.incremental.minorant import minorant_in, sum_least_curvatures
 from torchglb.ucb.incremental.round_state import (
     DECIDED,
@@ -29,6 +28,7 @@ from torchglb.ucb.incremental.round_state import (
     PASS_FOR_MINIMUM,
     PASS_FOR_MINORANT,
     UNDECIDED,
+    Arms,
     CarriedProblem,
     Memory,
     Settings,

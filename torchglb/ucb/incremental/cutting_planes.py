@@ -11,12 +11,10 @@ they prove is then computed in double precision, so that a bad choice only costs
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchglb.backend import Floats, Ints, inlined, kernel, vectorised
+from torchglb.backend import Floats, Ints, kernel, vectorised
 from torchglb.backend.dense import (
     EPS,
     TINY,
@@ -27,71 +25,14 @@ from torchglb.backend.dense import (
 from torchglb.carried.kernels import Carried
 from torchglb.carried.model import Quadratic, gradient_at
 from torchglb.carried.rounding import compensated
+from torchglb.ucb.incremental.round_state import BLOCK, Arms, Cuts, Level, Round, Singles
 from torchglb.ucb.kernels import cut_rounding, feasible_share
 
-Singles = NDArray[np.float32]
-
-#: arms whose products with all anchors are formed together
-BLOCK = 16
 #: anchors whose products are formed together
 STRIP = 512
 #: up to this dimension the best single cut says as much as two, and from this one on again: then no
 #: anchor is near, and an ellipsoid says more
 PLANAR, WIDE = 2, 8
-
-
-class Level(NamedTuple):
-    """The set of this round, ``{|theta| <= S, F(theta) <= B}``; of B an interval is known."""
-
-    high: float  # B is at most this: cuts are made with it
-    low: float  # B is at least this: feasible points are found with it
-    center: Floats  # a point of the set, (d,)
-    center_loss: float  # F there, at most
-    radius: float  # S
-    magnitude: float  # of the rows and the tilt, which bounds rounding; see add_totals
-    quadratic: Quadratic  # what is added to the loss of the data
-
-
-class Arms(NamedTuple):
-    """The arms of one round, and what is known of them."""
-
-    units: Floats  # (K, d), unit vectors, or zeros
-    lengths: Floats  # (K,)
-    upper: Floats  # (K,), bounds on h from above
-    lower: Floats  # (K,), the same from below
-    cut: Ints  # (K,), the anchor behind upper
-    feasible: Ints  # (K,), the anchor whose feasible point is behind lower
-    multiplier: Floats  # (K,), of the level, dh/dB, as the cut has it
-
-
-class Cuts(NamedTuple):
-    """Memory for the cuts and feasible points of A anchors."""
-
-    offset: Floats  # (A,); the set obeys <grad F, theta> <= offset
-    inverse_norm: Floats  # (A,), 1/|grad F|
-    share: Floats  # (A,), of the segment from the centre to the anchor that is feasible
-    vectors: Singles  # (d, 2 A), the unit normals, then the feasible points
-    distance: Singles  # (A,), of the plane from the origin, with a sign
-    disc: Singles  # (A,), the radius of the disc in which the plane meets the ball
-    ratio: Singles  # (A,), of these two
-    products: Singles  # (BLOCK, 2 A), of arms with all vectors
-    gain: Singles  # (A,), by how much each cut lowers the bound of an arm
-
-
-@inlined
-def cuts_memory(dim: int, anchors: int) -> Cuts:
-    """For so many anchors."""
-    return Cuts(
-        np.empty(anchors),
-        np.empty(anchors),
-        np.empty(anchors),
-        np.empty((dim, 2 * anchors), np.float32),
-        np.empty(anchors, np.float32),
-        np.empty(anchors, np.float32),
-        np.empty(anchors, np.float32),
-        np.empty((BLOCK, 2 * anchors), np.float32),
-        np.empty(anchors, np.float32),
-    )
 
 
 @kernel
@@ -108,8 +49,9 @@ def sum_rounding(level: Level, loss: float, offset: float, trace: float) -> floa
 
 
 @kernel
-def prepare(anchors: Carried, level: Level, cuts: Cuts) -> None:
+def prepare(round_: Round) -> None:
     """The cuts and the feasible points of all anchors: O(A d)."""
+    anchors, level, cuts = round_.problem.anchors.carried, round_.level, round_.memory.cuts
     d, count = anchors.points.shape
     radius, quadratic = level.radius, level.quadratic
     _tangents(anchors, quadratic, cuts)
@@ -226,11 +168,13 @@ def largest(values: Singles) -> int:
 
 
 @kernel
-def apply_cut(residual: Floats, anchors: Carried, level: Level, cuts: Cuts, a: int) -> float:
+def apply_cut(round_: Round, a: int) -> float:
     """Takes the best multiple alpha of the unit normal of a cut off the residual of an arm; alpha.
 
     For any weights ``alpha >= 0``, ``h(x) <= sum alpha reach + S |x - sum alpha u|``.
     """
+    anchors, level = round_.problem.anchors.carried, round_.level
+    cuts, residual = round_.memory.cuts, round_.memory.residual
     inverse, radius = cuts.inverse_norm[a], level.radius
     reach = cuts.offset[a] * inverse
     if not reach < radius:
@@ -251,13 +195,10 @@ def apply_cut(residual: Floats, anchors: Carried, level: Level, cuts: Cuts, a: i
 
 
 @kernel
-def scan(
-    arms: Arms, chosen: Ints, anchors: Carried, level: Level, cuts: Cuts, residual: Floats
-) -> None:
-    """Bounds on some arms from the best cut and the best feasible point of all anchors.
-
-    ``chosen`` has at most BLOCK arms and, last, how many.
-    """
+def scan(round_: Round) -> None:
+    """Bounds on the arms of ``memory.chosen`` from the best cut and the best feasible point."""
+    arms, anchors, level = round_.arms, round_.problem.anchors.carried, round_.level
+    cuts, chosen, residual = round_.memory.cuts, round_.memory.chosen, round_.memory.residual
     radius, number, d = level.radius, anchors.points.shape[1], residual.shape[0]
     count = chosen[BLOCK]
     multiply(arms.units, chosen, cuts)
@@ -269,7 +210,7 @@ def scan(
         x = arms.units[k]
         a = best_cut(cuts.products[j, :number], 1.0, radius, cuts)
         copy_vector(x, residual)
-        alpha = apply_cut(residual, anchors, level, cuts, a)
+        alpha = apply_cut(round_, a)
         paid = alpha * (cuts.offset[a] * cuts.inverse_norm[a]) if alpha > 0.0 else 0.0
         lower_upper_bound(arms, k, dual_value(paid, abs(paid), alpha, length(residual), radius))
         arms.cut[k], arms.multiplier[k] = a, arms.lengths[k] * alpha * cuts.inverse_norm[a]
@@ -303,19 +244,18 @@ def lower_bound(reached: float, arm_length: float, radius: float, dim: int) -> f
 
 
 @kernel
-def second_cut(
-    arms: Arms, k: int, anchors: Carried, level: Level, cuts: Cuts, residual: Floats
-) -> int:
+def second_cut(round_: Round, k: int) -> int:
     """Lowers the bound of an arm by a second cut beside its best one; its anchor, or -1."""
-    radius, a = level.radius, arms.cut[k]
+    arms, cuts, residual = round_.arms, round_.memory.cuts, round_.memory.residual
+    radius, a = round_.level.radius, arms.cut[k]
     copy_vector(arms.units[k], residual)
-    alpha = apply_cut(residual, anchors, level, cuts, a)
+    alpha = apply_cut(round_, a)
     if not alpha > 0.0:
         return -1
-    along = cuts.products[0, : anchors.points.shape[1]]
+    along = cuts.products[0, : cuts.offset.shape[0]]
     _multiply_one(residual, cuts, along)
     b = best_cut(along, dot(residual, residual), radius, cuts)
-    beta = apply_cut(residual, anchors, level, cuts, b)
+    beta = apply_cut(round_, b)
     if not beta > 0.0:
         return -1
     paid = alpha * (cuts.offset[a] * cuts.inverse_norm[a])

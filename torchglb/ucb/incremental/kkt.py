@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from torchglb.backend import Floats, kernel
 from torchglb.backend.dense import EPS, copy_vector, dot, length, solve_general
-from torchglb.carried.model import Dense, Model, expand
+from torchglb.carried.model import Model, expand
+from torchglb.ucb.incremental.round_state import Round
 
 #: which constraints are active: that many multipliers are sought, less one
 LEVEL_ONLY, LEVEL_AND_BALL = 0, 1
@@ -30,13 +31,6 @@ SHORT = 3e-6
 ON_SPHERE = 1e-6
 
 
-class System(NamedTuple):
-    """Memory for the equations of a Newton step."""
-
-    matrix: Floats  # (d + 2, d + 2)
-    right: Floats  # (d + 2,)
-
-
 class Solution(NamedTuple):
     """How a search has ended."""
 
@@ -45,55 +39,39 @@ class Solution(NamedTuple):
 
 
 @kernel
-def maximise_on_model(
-    x: Floats,
-    start: Floats,
-    model: Model,
-    level: float,
-    memory: Dense,
-    system: System,
-    out: Floats,
-) -> Solution:
-    """``argmax <x, u>`` over ball and polynomial, by steps from a point nearby, into ``out``.
+def maximise_on_model(round_: Round, x: Floats, model: Model, level: float) -> Solution:
+    """``argmax <x, u>`` over ball and polynomial, by steps from a point nearby.
+
+    The steps begin at ``memory.start``; the point, in the ball, goes into ``memory.trial``.
 
     Args:
+        round_: of the arm.
         x: a unit vector.
-        start: near the maximiser.
         model: the polynomial.
         level: B.
-        memory: for the polynomial.
-        system: for the equations.
-        out: the point, in the ball.
     """
+    memory, out = round_.memory.dense, round_.memory.trial
     radius, gradient = model.objective.constants.radius, memory.vectors[0]
     for k in range(x.shape[0]):
         out[k] = (1.0 - 4.0 * EPS) * radius * x[k]
     if expand(model, out, memory, gradient, False) <= level:
         return Solution(0.0, True)
     for case in (LEVEL_ONLY, LEVEL_AND_BALL):
-        solution = _solve_case(x, start, model, level, case, memory, system, out)
+        solution = _solve_case(round_, x, model, level, case)
         if solution.found:
             return solution
-    copy_vector(start, out)
+    copy_vector(round_.memory.start, out)
     return Solution(1.0, False)
 
 
 @kernel
-def _solve_case(
-    x: Floats,
-    start: Floats,
-    model: Model,
-    level: float,
-    case: int,
-    memory: Dense,
-    system: System,
-    out: Floats,
-) -> Solution:
+def _solve_case(round_: Round, x: Floats, model: Model, level: float, case: int) -> Solution:
     """Newton's method on the conditions of one case; arguments as in :func:`maximise_on_model`."""
+    memory, right, out = round_.memory.dense, round_.memory.right, round_.memory.trial
     d, gradient, u = x.shape[0], memory.vectors[0], memory.vectors[1]
     radius = model.objective.constants.radius
     edge, sphere = (1.0 - 4.0 * EPS) * radius, radius * radius
-    copy_vector(start, u)
+    copy_vector(round_.memory.start, u)
     multiplier, outward = 1.0, 0.0
     for step in range(MAX_STEPS):
         loss = expand(model, u, memory, gradient, True)
@@ -102,17 +80,17 @@ def _solve_case(
             if not multiplier < math.inf:
                 break
         squared = dot(u, u)
-        _equations(x, u, gradient, memory.hessian, multiplier, outward, system)
-        system.right[d] = level - loss
-        system.right[d + 1] = 0.5 * (sphere - squared)
-        if not solve_general(system.matrix, system.right, d + 1 + case):
+        _equations(round_, x, multiplier, outward)
+        right[d] = level - loss
+        right[d + 1] = 0.5 * (sphere - squared)
+        if not solve_general(round_.memory.matrix, right, d + 1 + case):
             break
         size = 0.0
         for k in range(d):
-            size += system.right[k] * system.right[k]
-            u[k] += system.right[k]
-        multiplier = float(system.right[d])
-        outward = float(system.right[d + 1]) if case == LEVEL_AND_BALL else 0.0
+            size += right[k] * right[k]
+            u[k] += right[k]
+        multiplier = float(right[d])
+        outward = float(right[d + 1]) if case == LEVEL_AND_BALL else 0.0
         if not size < 1e6 * sphere:
             break
         squared = dot(u, u)
@@ -148,17 +126,10 @@ def _multipliers(x: Floats, gradient: Floats, u: Floats, case: int) -> tuple[flo
 
 
 @kernel
-def _equations(
-    x: Floats,
-    u: Floats,
-    gradient: Floats,
-    hessian: Floats,
-    multiplier: float,
-    outward: float,
-    system: System,
-) -> None:
+def _equations(round_: Round, x: Floats, multiplier: float, outward: float) -> None:
     """``(lambda H + nu) move + lambda' grad F + nu' u = x``, and the constraints to first order."""
-    d, matrix = x.shape[0], system.matrix
+    memory, matrix, right = round_.memory.dense, round_.memory.matrix, round_.memory.right
+    gradient, u, hessian, d = memory.vectors[0], memory.vectors[1], memory.hessian, x.shape[0]
     for i in range(d):
         for j in range(d):
             matrix[i, j] = multiplier * hessian[i, j]
@@ -167,7 +138,7 @@ def _equations(
         matrix[d, i] = gradient[i]
         matrix[i, d + 1] = u[i]
         matrix[d + 1, i] = u[i]
-        system.right[i] = x[i]
+        right[i] = x[i]
     matrix[d, d] = 0.0
     matrix[d, d + 1] = 0.0
     matrix[d + 1, d] = 0.0

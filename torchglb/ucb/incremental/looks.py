@@ -23,9 +23,15 @@ from torchglb.carried.model import (
     model_at,
 )
 from torchglb.carried.taylor import hessian_at
-from torchglb.ucb.incremental.cutting_planes import BLOCK, Level, lower_bound, scan, sum_rounding
+from torchglb.ucb.incremental.cutting_planes import lower_bound, scan, sum_rounding
 from torchglb.ucb.incremental.kkt import maximise_on_model
-from torchglb.ucb.incremental.round_state import CarriedProblem, Memory, Round, RoundState
+from torchglb.ucb.incremental.round_state import (
+    BLOCK,
+    CarriedProblem,
+    Level,
+    Round,
+    RoundState,
+)
 from torchglb.ucb.kernels import (
     ON_SPHERE,
     Curvature,
@@ -54,13 +60,6 @@ ENOUGH = 0.5
 
 
 @kernel
-def scan_chosen(round_: Round) -> None:
-    """Bounds from all anchors for the arms of ``memory.chosen``."""
-    memory, anchors = round_.memory, round_.problem.anchors.carried
-    scan(round_.arms, memory.chosen, anchors, round_.level, memory.cuts, memory.residual)
-
-
-@kernel
 def look(state: RoundState, round_: Round, wanted: float) -> bool:
     """Looks at the maximiser of ``state.arm``; whether a pass at ``memory.trial`` is needed.
 
@@ -73,14 +72,15 @@ def look(state: RoundState, round_: Round, wanted: float) -> bool:
     arm, floor = state.arm, _floor(state, round_)
     if arms.feasible[arm] < 0:
         memory.chosen[0], memory.chosen[BLOCK] = arm, 1
-        scan_chosen(round_)
+        scan(round_)
     x, slot = arms.units[arm], arms.feasible[arm]
     wanted = wanted / max(arms.lengths[arm], TINY)
     before = arms.upper[arm] - arms.lower[arm]
     minimum, enough = problem.minimum, False
     anchor = model_at(problem.anchors, slot, memory.dense)
-    if state.reduced == 0:
-        _reduce_minimum(problem, memory)
+    if state.reduced == 0:  # the Hessian of the data at the carried minimum, for all looks
+        hessian_at(minimum.sums, 1.0, memory.minimum_form.reflections)
+        reduce(memory.minimum_form, memory.step[0])
         state.reduced = 1
     if problem.anchors.table.order > 2:
         enough = _look_by_anchor(round_, anchor, x, slot, wanted)
@@ -120,7 +120,7 @@ def _look_by_anchor(round_: Round, model: Model, x: Floats, slot: int, wanted: f
         start[k] = model.point[k] + use.shift[k, slot]
     goal = level.low - 2.0 * use.excess[slot]  # a point can be proven feasible there
     dense, gradient = memory.dense, memory.gradient
-    solution = maximise_on_model(x, start, model, goal, dense, memory.system, trial)
+    solution = maximise_on_model(round_, x, model, goal)
     loss = expand(model, trial, dense, gradient, False)
     error = error_at(model, trial, loss, dense)
     sound = solution.found and error.value <= TRUST * (level.low - level.center_loss)
@@ -191,13 +191,6 @@ def _propose_from_minimum(round_: Round, x: Floats) -> None:
     hessian = Curvature(memory.minimum_form, 1.0, level.quadratic.ridge)
     model = QuadraticModel(level.center, memory.normal, hessian, level.low - loss)
     _step_from(round_, x, model, loss)
-
-
-@kernel
-def _reduce_minimum(problem: CarriedProblem, memory: Memory) -> None:
-    """The Hessian of the data at the carried minimum in tridiagonal form, for all looks."""
-    hessian_at(problem.minimum.sums, 1.0, memory.minimum_form.reflections)
-    reduce(memory.minimum_form, memory.step[0])
 
 
 @kernel
@@ -291,14 +284,10 @@ def new_anchor(state: RoundState, round_: Round, trace: float) -> None:
 @kernel
 def anchor_at_minimum(state: RoundState, round_: Round) -> int:
     """The carried minimum becomes an anchor of first order as it is, without a pass; which."""
-    anchors, slot = round_.problem.anchors.carried, least_used(round_.problem.use.last)
-    minimum, d = round_.problem.minimum.objective.carried, anchors.points.shape[0]
-    for i in range(1 + d):
-        anchors.sums[i, slot] = minimum.sums[i, 0]
-        anchors.rest[i, slot] = minimum.rest[i, 0]
-    for k in range(d):
-        anchors.points[k, slot] = minimum.points[k, 0]
-    anchors.trace[slot] = minimum.trace[0]
+    slot, model = least_used(round_.problem.use.last), round_.problem.minimum
+    minimum, count = model.objective.carried, 1 + model.point.shape[0]
+    sums, rest = model.sums[:count], minimum.rest.reshape(count)
+    put_point(round_.problem.anchors.carried, slot, model.point, sums, rest, minimum.trace[0])
     _cut_of(state, round_, slot)
     return slot
 

@@ -15,7 +15,8 @@ point of it that does not, the point at the distance D would be in the set, whic
 in E. So the set is a part of E.
 
 Anchors bound an arm well if one of them is near its maximiser. For fresh arms in ten dimensions
-none is, but the ellipsoid E bounds all arms alike.
+none is, but the ellipsoid E bounds all arms alike. Another one, around the carried minimum by
+self-concordance, says less and costs no pass: M takes one now and then.
 """
 
 from __future__ import annotations
@@ -33,17 +34,22 @@ from torchglb.backend.dense import (
     length,
     solve_factored,
 )
-from torchglb.carried.kernels import ROWS, Carried, LossRows, Workspace, chunk_hessian, features
-from torchglb.carried.model import Constants, Dense, gradient_at, loss_at
-from torchglb.carried.rounding import plain
+from torchglb.carried.kernels import ROWS, LossRows, Workspace, chunk_hessian, features
+from torchglb.carried.model import (
+    Constants,
+    Dense,
+    expand,
+    gradient_at,
+    loss_at,
+    loss_concordance,
+)
+from torchglb.carried.rounding import compensated, plain
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SECOND, W, Y, least_curvatures
-from torchglb.ucb.incremental.cutting_planes import (
-    Arms,
-    Level,
-    lower_upper_bound,
-    sum_rounding,
-)
+from torchglb.ucb.incremental.cutting_planes import lower_upper_bound, sum_rounding
+from torchglb.ucb.incremental.looks import anchor_at_minimum
+from torchglb.ucb.incremental.round_state import CarriedProblem, Minorant, Round, RoundState
+from torchglb.ucb.kernels import cut_rounding
 
 #: a problem's memory beside point and matrix: D; how many rows M was made of, 0 if there is none;
 #: the round before which it is not worth trying; which anchor c is; the last round in which many
@@ -61,14 +67,11 @@ LOOSE = 1.04
 HALVINGS = 10
 #: a Hessian whose condition is below this is inverted with an error below 1e-6, also for d = 50
 WELL_CONDITIONED = 1e5
-
-
-class Minorant(NamedTuple):
-    """The quadratic below the loss of one problem, in its memory."""
-
-    point: Floats  # c, (d,)
-    matrix: Floats  # the upper triangle of M, row by row, (d (d + 1)/2,)
-    state: Floats  # (5,), at REACH to LAST_NEEDED; (0,) where there is never one
+#: a minorant is asked where so many rivals are left, and made where so many are, by so many passes
+FEW, MANY, MOST_PASSES = 3, 4, 5
+#: it is asked at once for so many rounds after it was needed, and not for so many after it said
+#: nothing
+LATELY, PAUSE = 8.0, 20
 
 
 def minorant_size(dim: int) -> int:
@@ -120,8 +123,9 @@ def row_reaches(X: Floats, start: int, count: int, reach: float, scratch: Floats
 
 
 @kernel
-def is_carried(minorant: Minorant, anchors: Carried) -> bool:
+def is_carried(problem: CarriedProblem) -> bool:
     """Whether there is one, and its point is still among the anchors."""
+    minorant, anchors = problem.minorant, problem.anchors.carried
     slot, same = int(minorant.state[SLOT]), 0.0 < minorant.state[ROWS_THEN] <= anchors.totals[ROWS]
     for k in range(minorant.point.shape[0]):
         same = same and minorant.point[k] == anchors.points[k, slot]
@@ -129,54 +133,29 @@ def is_carried(minorant: Minorant, anchors: Carried) -> bool:
 
 
 @kernel
-def is_old(minorant: Minorant, anchors: Carried, level: Level) -> bool:
+def is_old(round_: Round) -> bool:
     """Whether many rows have come since it was made, or the minimum is elsewhere."""
+    minorant, level = round_.problem.minorant, round_.level
+    anchors = round_.problem.anchors.carried
     above = loss_at(anchors, level.quadratic, int(minorant.state[SLOT])) - level.center_loss
     far = above > HIGH * (level.high - level.center_loss)
     return far or anchors.totals[ROWS] > OLD * minorant.state[ROWS_THEN]
 
 
 @kernel
-def move_to(minorant: Minorant, anchors: Carried, slot: int, radius: float) -> None:
-    """The point is an anchor from now on; D is the old one unless the ball's is smaller."""
-    for k in range(minorant.point.shape[0]):
-        minorant.point[k] = anchors.points[k, slot]
-    whole = ball_reach(minorant, radius)
-    if minorant.state[REACH] == 0.0 or minorant.state[REACH] > whole:
-        minorant.state[REACH] = whole
-    minorant.state[ROWS_THEN], minorant.state[SLOT] = 0.0, float(slot)
-
-
-@kernel
-def ball_reach(minorant: Minorant, radius: float) -> float:
+def ball_reach(round_: Round) -> float:
     """No point of the ball is farther from c."""
-    return (radius + length(minorant.point)) * (1.0 + 1e-12)
+    return (round_.level.radius + length(round_.problem.minorant.point)) * (1.0 + 1e-12)
 
 
 @kernel
-def store(minorant: Minorant, rows: int, answer: Workspace) -> None:
-    """Keeps the matrix that a pass has found."""
-    start = 1 + minorant.point.shape[0]
-    for i in range(minorant.matrix.shape[0]):
-        minorant.matrix[i] = answer.sums[start + i]
-    minorant.state[ROWS_THEN] = float(rows)
-
-
-@kernel
-def outer_ellipsoid(
-    minorant: Minorant, anchors: Carried, level: Level, memory: Dense, spare: Floats
-) -> OuterEllipsoid:
+def outer_ellipsoid(round_: Round) -> OuterEllipsoid:
     """E, if it is certain that the set is a part of it; else one without end.
 
     Rounding: the carried sums at c as those of any cut; the entries of M are plain sums.
-
-    Args:
-        minorant: c, M and D.
-        anchors: with the loss at c.
-        level: the set.
-        memory: for E, as in :func:`ellipsoid`.
-        spare: memory, ``(d, d)``.
     """
+    minorant, anchors = round_.problem.minorant, round_.problem.anchors.carried
+    level, memory = round_.level, round_.memory.dense
     d, reach, ridge = minorant.point.shape[0], minorant.state[REACH], level.quadratic.ridge
     matrix, slope, place, trace = memory.hessian, memory.vectors[2], 0, 0.0
     slot = int(minorant.state[SLOT])
@@ -192,30 +171,28 @@ def outer_ellipsoid(
     paid += plain(d, minorant.state[ROWS_THEN]) * EPS * trace * reach * reach
     slack = level.high - loss + paid
     found = ellipsoid(minorant.point, slope, slack, 0.0, level.radius, memory)
-    whole = reach >= ball_reach(minorant, level.radius)
+    whole = reach >= ball_reach(round_)
     inside = slack >= 2.0 * paid  # c is in the set for certain
-    if inside and (whole or _is_within(matrix, found, reach, spare)):
+    if inside and (whole or _is_within(round_, found, reach)):
         return found
     return OuterEllipsoid(math.inf, found.offset)
 
 
 @kernel
-def _is_within(matrix: Floats, outer: OuterEllipsoid, reach: float, spare: Floats) -> bool:
+def _is_within(round_: Round, outer: OuterEllipsoid, reach: float) -> bool:
     """Whether ``|v|_M <= w`` implies ``|v| < D``: whether ``M - (w/D)^2 I`` has a factor."""
-    share = (outer.width + outer.offset) / reach
-    return cholesky(matrix, -share * share * (1.0 + 1e-6), spare)
+    share, memory = (outer.width + outer.offset) / reach, round_.memory
+    return cholesky(memory.dense.hessian, -share * share * (1.0 + 1e-6), memory.form.reflections)
 
 
 @kernel
-def least_reach(
-    minorant: Minorant, outer: OuterEllipsoid, radius: float, matrix: Floats, spare: Floats
-) -> float:
+def least_reach(round_: Round, outer: OuterEllipsoid) -> float:
     """The least D that E is within, up to some percent; that of the ball if there is none."""
-    high = ball_reach(minorant, radius)
+    high = ball_reach(round_)
     low = 1e-3 * high
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        if _is_within(matrix, outer, middle, spare):
+        if _is_within(round_, outer, middle):
             high = middle
         else:
             low = middle
@@ -277,8 +254,9 @@ def ellipsoid(
 
 
 @kernel
-def bound_by_ellipsoid(arms: Arms, outer: OuterEllipsoid, radius: float, memory: Dense) -> int:
+def bound_by_ellipsoid(round_: Round, outer: OuterEllipsoid) -> int:
     """Lowers the bounds of all arms to those of an ellipsoid, O(K d^2); of how many."""
+    arms, radius, memory = round_.arms, round_.level.radius, round_.memory.dense
     center, y, lowered = memory.vectors[0], memory.vectors[1], 0
     if not outer.width < math.inf:
         return 0
@@ -289,3 +267,103 @@ def bound_by_ellipsoid(arms: Arms, outer: OuterEllipsoid, radius: float, memory:
         lower_upper_bound(arms, k, dot(x, center) + across + 1e-9 * (radius + across))
         lowered += 1 if arms.upper[k] < before else 0
     return lowered
+
+
+# ---- in a round --------------------------------------------------------------------------------
+
+
+@kernel
+def bound_cheaply(round_: Round) -> None:
+    """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
+    level, model = round_.level, round_.problem.minimum
+    gradient, dense = round_.memory.gradient, round_.memory.dense
+    loss = expand(model, model.point, dense, gradient, True)
+    # no payment for the ridge: near the minimum its slope is no larger than that of the rows
+    paid = compensated(gradient.shape[0]) * cut_rounding(
+        level.high, loss, loss, model.objective.carried.trace[0], level.magnitude, level.radius
+    )
+    concordance = loss_concordance(model.objective)
+    room = level.high - loss + paid
+    outer = ellipsoid(model.point, gradient, room, concordance, level.radius, dense)
+    bound_by_ellipsoid(round_, outer)
+
+
+@kernel
+def begin_minorant(state: RoundState, round_: Round) -> None:
+    """A minorant is to be made at the carried minimum, which becomes an anchor; by a pass.
+
+    D is the old one unless the ball's is smaller.
+    """
+    slot, minorant = anchor_at_minimum(state, round_), round_.problem.minorant
+    for k in range(minorant.point.shape[0]):
+        minorant.point[k] = round_.problem.anchors.carried.points[k, slot]
+    whole = ball_reach(round_)
+    if minorant.state[REACH] == 0.0 or minorant.state[REACH] > whole:
+        minorant.state[REACH] = whole
+    minorant.state[ROWS_THEN], minorant.state[SLOT] = 0.0, float(slot)
+    state.minorant_passes += 1
+
+
+@kernel
+def end_minorant(state: RoundState, round_: Round) -> bool:
+    """A pass for a minorant has been made: whether another one is needed, with a better D.
+
+    That is where the least D turns out to be much smaller than the one that it was made with, or
+    larger. Else it bounds the arms.
+    """
+    minorant, answer = round_.problem.minorant, round_.memory.minimum_pass
+    start = 1 + minorant.point.shape[0]
+    for i in range(minorant.matrix.shape[0]):
+        minorant.matrix[i] = answer.sums[start + i]
+    minorant.state[ROWS_THEN] = float(round_.problem.rows)
+    outer = outer_ellipsoid(round_)
+    least, reach = least_reach(round_, outer), minorant.state[REACH]
+    better = min(MARGIN * least, ball_reach(round_))
+    poor = not outer.width < math.inf or LOOSE * better < reach
+    if poor and better != reach and state.minorant_passes < MOST_PASSES:
+        minorant.state[REACH], minorant.state[ROWS_THEN] = better, 0.0
+        state.minorant_passes += 1
+        return True
+    if not outer.width < math.inf:  # as for rows that leave a direction out
+        minorant.state[PAUSED_UNTIL] = float(state.number + PAUSE)
+    bound_by_minorant(state, round_)
+    return False
+
+
+@kernel
+def bound_by_minorant(state: RoundState, round_: Round) -> bool:
+    """Bounds all arms by the ellipsoid of the minorant, if there is one; whether it is new enough.
+
+    Where it says nothing it is to rest for some rounds.
+    """
+    problem, minorant = round_.problem, round_.problem.minorant
+    if not is_carried(problem):
+        return False
+    outer = outer_ellipsoid(round_)
+    if not outer.width < math.inf:
+        return False
+    problem.use.last[int(minorant.state[SLOT])] = float(state.number)
+    if bound_by_ellipsoid(round_, outer) == 0:
+        minorant.state[PAUSED_UNTIL] = float(state.number + PAUSE)
+    return not is_old(round_)
+
+
+@kernel
+def may_use_minorant(state: RoundState, round_: Round) -> bool:
+    """Whether there may be one that says more than the anchors, for a choice.
+
+    Not where an anchor has a polynomial of its own or the minimum's is the loss itself, nor where a
+    negative ridge makes a quadratic of doubtful convexity.
+    """
+    problem, order = round_.problem, round_.problem.anchors.table.order
+    if round_.settings.every or problem.minorant.state.shape[0] == 0 or order > 2:
+        return False
+    if problem.minimum.objective.constants.ratio == 0.0 or problem.anchors.quadratic.ridge < 0.0:
+        return False
+    return float(state.number) >= problem.minorant.state[PAUSED_UNTIL]
+
+
+@kernel
+def was_needed(state: RoundState, minorant: Minorant) -> bool:
+    """Whether looks have lately left many rivals: then the minorant is asked before the first."""
+    return float(state.number) <= minorant.state[LAST_NEEDED] + LATELY

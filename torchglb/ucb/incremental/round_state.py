@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchglb.backend import Floats, Ints, inlined, record_type
 from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_memory
 from torchglb.carried.kernels import Workspace, workspace
 from torchglb.carried.minimum import SearchVectors
-from torchglb.carried.model import Dense, Model, Objective, dense
-from torchglb.ucb.incremental.cutting_planes import BLOCK, Arms, Cuts, Level, cuts_memory
-from torchglb.ucb.incremental.kkt import System
-from torchglb.ucb.incremental.minorant import Minorant
+from torchglb.carried.model import Dense, Model, Objective, Quadratic, dense
 from torchglb.ucb.kernels import STEP_ROWS
 
+Singles = NDArray[np.float32]
+
+#: arms whose products with all anchors are formed together
+BLOCK = 16
 #: what a round answers: it is decided, or waits for a pass for the minimum, an anchor, a minorant
 DECIDED, PASS_FOR_MINIMUM, PASS_FOR_ANCHOR, PASS_FOR_MINORANT = 0, 1, 2, 3
 #: where a round stands
@@ -70,6 +72,60 @@ class Settings(NamedTuple):
     max_steps: int
 
 
+class Level(NamedTuple):
+    """The set of this round, ``{|theta| <= S, F(theta) <= B}``; of B an interval is known."""
+
+    high: float  # B is at most this: cuts are made with it
+    low: float  # B is at least this: feasible points are found with it
+    center: Floats  # a point of the set, (d,)
+    center_loss: float  # F there, at most
+    radius: float  # S
+    magnitude: float  # of the rows and the tilt, which bounds rounding; see add_totals
+    quadratic: Quadratic  # what is added to the loss of the data
+
+
+class Arms(NamedTuple):
+    """The arms of one round, and what is known of them."""
+
+    units: Floats  # (K, d), unit vectors, or zeros
+    lengths: Floats  # (K,)
+    upper: Floats  # (K,), bounds on h from above
+    lower: Floats  # (K,), the same from below
+    cut: Ints  # (K,), the anchor behind upper
+    feasible: Ints  # (K,), the anchor whose feasible point is behind lower
+    multiplier: Floats  # (K,), of the level, dh/dB, as the cut has it
+
+
+class Cuts(NamedTuple):
+    """Memory for the cuts and feasible points of A anchors."""
+
+    offset: Floats  # (A,); the set obeys <grad F, theta> <= offset
+    inverse_norm: Floats  # (A,), 1/|grad F|
+    share: Floats  # (A,), of the segment from the centre to the anchor that is feasible
+    vectors: Singles  # (d, 2 A), the unit normals, then the feasible points
+    distance: Singles  # (A,), of the plane from the origin, with a sign
+    disc: Singles  # (A,), the radius of the disc in which the plane meets the ball
+    ratio: Singles  # (A,), of these two
+    products: Singles  # (BLOCK, 2 A), of arms with all vectors
+    gain: Singles  # (A,), by how much each cut lowers the bound of an arm
+
+
+@inlined
+def cuts_memory(dim: int, anchors: int) -> Cuts:
+    """For so many anchors."""
+    return Cuts(
+        np.empty(anchors),
+        np.empty(anchors),
+        np.empty(anchors),
+        np.empty((dim, 2 * anchors), np.float32),
+        np.empty(anchors, np.float32),
+        np.empty(anchors, np.float32),
+        np.empty(anchors, np.float32),
+        np.empty((BLOCK, 2 * anchors), np.float32),
+        np.empty(anchors, np.float32),
+    )
+
+
 class AnchorUse(NamedTuple):
     """How the anchors were of use.
 
@@ -94,6 +150,14 @@ def anchor_use_in(memory: Floats, dim: int, anchors: int) -> AnchorUse:
     return AnchorUse(memory[:anchors], memory[anchors : 2 * anchors], shift, memory[end:])
 
 
+class Minorant(NamedTuple):
+    """The quadratic below the loss of one problem, in its memory."""
+
+    point: Floats  # c, (d,)
+    matrix: Floats  # the upper triangle of M, row by row, (d (d + 1)/2,)
+    state: Floats  # see minorant_in; (0,) where there is never one
+
+
 class CarriedProblem(NamedTuple):
     """One problem: what is carried of it, and its constants."""
 
@@ -109,7 +173,8 @@ class Memory(NamedTuple):
     """For one problem at a time: its round, its passes, its arms."""
 
     dense: Dense
-    system: System
+    matrix: Floats  # of the equations of a Newton step, (d + 2, d + 2)
+    right: Floats  # and their right-hand side, (d + 2,)
     cuts: Cuts
     minimum_form: Tridiagonal  # the Hessian at the carried minimum
     form: Tridiagonal  # that of another model
@@ -131,7 +196,8 @@ def round_memory(dim: int, anchors: int, count: int, minimum_count: int, arms: i
     """For problems of this size."""
     return Memory(
         dense(dim, max(count, minimum_count)),
-        System(np.zeros((dim + 2, dim + 2)), np.zeros(dim + 2)),
+        np.zeros((dim + 2, dim + 2)),
+        np.zeros(dim + 2),
         cuts_memory(dim, anchors),
         tridiagonal_memory(dim),
         tridiagonal_memory(dim),

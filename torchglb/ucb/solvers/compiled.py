@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, Ints, bound_once, entry, kernel, vectorised
+from torchglb.backend import Floats, Ints, bound_once, entry, kernel, record, vectorised
 from torchglb.backend.dense import EPS, copy_vector, dot, frank_wolfe_gap, length
 from torchglb.backend.tridiagonal import tridiagonal_form
 from torchglb.carried.kernels import ProblemRows
@@ -21,7 +21,6 @@ from torchglb.mle_kernels import (
     INFEASIBLE,
     NONFINITE,
     RUNNING,
-    PointExpansion,
     RowLoss,
     copy_point,
     expand,
@@ -30,9 +29,12 @@ from torchglb.mle_kernels import (
 )
 from torchglb.rounding import round_up
 from torchglb.ucb.program import SublevelProgram
-from torchglb.ucb.solvers.dual_kernels import ESTIMATE_STEPS, ESTIMATE_TOL, search_dual
 from torchglb.ucb.solvers.search_kernels import (
-    ArmBounds,
+    ARM,
+    ESTIMATE_STEPS,
+    ESTIMATE_TOL,
+    ArmSearch,
+    ArmState,
     Evaluated,
     LevelSet,
     SearchMemory,
@@ -40,6 +42,7 @@ from torchglb.ucb.solvers.search_kernels import (
     learn,
     rounded_trace,
     search_arm,
+    search_dual,
     search_memory,
     trace_of,
     weight_of_cut,
@@ -62,13 +65,6 @@ class Support(NamedTuple):
     theta: Floats
     multiplier: Floats
     status: Ints
-
-
-def new_support(count: int, K: int, d: int) -> Support:
-    """To be written by :func:`support_all`."""
-    upper, lower, multiplier = np.empty((count, K)), np.empty((count, K)), np.empty((count, K))
-    status = np.empty((count, K), np.int64)
-    return Support(upper, lower, np.empty((count, K, d)), multiplier, status)
 
 
 def compiled_support(
@@ -94,7 +90,13 @@ def compiled_support(
     level = _doubles(program.level).reshape(count)
     xs = _doubles(arms).reshape(count, K, d)
     radius = per_problem(program.domain.radius, shape[:-2])
-    found = new_support(count, K, d)
+    found = Support(
+        np.empty((count, K)),
+        np.empty((count, K)),
+        np.empty((count, K, d)),
+        np.empty((count, K)),
+        np.empty((count, K), np.int64),
+    )
     region = _region_of(program, count, d)
     for block in blocks(loss, family, 1.0, center):
         here = block.where
@@ -158,21 +160,10 @@ def support_all(
         max_steps: limit on passes for each arm.
         found: the result.
     """
-    count, K, d = arms.shape
+    count, d = arms.shape[0], arms.shape[2]
     memory, at_center, squares = search_memory(d), new_point(d), np.empty(rows.y.shape[1])
-    bounds = ArmBounds(
-        np.zeros((K, d)),
-        np.zeros(K),
-        np.zeros(K),
-        np.zeros(K),
-        np.zeros(K),
-        np.zeros((K, d)),
-        np.zeros((K, d)),
-        np.zeros(K),
-        np.zeros(K),
-        np.zeros(K),
-        np.zeros(K, np.int64),
-    )
+    x, normal, theta, states = np.zeros(d), np.zeros(d), np.zeros(d), np.zeros(1, ARM)
+    arm = record(states, 0)
     for b in range(count):
         ridge, radius = settings[b, RIDGE], settings[b, RADIUS]
         tilt, center = settings[b, TILT : TILT + d], settings[b, TILT + d :]
@@ -183,25 +174,10 @@ def support_all(
         magnitude = magnitude_of_rows(loss, squares)
         trace = rounded_trace(trace_of(at_center.hessian), ridge, d)
         there = evaluated(value, trace, at_center, rows.y.shape[1], level[b], radius, magnitude)
-        problem = LevelSet(
-            loss,
-            level[b],
-            radius,
-            squares,
-            magnitude,
-            at_center.theta,
-            value,
-            there.loss_error,
-            region[b],
-        )
-        begin(bounds, arms[b], at_center.theta, radius)
-        if math.isfinite(value) and not math.isnan(level[b]):
-            close_gaps(bounds, problem, at_center, there, tol, max_steps, memory)
-        least = value - frank_wolfe_gap(at_center.theta, at_center.gradient, radius)
-        least -= 2.0 * there.error + 16.0 * EPS * (abs(least) + abs(value))
-        for k in range(K):
-            found.status[b, k] = status_of(bounds, k, problem, least)
-            write(bounds, k, problem, found.status[b, k], found, b)
+        error = there.loss_error
+        problem = LevelSet(loss, level[b], radius, squares, magnitude, value, error, region[b])
+        search = ArmSearch(x, theta, normal, problem, at_center, memory, tol)
+        search_arms(arm, search, there, arms[b], max_steps, found, b)
 
 
 #: the same, called unseen
@@ -209,23 +185,33 @@ support_bound = bound_once(support_all)
 
 
 @kernel
-def close_gaps(
-    bounds: ArmBounds,
-    problem: LevelSet,
-    at_center: PointExpansion,
+def search_arms(
+    arm: ArmState,
+    search: ArmSearch,
     there: Evaluated,
-    tol: float,
+    arms: Floats,
     max_steps: int,
-    memory: SearchMemory,
+    found: Support,
+    b: int,
 ) -> None:
     """Searches one arm of a problem after the other, from what the centre says of it."""
-    feasible = problem.center_loss + problem.center_error <= problem.level
-    for k in range(bounds.upper.shape[0]):
-        learn(bounds, k, at_center, there, problem)
-        search_arm(bounds, k, at_center, problem, tol, max_steps, memory)
-        # the minimisations of the dual search would leave a region
-        if feasible and bounds.status[k] == INACCURATE and problem.region.shape[0] == 0:
-            search_dual(bounds, k, problem, tol, memory)
+    level, center = search.level, search.center
+    value, error = level.center_loss, level.center_error
+    least = value - frank_wolfe_gap(center.theta, center.gradient, level.radius)
+    least -= 2.0 * there.error + 16.0 * EPS * (abs(least) + abs(value))
+    # the minimisations of the dual search would leave a region
+    dual = value + error <= level.level and level.region.shape[0] == 0
+    for k in range(arms.shape[0]):
+        begin(arm, search, arms[k])
+        if math.isfinite(value) and not math.isnan(level.level):
+            learn(arm, search, center, there)
+            search_arm(arm, search, max_steps)
+            if dual and arm.status == INACCURATE:
+                search_dual(arm, search)
+        finish(arm, search, least)
+        copy_vector(search.theta, found.theta[b, k])
+        found.upper[b, k], found.lower[b, k] = arm.upper, arm.lower
+        found.multiplier[b, k], found.status[b, k] = arm.multiplier, arm.status
 
 
 @kernel
@@ -293,66 +279,49 @@ def power_of_two(arm: Floats) -> float:
 
 
 @kernel
-def begin(bounds: ArmBounds, arms: Floats, center: Floats, radius: float) -> None:
-    """What ball and centre say of the arms."""
-    d = arms.shape[1]
-    for k in range(arms.shape[0]):
-        scale = power_of_two(arms[k])
-        for i in range(d):
-            bounds.units[k, i] = arms[k, i] / scale
-            bounds.normal[k, i] = 0.0
-        size = length(bounds.units[k])
-        bounds.scales[k], bounds.lengths[k] = scale, size
-        for i in range(d):
-            bounds.units[k, i] = bounds.units[k, i] / size if size > 0.0 else 0.0
-        copy_vector(center, bounds.theta[k])
-        bounds.upper[k] = radius * (1.0 + (8.0 + d) * EPS)
-        bounds.lower[k] = dot(bounds.units[k], center) - (8.0 + d) * EPS * radius
-        if size == 0.0:
-            bounds.upper[k], bounds.lower[k] = 0.0, 0.0
-        bounds.offset[k] = math.inf
-        bounds.upper_paid[k], bounds.lower_paid[k] = 0.0, 0.0
-        bounds.status[k] = RUNNING
+def begin(arm: ArmState, search: ArmSearch, given: Floats) -> None:
+    """What ball and centre say of an arm."""
+    x, d, radius, center = search.x, given.shape[0], search.level.radius, search.center.theta
+    arm.scale = power_of_two(given)
+    for i in range(d):
+        x[i] = given[i] / arm.scale
+        search.normal[i] = 0.0
+    arm.length = length(x)
+    for i in range(d):
+        x[i] = x[i] / arm.length if arm.length > 0.0 else 0.0
+    copy_vector(center, search.theta)
+    arm.upper = radius * (1.0 + (8.0 + d) * EPS)
+    arm.lower = dot(x, center) - (8.0 + d) * EPS * radius
+    if arm.length == 0.0:
+        arm.upper, arm.lower = 0.0, 0.0
+    arm.offset, arm.upper_paid, arm.lower_paid = math.inf, 0.0, 0.0
+    arm.status = RUNNING
 
 
 @kernel
-def status_of(bounds: ArmBounds, k: int, problem: LevelSet, least: float) -> int:
-    """Of one arm; ``least`` is a lower bound of the loss over the ball.
+def finish(arm: ArmState, search: ArmSearch, least: float) -> None:
+    """The result of an arm, with its length; ``least`` is a lower bound of the loss over the ball.
 
     Without a feasible centre there is no lower bound, and perhaps no set at all; that there is none
     is proven by a loss whose least value is above the level.
     """
-    value, level = problem.center_loss, problem.level
-    if not math.isfinite(value) or math.isnan(level):
-        return NONFINITE
-    if least > level or bounds.upper[k] == -math.inf:
-        return INFEASIBLE
-    if value + problem.center_error > level and bounds.status[k] != NONFINITE:
-        return INACCURATE
-    return bounds.status[k]
-
-
-@kernel
-def write(
-    bounds: ArmBounds, k: int, problem: LevelSet, status: int, found: Support, b: int
-) -> None:
-    """The result of one arm, with its length."""
-    scale, size = bounds.scales[k], bounds.lengths[k]
-    upper, lower = bounds.upper[k], bounds.lower[k]
-    unsure = problem.center_loss + problem.center_error > problem.level
-    alpha = weight_of_cut(bounds.units[k], bounds.normal[k], bounds.offset[k], problem.radius)
-    found.multiplier[b, k] = scale * (size * alpha)
-    copy_vector(bounds.theta[k], found.theta[b, k])
+    level, scale, size, upper, lower = search.level, arm.scale, arm.length, arm.upper, arm.lower
+    undefined = not math.isfinite(level.center_loss) or math.isnan(level.level)
+    empty = not undefined and (least > level.level or upper == -math.inf)
+    unsure = level.center_loss + level.center_error > level.level
+    alpha = weight_of_cut(search.x, search.normal, arm.offset, level.radius)
+    arm.multiplier = scale * (size * alpha)
     lost = LEAST if size > 0.0 else 0.0
-    found.upper[b, k] = scale * (size * (upper + 4.0 * EPS * abs(upper))) + lost
-    found.lower[b, k] = scale * (size * (lower - 4.0 * EPS * abs(lower))) - lost
-    if status == INFEASIBLE:
-        found.upper[b, k], found.lower[b, k] = -math.inf, -math.inf
-    elif unsure:
-        found.lower[b, k] = -math.inf
-    undefined = not math.isfinite(problem.center_loss) or math.isnan(problem.level)
+    arm.upper = scale * (size * (upper + 4.0 * EPS * abs(upper))) + lost
+    arm.lower = scale * (size * (lower - 4.0 * EPS * abs(lower))) - lost
+    if unsure and arm.status != NONFINITE:
+        arm.status = INACCURATE
+    if unsure:
+        arm.lower = -math.inf
+    if empty:
+        arm.upper, arm.lower, arm.status = -math.inf, -math.inf, INFEASIBLE
     if undefined:
-        found.upper[b, k], found.lower[b, k] = math.nan, math.nan
-    if undefined or unsure or status == INFEASIBLE:
-        for i in range(bounds.theta.shape[1]):
-            found.theta[b, k, i] = math.nan
+        arm.upper, arm.lower, arm.status = math.nan, math.nan, NONFINITE
+    if undefined or unsure or empty:
+        for i in range(search.theta.shape[0]):
+            search.theta[i] = math.nan

@@ -13,16 +13,17 @@ fourfold in each step.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim.loop import Progress, iterate
-from torchglb.ucb.bounds import Above, Below, Feasibility, TwoSidedBounds, rounded_off
+from torchglb.ucb.bounds import Feasibility, TwoSidedBounds, rounded_off
+from torchglb.ucb.program import SublevelProgram
 
 #: a search that has not narrowed its gap for so many multipliers is given up
 PATIENCE = 12
@@ -45,33 +46,45 @@ class DualState(NamedTuple):
 
 
 def search_multipliers(
-    loss: NegativeLogLikelihood,
-    domain: Ball,
-    level: Tensor,
+    program: SublevelProgram,
+    inside: tuple[Tensor, Tensor, Tensor],
     arms: Tensor,
-    bracket: DualState,
+    known: TwoSidedBounds,
+    status: Tensor,
+    stuck: Tensor,
     tol: float,
 ) -> tuple[TwoSidedBounds, Tensor]:
-    """Closes the gap of N programs with one arm each, from a point inside the set.
+    """Carries on the search of some arms from a point inside the set, as N programs of one arm.
 
     Args:
-        loss: L, with one batch axis.
-        domain: the balls, of radii S ``(N)``.
-        level: B, ``(N)``.
-        arms: x, ``(N, d)``.
-        bracket: what is known.
+        program: the batch of programs.
+        inside: a point of the set ``(*B, K, d)``, the most that its loss can be, its steepness.
+        arms: ``(*B, K, d)``.
+        known: of every arm, ``(*B, K)``.
+        status: likewise.
+        stuck: the arms, an index of all ``*B x K``, ``(N)``.
         tol: stop when ``upper - lower <= tol (1 + |upper|)``.
 
     Returns:
-        What is known at the end, and the status of each, ``(N)``.
+        What is known of every arm at the end, and its status.
     """
-    radius = domain.radius_like(level)
+    axes = status.ndim - 1
+
+    def of_problems(t: Tensor) -> Tensor:
+        problems = math.prod(t.shape[:axes])  # there may be no rows to infer it from
+        return t.reshape(problems, *t.shape[axes:])[stuck // status.shape[-1]]
+
+    def of_arms(t: Tensor) -> Tensor:
+        return t.flatten(0, axes)[stuck]
+
+    def put(whole: Tensor, part: Tensor) -> Tensor:
+        return whole.flatten(0, axes).index_copy(0, stuck, part).reshape(whole.shape)
 
     def value(point: Tensor) -> Tensor:
-        return (arms * point).sum(-1)
+        return (x * point).sum(-1)
 
     def step(state: DualState) -> tuple[DualState, Progress]:
-        tilt = arms / state.multiplier[..., None]
+        tilt = x / state.multiplier[..., None]
         tilt = tilt if loss.tilt is None else tilt + loss.tilt
         tilted = NegativeLogLikelihood(
             loss.family,
@@ -84,7 +97,6 @@ def search_multipliers(
         )
         point = minimize_likelihood(tilted, domain, start=state.start, throw=False).theta
         at, errors = loss.expand_with_errors(point)
-        above = Above.by(arms, point, at, errors, level, radius)
         steepest = torch.maximum(state.steepest, errors.steepness)
         moved, most = rounded_off(2.0 * steepest, radius), at.loss + errors.loss
 
@@ -95,7 +107,7 @@ def search_multipliers(
         outer_loss = torch.where(feasible, state.outer_loss, most)
         end = Feasibility(outer, outer_loss, outer_loss + moved)
         start = Feasibility(inner, inner_loss, inner_loss + moved)
-        known = state.known.after(above, Below.by(arms, end, start, level, radius))
+        known = state.known.after(x, point, at, errors, end, start, level, radius)
 
         # the chord's slope; between its ends lies a maximiser for it
         chord = (value(outer) - value(inner)) / (outer_loss - inner_loss)
@@ -112,5 +124,23 @@ def search_multipliers(
         )
         return new, known.progress(tol, PATIENCE)
 
-    last, status, _ = iterate(step, bracket, bracket.known.progress(tol, PATIENCE), MAX_MULTIPLIERS)
-    return last.known, status
+    *rows, radius, level = (of_problems(t) for t in program.tensors())
+    loss, domain = program.likelihood.rebuild(rows), program.domain.resized(radius)
+    x = of_arms(arms)
+    inner, inner_loss, steepness = (of_arms(t) for t in inside)
+    before = TwoSidedBounds._make(of_arms(t) for t in known)
+    before = before._replace(stalled=torch.zeros_like(level))
+    multiplier = (before.upper - value(inner)) / (level - inner_loss)
+    first = DualState(
+        # by concavity at least as large as the best multiplier
+        multiplier=torch.where(torch.isfinite(multiplier) & (multiplier > 0), multiplier, 1.0),
+        start=inner,
+        inner=inner,
+        inner_loss=inner_loss,
+        outer=inner,
+        outer_loss=torch.full_like(level, torch.inf),
+        steepest=steepness,
+        known=before,
+    )
+    last, verdict, _ = iterate(step, first, before.progress(tol, PATIENCE), MAX_MULTIPLIERS)
+    return TwoSidedBounds._make(map(put, known, last.known)), put(status, verdict)

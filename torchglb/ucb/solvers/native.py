@@ -26,18 +26,11 @@ from torchglb.optim.loop import Progress, iterate
 from torchglb.recording import is_plain, is_transformed, wants_gradient, without_autocast
 from torchglb.rounding import short_scale
 from torchglb.row_sums import Errors, Expansion
-from torchglb.ucb.bounds import (
-    Above,
-    Below,
-    Feasibility,
-    TwoSidedBounds,
-    rounded_off,
-    value_at_least,
-)
+from torchglb.ucb.bounds import Feasibility, TwoSidedBounds, rounded_off, value_at_least
 from torchglb.ucb.gradients import differentiable
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.solvers.compiled import compiled_support, narrowed
-from torchglb.ucb.solvers.dual_search import DualState, search_multipliers
+from torchglb.ucb.solvers.dual_search import search_multipliers
 from torchglb.ucb.solvers.sqp import come_back, multipliers, propose, stop_at_cut
 
 #: a search that has not narrowed its gap for this many steps is given up
@@ -281,11 +274,12 @@ def search_support(
         value = at.loss
         moved = rounded_off(errors.steepness + hub_steepness, radius)
         most = value + (errors.loss + moved)
-        start = Feasibility(hub, floor, floor + (hub_error + moved))
-        above = Above.by(arms, trial, at, errors, level, radius)
-        below = Below.by(arms, Feasibility(trial, value, most), start, level, radius)
-        known = search.known.after(above, below)
-        further = (most <= level) & (below.value > search.known.lower)
+        end, start = (
+            Feasibility(trial, value, most),
+            Feasibility(hub, floor, floor + (hub_error + moved)),
+        )
+        known = search.known.after(arms, trial, at, errors, end, start, level, radius)
+        further = (most <= level) & (known.lower > search.known.lower)
 
         # near the boundary: an SQP step from here, drawn back to the best cut if it crosses that
         level_weight, ball_weight = multipliers(arms, at.gradient, trial)
@@ -319,59 +313,12 @@ def search_support(
     known = last.known
     if program.region is not None:  # the minimisations of the dual search would leave the region
         return known, status
-    feasible = floor + hub_error <= level
-    stuck = which(((status == Status.INACCURATE) & feasible).flatten())
+    most = floor + hub_error
+    stuck = which(((status == Status.INACCURATE) & (most <= level)).flatten())
     if not stuck.shape[0]:
         return known, status
-    inside = (hub, floor + hub_error, hub_steepness.expand(shape))
-    return _by_dual_search(program, inside, arms, known, status, stuck, tol)
-
-
-def _by_dual_search(
-    program: SublevelProgram,
-    inside: tuple[Tensor, Tensor, Tensor],
-    arms: Tensor,
-    known: TwoSidedBounds,
-    status: Tensor,
-    stuck: Tensor,
-    tol: float,
-) -> tuple[TwoSidedBounds, Tensor]:
-    """The search of some arms, an index of all ``*B x K``, carried on by :mod:`dual_search`.
-
-    A point of the set is ``inside``, with the most that its loss can be, and its steepness.
-    """
-    axes = status.ndim - 1
-
-    def of_problems(t: Tensor) -> Tensor:
-        problems = math.prod(t.shape[:axes])  # there may be no rows to infer it from
-        return t.reshape(problems, *t.shape[axes:])[stuck // status.shape[-1]]
-
-    def of_arms(t: Tensor) -> Tensor:
-        return t.flatten(0, axes)[stuck]
-
-    def put(whole: Tensor, part: Tensor) -> Tensor:
-        return whole.flatten(0, axes).index_copy(0, stuck, part).reshape(whole.shape)
-
-    *rows, radius, level = (of_problems(t) for t in program.tensors())
-    loss = program.likelihood.rebuild(rows)
-    x = of_arms(arms)
-    inner, inner_loss, steepness = (of_arms(t) for t in inside)
-    before = TwoSidedBounds._make(of_arms(t) for t in known)
-    multiplier = (before.upper - (x * inner).sum(-1)) / (level - inner_loss)
-    first = DualState(
-        # by concavity at least as large as the best multiplier
-        multiplier=torch.where(torch.isfinite(multiplier) & (multiplier > 0), multiplier, 1.0),
-        start=inner,
-        inner=inner,
-        inner_loss=inner_loss,
-        outer=inner,
-        outer_loss=torch.full_like(level, torch.inf),
-        steepest=steepness,
-        known=before._replace(stalled=torch.zeros_like(level)),
-    )
-    domain = program.domain.resized(radius)
-    found, verdict = search_multipliers(loss, domain, level, x, first, tol)
-    return TwoSidedBounds._make(map(put, known, found)), put(status, verdict)
+    inside = (hub, most, hub_steepness.expand(shape))
+    return search_multipliers(program, inside, arms, known, status, stuck, tol)
 
 
 def _per_arm(value: Tensor, like: Tensor) -> Tensor:

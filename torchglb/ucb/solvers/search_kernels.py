@@ -10,11 +10,11 @@ Arms are unit vectors here; lengths multiply bounds at the end.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, inlined, kernel
+from torchglb.backend import Floats, inlined, kernel, record_type
 from torchglb.backend.dense import EPS, TINY, copy_vector, dot, length
 from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_form, tridiagonal_memory
 from torchglb.carried.kernels import Workspace
@@ -32,6 +32,7 @@ from torchglb.mle_kernels import (
     RowLoss,
     copy_point,
     expand,
+    minimize,
     new_memory,
     new_point,
     pass_memory,
@@ -75,26 +76,26 @@ class LevelSet(NamedTuple):
     radius: float  # S
     squares: Floats  # of the lengths of the rows, (n,)
     magnitude: float  # of the rows and the tilt, which bounds rounding; see add_totals
-    center: Floats  # a point of the set, if there is one, (d,)
-    center_loss: float  # F there, as computed
+    center_loss: float  # F at a point of the set, if there is one, as computed
     center_error: float  # what rounding may have done to it
     region: Floats  # of ConvexRegion, c, W and gamma; empty for none
 
 
-class ArmBounds(NamedTuple):
-    """What is known of K arms."""
+class ArmState(Protocol):
+    """What is known of one arm; bounds are those of its unit vector x until the end."""
 
-    units: Floats  # unit vectors, (K, d), or zeros
-    scales: Floats  # powers of two that arms were divided by, (K,)
-    lengths: Floats  # of the arms over their scales, (K,)
-    upper: Floats  # bounds on h of the unit vectors, (K,)
-    lower: Floats  # (K,)
-    theta: Floats  # feasible points that attain lower, (K, d)
-    normal: Floats  # of the cuts that gave upper, (K, d)
-    offset: Floats  # of these cuts, (K,)
-    upper_paid: Floats  # what rounding costs upper, and lower by what it aims at, (K,)
-    lower_paid: Floats  # what it costs lower beside that, (K,)
-    status: Ints  # (K,)
+    scale: float  # a power of two that the arm was divided by
+    length: float  # of the arm over its scale
+    upper: float  # bounds on h
+    lower: float
+    offset: float  # of the cut <normal, theta> <= offset that gave upper
+    upper_paid: float  # what rounding costs upper, and lower by what it aims at
+    lower_paid: float  # what it costs lower beside that
+    multiplier: float  # of the level, dh/dB, in the end
+    status: int
+
+
+ARM = record_type(ArmState)
 
 
 class SearchMemory(NamedTuple):
@@ -133,6 +134,18 @@ def search_memory(dim: int) -> SearchMemory:
         tridiagonal_memory(dim),
         new_memory(dim),
     )
+
+
+class ArmSearch(NamedTuple):
+    """What the search of an arm works on, beside its state: a record in a tuple would be a copy."""
+
+    x: Floats  # a unit vector, or zero, (d,)
+    theta: Floats  # a feasible point that attains the lower bound, (d,)
+    normal: Floats  # of the cut that gave the upper one, (d,)
+    level: LevelSet
+    center: PointExpansion  # a point of the set, if there is one, and what F is there
+    memory: SearchMemory
+    tol: float  # of the gap: upper - lower <= tol (1 + |upper|)
 
 
 # ---- what a point proves -----------------------------------------------------------------------
@@ -267,78 +280,71 @@ def weight_of_cut(x: Floats, normal: Floats, offset: float, radius: float) -> fl
 
 
 @kernel
-def tighten_upper(
-    arms: ArmBounds, k: int, at: PointExpansion, found: Evaluated, level: LevelSet
-) -> None:
-    """Lowers the upper bound of one arm by the cut of an evaluated point."""
-    x, bound, radius = arms.units[k], math.inf, level.radius
+def tighten_upper(arm: ArmState, search: ArmSearch, at: PointExpansion, found: Evaluated) -> None:
+    """Lowers the upper bound of an arm by the cut of an evaluated point."""
+    x, bound, radius = search.x, math.inf, search.level.radius
     if found.gradient_norm > 0.0:
         bound = cut_value(x, at.gradient, found.gradient_norm, found.offset, radius)
     elif found.offset < 0.0:  # a half-space without a normal that holds nothing
         bound = -math.inf
-    if bound < arms.upper[k]:
-        arms.upper[k] = bound
-        copy_vector(at.gradient, arms.normal[k])
-        arms.offset[k] = found.offset
+    if bound < arm.upper:
+        arm.upper = bound
+        copy_vector(at.gradient, search.normal)
+        arm.offset = found.offset
         alpha = weight_of_cut(x, at.gradient, found.offset, radius)
-        rounding = found.error + found.loss_error + level.center_error
-        arms.upper_paid[k] = alpha * rounding if alpha > 0.0 else 0.0
-
-
-class Segment(NamedTuple):
-    """From a point of the set to any point of the ball."""
-
-    start: Floats  # a point of the set, (d,)
-    end: Floats  # any point, (d,)
-    share: float  # how much of it is certain to be in the set
-    ideal: float  # the same but for rounding
-
-
-@inlined
-def segment(
-    start: Floats, start_loss: float, end: Floats, end_loss: float, error: float, level: float
-) -> Segment:
-    """The feasible part of a segment; ``error`` is that of any loss on it."""
-    share = feasible_share(end_loss + error, start_loss + error, level)
-    return Segment(start, end, share, feasible_share(end_loss, start_loss, level))
+        rounding = found.error + found.loss_error + search.level.center_error
+        arm.upper_paid = alpha * rounding if alpha > 0.0 else 0.0
 
 
 @kernel
-def raise_lower(arms: ArmBounds, k: int, line: Segment, radius: float) -> None:
-    """Raises the lower bound of one arm by the feasible part of a segment."""
-    x, d, base, slope = arms.units[k], line.start.shape[0], 0.0, 0.0
+def raise_lower(
+    arm: ArmState,
+    search: ArmSearch,
+    start: Floats,
+    start_loss: float,
+    end: Floats,
+    end_loss: float,
+    error: float,
+) -> None:
+    """Raises the lower bound of an arm by the feasible part of a segment.
+
+    It leads from a point of the set to any point of the ball; ``error`` is that of any loss on it.
+    """
+    x, d, base, slope, level = search.x, start.shape[0], 0.0, 0.0, search.level
+    share = feasible_share(end_loss + error, start_loss + error, level.level)
+    ideal = feasible_share(end_loss, start_loss, level.level)  # but for rounding
     for i in range(d):
-        base += x[i] * line.start[i]
-        slope += x[i] * (line.end[i] - line.start[i])
-    value = base + line.share * slope - (2.0 * d + 8.0) * EPS * radius
-    if value > arms.lower[k]:
-        arms.lower[k] = value
-        arms.lower_paid[k] = max(base + line.ideal * slope - value, 0.0)
+        base += x[i] * start[i]
+        slope += x[i] * (end[i] - start[i])
+    value = base + share * slope - (2.0 * d + 8.0) * EPS * level.radius
+    if value > arm.lower:
+        arm.lower = value
+        arm.lower_paid = max(base + ideal * slope - value, 0.0)
         for i in range(d):
-            arms.theta[k, i] = line.start[i] + line.share * (line.end[i] - line.start[i])
+            search.theta[i] = start[i] + share * (end[i] - start[i])
 
 
 @kernel
-def is_closed(arms: ArmBounds, k: int, tol: float, stalled: int) -> bool:
+def is_closed(arm: ArmState, tol: float, stalled: int) -> bool:
     """Whether ``upper - lower <= tol (1 + |upper|)``; if progress has stalled, up to rounding.
 
     What both bounds pay for rounding is not theirs to narrow, and what they would be without it is
     uncertain by as much again.
     """
-    gap, scale = arms.upper[k] - arms.lower[k], arms.lengths[k]
+    gap, scale = arm.upper - arm.lower, arm.length
     if stalled >= ENOUGH:
-        gap -= 2.0 * (arms.upper_paid[k] + arms.lower_paid[k])
-    return scale * gap <= tol * (1.0 + scale * abs(arms.upper[k]))
+        gap -= 2.0 * (arm.upper_paid + arm.lower_paid)
+    return scale * gap <= tol * (1.0 + scale * abs(arm.upper))
 
 
 @kernel
-def learn(arms: ArmBounds, k: int, at: PointExpansion, found: Evaluated, level: LevelSet) -> None:
+def learn(arm: ArmState, search: ArmSearch, at: PointExpansion, found: Evaluated) -> None:
     """What an evaluated point says of an arm."""
-    tighten_upper(arms, k, at, found, level)
+    tighten_upper(arm, search, at, found)
+    level, center = search.level, search.center.theta
     error = found.loss_error + level.center_error
     if level.center_loss + level.center_error <= level.level:
-        line = segment(level.center, level.center_loss, at.theta, found.loss, error, level.level)
-        raise_lower(arms, k, line, level.radius)
+        raise_lower(arm, search, center, level.center_loss, at.theta, found.loss, error)
 
 
 # ---- the search of one arm ---------------------------------------------------------------------
@@ -354,33 +360,26 @@ def _aim(level: LevelSet) -> float:
 
 
 @kernel
-def search_arm(
-    arms: ArmBounds,
-    k: int,
-    at_center: PointExpansion,
-    level: LevelSet,
-    tol: float,
-    max_steps: int,
-    memory: SearchMemory,
-) -> None:
-    """Closes the gap of one arm; ``memory.center_form`` is the Hessian at the centre."""
-    at, last, x = memory.at, memory.last, arms.units[k]
+def search_arm(arm: ArmState, search: ArmSearch, max_steps: int) -> None:
+    """Closes the gap of an arm; ``memory.center_form`` is the Hessian at the centre."""
+    level, memory, center, tol = search.level, search.memory, search.center, search.tol
+    at, last, x = memory.at, memory.last, search.x
     inner, inner_loss, stalled = memory.inner, level.center_loss, 0
-    copy_vector(level.center, inner)
-    if is_closed(arms, k, tol, 0):
-        arms.status[k] = CONVERGED
+    copy_vector(center.theta, inner)
+    if is_closed(arm, tol, 0):
+        arm.status = CONVERGED
         return
     hessian = Curvature(memory.center_form, 1.0, 0.0)
     slack = _aim(level) - level.center_loss - level.center_error
-    model = QuadraticModel(level.center, at_center.gradient, hessian, slack)
+    model = QuadraticModel(center.theta, center.gradient, hessian, slack)
     sqp_step(x, model, level.radius, 0.0, ROUGH, memory.work_vectors, memory.next)
-    gap = arms.upper[k] - arms.lower[k]
-    arms.status[k] = arm_status(arms, k, tol, stalled, max_steps == 0)
+    gap = arm.upper - arm.lower
+    arm.status = arm_status(arm, tol, stalled, PATIENCE, max_steps == 0)
     for step in range(1, max_steps + 1):
-        if arms.status[k] != RUNNING:
+        if arm.status != RUNNING:
             break
-        lower = arms.lower[k]
-        copy_point(at_center if step == 1 else at, last)
+        lower = arm.lower
+        copy_point(center if step == 1 else at, last)
         copy_vector(memory.next, at.theta)
         pull_in(level.region, at.theta)
         fresh = stalled > 0 or step == 2 or (step == 1 and x.shape[0] <= CHEAP)
@@ -388,44 +387,110 @@ def search_arm(
         if not fresh:
             follow_curvature(last, at, memory.work_vectors)
         value = found.loss
-        learn(arms, k, at, found, level)
-        left = arms.upper[k] - arms.lower[k]
+        learn(arm, search, at, found)
+        left = arm.upper - arm.lower
         stalled = 0 if left < 0.9 * gap else stalled + 1
         gap = left
-        arms.status[k] = arm_status(arms, k, tol, stalled, step == max_steps)
-        if arms.status[k] != RUNNING:
+        arm.status = arm_status(arm, tol, stalled, PATIENCE, step == max_steps)
+        if arm.status != RUNNING:
             break
         if value - level.level > level.level - level.center_loss:
             come_back(at.theta, at.gradient, value, inner, inner_loss, level.level, memory.next)
         else:
-            _step_from(arms, k, found, level, memory)
-        if value + found.loss_error <= level.level and arms.lower[k] > lower:
+            _step_from(search, arm.offset, found)
+        if value + found.loss_error <= level.level and arm.lower > lower:
             copy_vector(at.theta, inner)
             inner_loss = value
 
 
 @kernel
-def _step_from(
-    arms: ArmBounds, k: int, found: Evaluated, level: LevelSet, memory: SearchMemory
-) -> None:
+def _step_from(search: ArmSearch, offset: float, found: Evaluated) -> None:
     """An SQP step from the evaluated point, up to the best cut, into ``memory.next``."""
-    at, x, work = memory.at, arms.units[k], memory.work_vectors
+    level, memory = search.level, search.memory
+    at, x, work = memory.at, search.x, memory.work_vectors
     on_sphere = dot(at.theta, at.theta) > NEAR * level.radius * level.radius
     tridiagonal_form(at.hessian, memory.form, work[0])
     slack = _aim(level) - found.loss - found.loss_error
     model = QuadraticModel(at.theta, at.gradient, Curvature(memory.form, 1.0, 0.0), slack)
     guess = ball_multiplier(x, at.gradient, at.theta) if on_sphere else 0.0
     sqp_step(x, model, level.radius, guess, ON_SPHERE, work, memory.next)
-    stop_at_cut(at.theta, memory.next, arms.normal[k], arms.offset[k])
+    stop_at_cut(at.theta, memory.next, search.normal, offset)
 
 
 @kernel
-def arm_status(arms: ArmBounds, k: int, tol: float, stalled: int, is_last: bool) -> int:
+def arm_status(arm: ArmState, tol: float, stalled: int, patience: int, is_last: bool) -> int:
     """Of an arm after a step."""
-    if not abs(arms.upper[k] - arms.lower[k]) < math.inf:
+    if not abs(arm.upper - arm.lower) < math.inf:
         return NONFINITE
-    if is_closed(arms, k, tol, stalled):
+    if is_closed(arm, tol, stalled):
         return CONVERGED
-    if stalled > PATIENCE:
+    if stalled > patience:
         return INACCURATE
     return MAX_STEPS if is_last else RUNNING
+
+
+# ---- by the dual -----------------------------------------------------------------------------
+
+#: a search that has not narrowed its gap for so many multipliers is given up
+DUAL_PATIENCE = 12
+#: how many are tried at all
+MAX_MULTIPLIERS = 80
+#: until a maximiser lies outside the set, multipliers fall by this factor
+FALL = 8.0
+#: of the estimates, as of any
+ESTIMATE_TOL, ESTIMATE_STEPS = 1e-9, 200
+
+
+@kernel
+def search_dual(arm: ArmState, search: ArmSearch) -> None:
+    """Closes the gap of an arm by its dual (:mod:`torchglb.ucb.solvers.dual_search`).
+
+    For a multiplier ``lambda > 0`` of the loss ``lambda B + max <x, theta> - lambda F(theta)`` over
+    the ball is at least h(x), with equality at the best one; the maximiser is an estimate with a
+    tilt of ``x/lambda``. The chord between one inside the set and one outside tells the next.
+    """
+    level, memory, center, x = search.level, search.memory, search.center.theta, search.x
+    loss, here, inner, outer = level.loss, memory.estimate.here, memory.inner, memory.outer
+    copy_vector(center, inner)
+    copy_vector(center, outer)
+    copy_vector(center, here.theta)
+    inner_loss, outer_loss = level.center_loss, math.inf
+    errors, stalled = level.center_error, 0
+    room = level.level - inner_loss
+    multiplier = (arm.upper - dot(x, inner)) / room if room > 0.0 else 1.0
+    if not 0.0 < multiplier < math.inf:
+        multiplier = 1.0
+    arm.status = MAX_STEPS
+    for _ in range(MAX_MULTIPLIERS):
+        for i in range(x.shape[0]):
+            memory.tilt[i] = loss.tilt[i] + x[i] / multiplier
+        tilted = RowLoss(loss.family, loss.X, loss.w, loss.y, loss.ridge, memory.tilt)
+        minimize(
+            tilted,
+            level.radius,
+            ESTIMATE_TOL,
+            ESTIMATE_STEPS,
+            memory.table,
+            memory.estimate,
+            memory.work,
+        )
+        copy_vector(here.theta, memory.at.theta)
+        gap = arm.upper - arm.lower
+        found = evaluate(level, memory, False)
+        value = found.loss
+        tighten_upper(arm, search, memory.at, found)
+        errors = max(errors, found.loss_error)
+        if value + 2.0 * errors <= level.level:
+            copy_vector(here.theta, inner)
+            inner_loss = value
+        else:
+            copy_vector(here.theta, outer)
+            outer_loss = value
+        if inner_loss + 2.0 * errors <= level.level:
+            raise_lower(arm, search, inner, inner_loss, outer, outer_loss, 2.0 * errors)
+        stalled = 0 if arm.upper - arm.lower < 0.9 * gap else stalled + 1
+        arm.status = arm_status(arm, search.tol, stalled, DUAL_PATIENCE, True)
+        if arm.status != MAX_STEPS:
+            return
+        slope = (dot(x, outer) - dot(x, inner)) / (outer_loss - inner_loss)
+        multiplier = slope if slope > 0.0 else multiplier / FALL
