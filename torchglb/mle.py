@@ -416,12 +416,13 @@ def _in_single(
     there = new_estimates(*theta.shape)
     fit_bound(family, block.rows, block.settings, float(tol), 0, there)
     lost = (found.status == Status.CONVERGED) & ~(there.gap <= tol * (1.0 + abs(there.loss)))
-    gap, up = there.gap.astype(np.float32), np.float32(np.inf)
+    with np.errstate(under="ignore"):  # next to 0 is a number that has lost digits
+        gap = np.nextafter(there.gap.astype(np.float32), np.float32(np.inf))
     narrow = {
         name: getattr(there, name).astype(np.float32) for name in ("gradient", "hessian", "loss")
     }
     status = np.where(lost, int(Status.INACCURATE), found.status)
-    changed: dict[str, Any] = {"theta": theta, "gap": np.nextafter(gap, up), "status": status}
+    changed: dict[str, Any] = {"theta": theta, "gap": gap, "status": status}
     return there._replace(num_steps=found.num_steps, **changed, **narrow)
 
 
