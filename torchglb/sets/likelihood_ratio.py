@@ -33,7 +33,7 @@ from torchglb.radii.posterior.centred import in_double
 from torchglb.radii.posterior.curvature import kept_ellipsoid
 from torchglb.radii.theorems.theorem32 import fixed_point_around
 from torchglb.recording import is_transformed
-from torchglb.rounding import power_of_two
+from torchglb.rounding import moved_up, power_of_two
 from torchglb.row_sums import Expansion
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.sets.ellipsoid import EllipsoidSet, frame_of
@@ -136,7 +136,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         return LikelihoodRatioSet(
             self.likelihood,
             self.domain,
-            self._uniform_level + (log_failure - self.log_failure),
+            moved_up(self._uniform_level, log_failure - self.log_failure),
             self.theta_hat,
             self.confined,
             Event(delta),
@@ -260,7 +260,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         return likelihood_ratio_test(
             self.likelihood,
             self.domain,
-            self.level - self.log_failure,
+            moved_up(self.level, -self.log_failure),
             A,
             b,
             relation,
