@@ -401,7 +401,17 @@ def test_the_ellipsoid_around_a_set_pays_for_the_rounding_of_its_loss(dtype, gen
         # n z^2/2g - slope z <= level
         height = mpmath.mpf(float(region.level)) + slope**2 * g / (2 * n)
         half, middle = mpmath.sqrt(2 * g * height / n), slope * g / n
-        for made in (region.ellipsoid(), region.ellipsoid(regularization=1e-9)):
+        printed = glb.ConfidenceSequence(
+            glb.Gaussian(sigma),
+            glb.Ball(1, S),
+            0.05,
+            dtype=dtype,
+            ellipsoidal=True,
+            ellipsoid="theorem",
+        )
+        printed.update(X.to(dtype), r.to(dtype))
+        sharp = region.ellipsoid(regularization=1e-9)
+        for made in (region.ellipsoid(), sharp, printed.current()):
             lower, upper = made.interval([1.0])
             assert mpmath.mpf(float(lower)) <= middle - half
             assert mpmath.mpf(float(upper)) >= middle + half

@@ -15,11 +15,12 @@ from torchglb.arrays import settled
 from torchglb.checks import (
     as_like,
     as_tensor,
+    check_choice,
     check_probability,
     check_shape,
     refuse,
 )
-from torchglb.choices import ProgramSolver, Relation
+from torchglb.choices import ELLIPSOIDS, EllipsoidKind, ProgramSolver, Relation
 from torchglb.compiled_rows import losses
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -27,7 +28,7 @@ from torchglb.inference.tests import TestResult, likelihood_ratio_test
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import distance_to_sphere, exit_distance
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
-from torchglb.radii import radius_refuted, regularization_for, self_concordance_of
+from torchglb.radii import radius_refuted, regularization_for, self_concordance_of, theorem32
 from torchglb.radii.posterior.candidates import hessian_doubt
 from torchglb.radii.posterior.centred import in_double
 from torchglb.radii.posterior.curvature import kept_ellipsoid
@@ -268,16 +269,21 @@ class LikelihoodRatioSet(ConfidenceSet):
         )
 
     def ellipsoid(
-        self, regularization: Tensor | float | None = None, with_ball: bool = False
+        self,
+        regularization: Tensor | float | None = None,
+        with_ball: bool = False,
+        kind: EllipsoidKind = "fixed_point",
     ) -> EllipsoidSet:
-        """An ellipsoid around the set, by the fixed point of Theorem 3.2; no more delta is spent.
+        """An ellipsoid around the set, by Theorem 3.2; no more delta is spent.
 
         It pays for the rounding of loss, gradient and Hessian, in float64 on a CPU.
 
         Args:
             regularization: lam of ``H + lam I``; by default ``1/(8 S^2 (1 + S R_s))``.
             with_ball: whether to keep to the ball as well.
+            kind: ``"fixed_point"`` (sharper) or ``"theorem"`` (as printed).
         """
+        check_choice("kind", kind, ELLIPSOIDS)
         if not self.confined:
             raise refuse("set", "one that keeps to the ball, for an ellipsoid", "an unconfined one")
         rows = in_double(self.likelihood) if self.level.is_cpu else self.likelihood
@@ -291,7 +297,10 @@ class LikelihoodRatioSet(ConfidenceSet):
         lam = torch.as_tensor(regularization, dtype=level.dtype, device=level.device)
         height = level - at.loss + errors.loss.detach()
         gap = frank_wolfe_gap(center, at.gradient, S) + 2.0 * S * errors.gradient.detach()
-        gamma = fixed_point_around(rows, center, at.hessian, height, S, concordance, lam, gap)
+        if kind == "theorem":
+            gamma = theorem32(height, S, concordance, lam, gap)
+        else:
+            gamma = fixed_point_around(rows, center, at.hessian, height, S, concordance, lam, gap)
         shape, gamma = kept_ellipsoid(
             at.hessian + lam[..., None, None] * eye,
             gamma,
