@@ -68,6 +68,20 @@ def round_up(value: Tensor, dtype: torch.dtype) -> Tensor:
     return nearest + short
 
 
+def moved_up(value: Tensor, by: float) -> Tensor:
+    """``value + by`` in the dtype of the value, not below the exact sum; differentiable.
+
+    Example:
+        >>> moved_up(torch.tensor(3.0), -math.log(20.0)) >= 3.0 - math.log(20.0)
+        tensor(True)
+    """
+    if by == 0.0:
+        return value
+    exact = value.double()
+    size = torch.where(torch.isfinite(exact), exact.abs() + abs(by), 0.0).detach()
+    return round_up(exact + by + 2.0 * torch.finfo(torch.float64).eps * size, value.dtype)
+
+
 def power_of_two(x: Tensor) -> Tensor:
     """A power of two just above the entries of each vector ``(*, d)``; 1 for zeros. ``(*, 1)``.
 

@@ -371,7 +371,7 @@ class ConfidenceSequence(GrowingLevel, TakesTurns):
         )
         if confined and likelihood.X.is_cpu and not is_transformed(fit.theta):
             self._look_at_boundary(outer)
-        current = self._as_ellipsoid(outer, fit, found.radius) if self.ellipsoidal else outer
+        current = outer.ellipsoid(kind=self.ellipsoid) if self.ellipsoidal else outer
         if torch.is_grad_enabled() or not self.history.keeps_graph:
             self._fresh = current, found
         return current, found
@@ -396,17 +396,6 @@ class ConfidenceSequence(GrowingLevel, TakesTurns):
             loss_only=True,
         )
         return torch.where(outside[..., None], free.theta, fit.theta)
-
-    def _as_ellipsoid(
-        self, outer: LikelihoodRatioSet, fit: Estimate, radius: Tensor
-    ) -> EllipsoidSet:
-        if self.ellipsoid == "fixed_point":
-            return outer.ellipsoid()
-        assert fit.hessian is not None
-        gamma = self.ellipsoid_radius(outer.likelihood, fit, radius, fit.hessian)
-        eye = torch.eye(self.domain.dim, dtype=radius.dtype, device=radius.device)
-        shape = fit.hessian + self.ridge[..., None, None] * eye
-        return EllipsoidSet(self.family, self.domain, fit.theta, shape, gamma, event=self.event)
 
     # ---- saving --------------------------------------------------------------------------
 

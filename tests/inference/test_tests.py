@@ -38,6 +38,25 @@ def data(generator, n=60, d=3, batch=(), theta=(1.2, -0.8, 0.0)):
 # ---- golden values -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_evidence_and_levels_of_another_delta_are_rounded_upwards(dtype):
+    """One row in one dimension: ``level - log(1/delta)`` cancels, and log E came out above it."""
+    S = 0.125
+    for k in range(60):
+        r = 0.003 * k - 0.09
+        current = sequence_of([[1.0]], [r], S, glb.Gaussian(), dtype=dtype).current()
+        y = float(torch.tensor(r, dtype=dtype).double())
+        with mpmath.workdps(40):
+            level = mpmath.mpf(float(current.level))
+            evidence = level + mpmath.log(mpmath.mpf(DELTA))
+            best = mpmath.mpf(min(max(y, -S), S))
+            least = best * best / 2 - y * best
+            assert float(current.test([1.0], 1.0, "<=").log_e) <= least - evidence
+            for delta in (0.01, 0.2):
+                other = mpmath.mpf(float(current.at_delta(delta).level))
+                assert other >= level + mpmath.log(mpmath.mpf(DELTA) / mpmath.mpf(delta))
+
+
 def test_mixture_by_quadrature():
     """d = 1: ``log E = L(b) + log of the mean of exp(-L) over [-S, S]``, by mpmath."""
     x, S = [1.0] * 12, 2.0

@@ -56,9 +56,10 @@ def test_the_divergence_from_a_gaussian_prior_is_that_of_two_normal_laws():
     point = torch.tensor([0.3, -1.0, 2.0], dtype=F64)
     variance, temper = 1.7, 0.8
     prior = normal_prior(Gaussian(), number(variance))
-    found, cover = posterior_at(prior, point, torch.diag(values), tempered(number(temper)))
+    found, root = posterior_at(prior, point, torch.diag(values), tempered(number(temper)))
     precision = torch.diag(values / temper + 1.0 / variance)
     posterior = MultivariateNormal(point, precision_matrix=precision)
     given = MultivariateNormal(torch.zeros_like(point), variance * torch.eye(3, dtype=F64))
     assert float(found) == pytest.approx(float(kl_divergence(posterior, given)), abs=2e-10)
+    cover = root.mT @ root
     torch.testing.assert_close(cover.inverse(), precision, rtol=1e-13, atol=1e-13)

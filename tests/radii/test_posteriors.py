@@ -12,6 +12,7 @@ from torchglb import (
     Ball,
     Bernoulli,
     Binomial,
+    ConfidenceSequence,
     Gaussian,
     InputError,
     NegativeLogLikelihood,
@@ -326,6 +327,46 @@ def test_gaussian_prior_is_conjugate(d, generator):
     log_evidence = -0.5 * (r @ np.linalg.solve(covariance, r) + np.linalg.slogdet(covariance)[1])
     at_zero = -0.5 * (r @ r / sigma**2 + n * math.log(sigma**2))  # L(0) = 0 drops this
     assert float(found) == pytest.approx(math.log(20) - (log_evidence - at_zero), abs=1e-9)
+
+
+def exact_gaussian_level(X, r, sigma, variance, delta):
+    """``log(1/delta)`` less the log-evidence of a Gaussian likelihood and prior, in 40 digits."""
+    with mp.workdps(40):
+        X, r, g = mp.matrix(X.tolist()), mp.matrix(r.tolist()), mpf(sigma) ** 2
+        precision, pull = X.T * X / g + mp.eye(X.cols) / variance, X.T * r / g
+        gain = (pull.T * mp.lu_solve(precision, pull))[0]
+        return float(-mp.log(delta) - (gain - mp.log(mp.det(variance * precision))) / 2)
+
+
+@pytest.mark.parametrize("increments", ["auto", "rows", "aggregated"])
+@pytest.mark.parametrize(
+    ("dtype", "sigma", "S", "d", "n"),
+    [
+        (torch.float64, 0.007, 400.0, 2, 5),
+        (torch.float64, 0.0006, 700.0, 8, 300),
+        (torch.float32, 0.02, 600.0, 2, 1),
+        (torch.float32, 0.1, 30.0, 3, 50),
+    ],
+)
+def test_a_posterior_that_is_narrow_along_the_rows_and_wide_across_them(
+    dtype, sigma, S, d, n, increments, generator
+):
+    """Products of rows with a covariance of such a condition cancel to nothing."""
+    for _ in range(6):
+        direction = torch.randn(d, dtype=torch.float64, generator=generator)
+        direction = direction / torch.linalg.vector_norm(direction)
+        length = 0.3 + 0.69 * torch.rand(n, dtype=torch.float64, generator=generator)
+        X = (length[:, None] * direction).to(dtype)
+        noise = sigma * torch.randn(n, dtype=torch.float64, generator=generator)
+        r = (0.8 * length + noise).to(dtype)
+        radius = radii.GaussianPrior(increments=increments)
+        sequence = ConfidenceSequence(Gaussian(sigma), Ball(d, S), 0.05, radius, dtype=dtype)
+        sequence.update(X, r)
+        found = float(sequence.evaluation().level)
+        floor = exact_gaussian_level(X.double(), r.double(), sigma, mpf(S) ** 2 / d, mpf("0.05"))
+        assert found >= floor
+        if dtype == torch.float64 and increments != "aggregated":  # a trace hardly tells
+            assert found <= floor + 0.01
 
 
 @pytest.mark.parametrize("temper", [1.0, 0.5])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torchglb as glb
+from torchglb.sets.base import on_mean_scale
 from torchglb.testing.sets import ConfidenceSetContract, sampled, unit
 
 S = 3.0
@@ -382,3 +383,59 @@ def test_an_ellipsoid_of_one_point_in_the_ball_has_bounds(dtype):
     assert (lower <= x @ center).all()
     assert (x @ center <= upper).all()
     assert (upper - lower < 1e-5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_ellipsoid_around_a_set_pays_for_the_rounding_of_its_loss(dtype, generator):
+    """In one dimension the set is known: in float32 its loss of some 1e7 is off by one."""
+    S, sigma, n = 30.0, 0.1, 30_000
+    X = torch.where(torch.rand(n, 1, dtype=torch.float64, generator=generator) < 0.5, -1.0, 1.0)
+    r = 20.0 * X[:, 0] + sigma * torch.randn(n, dtype=torch.float64, generator=generator)
+    sequence = glb.ConfidenceSequence(glb.Gaussian(sigma), glb.Ball(1, S), 0.05, dtype=dtype)
+    sequence.update(X.to(dtype), r.to(dtype))
+    region = sequence.current()
+    with mpmath.workdps(40):
+        g = mpmath.mpf(sigma) ** 2
+        pairs = zip(X[:, 0].tolist(), r.to(dtype).tolist(), strict=True)
+        slope = mpmath.fsum(x * y for x, y in pairs) / g
+        # n z^2/2g - slope z <= level
+        height = mpmath.mpf(float(region.level)) + slope**2 * g / (2 * n)
+        half, middle = mpmath.sqrt(2 * g * height / n), slope * g / n
+        printed = glb.ConfidenceSequence(
+            glb.Gaussian(sigma),
+            glb.Ball(1, S),
+            0.05,
+            dtype=dtype,
+            ellipsoidal=True,
+            ellipsoid="theorem",
+        )
+        printed.update(X.to(dtype), r.to(dtype))
+        sharp = region.ellipsoid(regularization=1e-9)
+        for made in (region.ellipsoid(), sharp, printed.current()):
+            lower, upper = made.interval([1.0])
+            assert mpmath.mpf(float(lower)) <= middle - half
+            assert mpmath.mpf(float(upper)) >= middle + half
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e-193])
+def test_lower_bounds_of_short_arms_pay_for_rounding_too(size, generator):
+    """A set that is the ball: the support is ``S |x|``, which a lower bound came out above."""
+    for _ in range(50):
+        arm = size * torch.randn(3, dtype=torch.float64, generator=generator)
+        S = 1.0 + float(torch.rand((), dtype=torch.float64, generator=generator))
+        wide = 1e-9 * torch.eye(3, dtype=torch.float64)
+        made = glb.EllipsoidSet(
+            glb.Bernoulli(), glb.Ball(3, S), torch.zeros(3).double(), wide, 1.0, with_ball=True
+        )
+        found = made.support(arm[None])
+        with mpmath.workdps(40):
+            exact = mpmath.mpf(S) * mpmath.norm(mpmath.matrix(arm.tolist()))
+            assert mpmath.mpf(float(found.lower)) <= exact <= mpmath.mpf(float(found.upper))
+
+
+def test_a_mean_that_underflows_is_not_0():
+    for link in ("probit", "cloglog"):
+        ends = glb.sets.Interval(torch.tensor([-900.0]), torch.tensor([-800.0]))
+        lower, upper = on_mean_scale(glb.families.QuasiBounded(link), ends)
+        assert lower == 0.0
+        assert upper > 0.0

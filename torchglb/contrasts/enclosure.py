@@ -106,8 +106,8 @@ def centred_budgets(
         if lam > 2.0 * float(values[-1]):
             break  # not even the best direction is left
         scale = values + lam
-        cover = (basis / scale) @ basis.mT
-        spread = float(normal_row_increments(likelihood, center, cover))
+        root = basis.mT / scale.sqrt()[:, None]
+        spread = float(normal_row_increments(likelihood, center, root))
         divergence = 0.5 * float((lam / scale - 1.0 + (scale / lam).log()).sum())
         height = log_level + math.log(SCALES) + spread + divergence
         if height < math.inf:

@@ -123,14 +123,15 @@ class BattleSet:
         at = loss.at(min(1.0, DEEPEST * self.S / norm) * self.theta if norm > 0 else self.theta)
         point = torch.from_numpy(at.theta / scale)
         hessian = torch.from_numpy(scale**2 * at.hessian)
-        best = math.inf
+        best, doubt = math.inf, EPS * len(loss.rows.left)
         for shape in SHAPES:
             for kappa in KAPPA:
                 for spread in SPREAD:
                     rho2 = spread * (loss.dim + 2.0 * shape + 2.0)
                     numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64)
                     candidate = on_ellipsoids(loss.dim, *numbers)
-                    divergence, cover = posterior_at(prior, point, hessian, candidate)
+                    divergence, root = posterior_at(prior, point, hessian, candidate, doubt)
+                    cover = root.mT @ root
                     law = prior.law(loss.dim, candidate.shape)
                     added = self._increments(problem, law, at, scale**2 * cover.numpy())
                     best = min(best, float(divergence) + added)

@@ -55,6 +55,9 @@ def on_mean_scale(family: GLMFamily, z: Interval) -> Interval:
     (lower, below), (upper, above) = (_mean_and_error(family, end) for end in z)
     least, most = family.reward_range
     lower, upper = (lower - below).clamp_min(least), (upper + above).clamp_max(most)
+    # a mean that has underflowed is above the least reward, which only an infinite end attains
+    above_least = torch.nextafter(torch.full_like(upper, least), torch.full_like(upper, torch.inf))
+    upper = torch.where((upper <= least) & ~torch.isinf(z.upper), above_least, upper)
     # a mean that saturates is larger than that
     upper = torch.where(upper > 0.99 * torch.finfo(upper.dtype).max, torch.inf, upper)
     # 0 - 0 is 0, not -0

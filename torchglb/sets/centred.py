@@ -19,6 +19,7 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.radii import Refinement
 from torchglb.recording import is_transformed
+from torchglb.rounding import moved_up
 from torchglb.sets.likelihood_ratio import LEVEL_OF_DELTA, LikelihoodRatioSet, chosen_where
 from torchglb.ucb import SublevelProgram, SupportResult, support
 from torchglb.ucb.solvers.settings import NativeSettings
@@ -199,12 +200,13 @@ class CentredSet(LikelihoodRatioSet):
         _, level, _, _, region = self.refinement
         given = (A, b, relation)
         theta = self.theta_hat
-        evidence = self.refinement.outer - self.log_failure
+        evidence = moved_up(self.refinement.outer, -self.log_failure)
         uniform = likelihood_ratio_test(
             self.likelihood, self.domain, evidence, *given, theta_hat=theta
         )
+        shifted = moved_up(level, -self.log_failure)
         centred = likelihood_ratio_test(
-            self.centred_likelihood, self.domain, level - self.log_failure, *given, theta_hat=theta
+            self.centred_likelihood, self.domain, shifted, *given, theta_hat=theta
         )
         # a minimum that was found outside of the region proves nothing
         inside = region.contains(centred.theta[..., None, :])[..., 0]

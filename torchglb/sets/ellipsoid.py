@@ -257,8 +257,10 @@ class EllipsoidSet(ConfidenceSet):
 
     def _at_least(self, arms: Tensor, theta: Tensor) -> Tensor:
         """``<x, theta>``, rounded down; for points some roundings outside of the ball."""
+        scale = power_of_two(arms)  # the square of a short arm would underflow
+        arms, scale = arms / scale, scale[..., 0]
         paid = (arms.shape[-1] + 8) * torch.finfo(arms.dtype).eps * self._S[..., None]
-        return (arms * theta).sum(-1) - paid * torch.linalg.vector_norm(arms, dim=-1)
+        return scale * ((arms * theta).sum(-1) - paid * torch.linalg.vector_norm(arms, dim=-1))
 
     def _draw_back(self, points: Tensor) -> Tensor:
         """Points brought into the set along their chord to the centre."""

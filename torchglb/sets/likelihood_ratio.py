@@ -15,11 +15,12 @@ from torchglb.arrays import settled
 from torchglb.checks import (
     as_like,
     as_tensor,
+    check_choice,
     check_probability,
     check_shape,
     refuse,
 )
-from torchglb.choices import ProgramSolver, Relation
+from torchglb.choices import ELLIPSOIDS, EllipsoidKind, ProgramSolver, Relation
 from torchglb.compiled_rows import losses
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -27,10 +28,13 @@ from torchglb.inference.tests import TestResult, likelihood_ratio_test
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import distance_to_sphere, exit_distance
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
-from torchglb.radii import radius_refuted, regularization_for, self_concordance_of
+from torchglb.radii import radius_refuted, regularization_for, self_concordance_of, theorem32
+from torchglb.radii.posterior.candidates import hessian_doubt
+from torchglb.radii.posterior.centred import in_double
+from torchglb.radii.posterior.curvature import kept_ellipsoid
 from torchglb.radii.theorems.theorem32 import fixed_point_around
 from torchglb.recording import is_transformed
-from torchglb.rounding import power_of_two
+from torchglb.rounding import moved_up, power_of_two
 from torchglb.row_sums import Expansion
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.sets.ellipsoid import EllipsoidSet, frame_of
@@ -133,7 +137,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         return LikelihoodRatioSet(
             self.likelihood,
             self.domain,
-            self._uniform_level + (log_failure - self.log_failure),
+            moved_up(self._uniform_level, log_failure - self.log_failure),
             self.theta_hat,
             self.confined,
             Event(delta),
@@ -257,7 +261,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         return likelihood_ratio_test(
             self.likelihood,
             self.domain,
-            self.level - self.log_failure,
+            moved_up(self.level, -self.log_failure),
             A,
             b,
             relation,
@@ -265,28 +269,45 @@ class LikelihoodRatioSet(ConfidenceSet):
         )
 
     def ellipsoid(
-        self, regularization: Tensor | float | None = None, with_ball: bool = False
+        self,
+        regularization: Tensor | float | None = None,
+        with_ball: bool = False,
+        kind: EllipsoidKind = "fixed_point",
     ) -> EllipsoidSet:
-        """An ellipsoid around the set, by the fixed point of Theorem 3.2; no more delta is spent.
+        """An ellipsoid around the set, by Theorem 3.2; no more delta is spent.
+
+        It pays for the rounding of loss, gradient and Hessian, in float64 on a CPU.
 
         Args:
             regularization: lam of ``H + lam I``; by default ``1/(8 S^2 (1 + S R_s))``.
             with_ball: whether to keep to the ball as well.
+            kind: ``"fixed_point"`` (sharper) or ``"theorem"`` (as printed).
         """
+        check_choice("kind", kind, ELLIPSOIDS)
         if not self.confined:
             raise refuse("set", "one that keeps to the ball, for an ellipsoid", "an unconfined one")
-        S = self._search_radius
+        rows = in_double(self.likelihood) if self.level.is_cpu else self.likelihood
+        level, center = self.level.to(rows.X.dtype), self.theta_hat.to(rows.X.dtype)
+        S = self.program.domain.radius_like(level).expand(level.shape)
         concordance = self.domain.constant(partial(self_concordance_of, self.family), S)
         if regularization is None:
             regularization = regularization_for(S, concordance)
-        loss, gradient, hessian = self._at_center
-        eye = torch.eye(self.dim, dtype=loss.dtype, device=loss.device)
-        lam = torch.as_tensor(regularization, dtype=loss.dtype, device=loss.device)
-        height, gap = self.level - loss, frank_wolfe_gap(self.theta_hat, gradient, S)
-        gamma = fixed_point_around(
-            self.likelihood, self.theta_hat, hessian, height, S, concordance, lam, gap
+        at, errors = rows.expand_with_errors(center)
+        eye = torch.eye(self.dim, dtype=level.dtype, device=level.device)
+        lam = torch.as_tensor(regularization, dtype=level.dtype, device=level.device)
+        height = level - at.loss + errors.loss.detach()
+        gap = frank_wolfe_gap(center, at.gradient, S) + 2.0 * S * errors.gradient.detach()
+        if kind == "theorem":
+            gamma = theorem32(height, S, concordance, lam, gap)
+        else:
+            gamma = fixed_point_around(rows, center, at.hessian, height, S, concordance, lam, gap)
+        shape, gamma = kept_ellipsoid(
+            at.hessian + lam[..., None, None] * eye,
+            gamma,
+            S + torch.linalg.vector_norm(center, dim=-1),
+            self.level.dtype,
+            hessian_doubt(rows),
         )
-        shape = hessian + lam[..., None, None] * eye
         return EllipsoidSet(
             self.family, self.domain, self.theta_hat, shape, gamma, with_ball, self.event
         )

@@ -38,7 +38,13 @@ from torchglb.radii.base import (
     rounding_at,
     statistics_of,
 )
-from torchglb.radii.posterior.candidates import Candidates, Prior, posterior_level, screen
+from torchglb.radii.posterior.candidates import (
+    Candidates,
+    Prior,
+    hessian_doubt,
+    posterior_level,
+    screen,
+)
 from torchglb.radii.posterior.centre import (
     Barrier,
     Ridge,
@@ -162,7 +168,7 @@ class PosteriorRadius(StatisticsRadius):
         if self.increments != "auto" or problem.compiled is None:
             return state | {"centres": problem.zeros(P, d)}
         held = problem.zeros(d * d + 4 + memory_size(d, P + 1, monomials(d, 2).count))
-        held[..., : d * d : d + 1] = variance[..., None]  # the prior
+        held[..., : d * d : d + 1] = variance.sqrt()[..., None]  # the prior
         return state | {"held": held}
 
     def update(  # noqa: D102
@@ -319,7 +325,8 @@ class PosteriorRadius(StatisticsRadius):
             anchor, passes = recentre(penalty, rows, start, tolerance)
             sums = state["statistics"].reshape(*flat.batch_shape, -1)
             statistics = RowStatistics.of(sums, d)
-            found = screen(flat.family, prior, candidates, anchor, statistics.longest)
+            known = (anchor, statistics.longest, hessian_doubt(rows))
+            found = screen(flat.family, prior, candidates, *known)
             slack = 2.0 * rounding_at(flat, statistics, anchor.point, anchor.loss)
             start = flat.log_failure + (anchor.loss + slack)[..., None]
             certain, hoped = ((start + cost).flatten(1) for cost in found)

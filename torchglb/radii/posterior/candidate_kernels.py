@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, allocating, kernel
-from torchglb.backend.dense import EPS, cholesky, dot, length, solve_factored
-from torchglb.carried.kernels import Carried
-from torchglb.carried.rounding import compensated
+from torchglb.backend import Floats, allocating, entry, kernel
+from torchglb.backend.dense import EPS, cholesky, dot, forward, length
+from torchglb.carried.kernels import ROWS, Carried
+from torchglb.carried.rounding import compensated, plain
 from torchglb.families.compiled import CompiledFamily
 from torchglb.radii.posterior.centre_kernels import (
     CompiledPrior,
@@ -78,26 +78,41 @@ def posterior_at(
     candidate: Floats,
     memory: Matrices,
 ) -> float:
-    """W^-1 of one posterior around a carried point, into ``memory.cover``, and ``KL(P || Q)``."""
-    d, W, cover, column = point.shape[0], memory.hessian, memory.cover, memory.vectors[0]
+    """M of one posterior around a carried point, into ``memory.root``, and ``KL(P || Q)``.
+
+    The posterior is the one with the covariance ``M'M``, M the inverse of a Cholesky factor as
+    computed: its divergence and its widths err by some roundings, whatever the condition of W.
+    Where it has to lie in the ball, W gets as much curvature more as rounding may have taken.
+    """
+    d, W, root, column = point.shape[0], memory.hessian, memory.root, memory.vectors[0]
     temper, unit, tilt, scale = precision_of(prior, point, candidate)
     carried_hessian(carried, slot, W)
+    size = 0.0
     for i in range(d):
         for j in range(d):
             W[i, j] = W[i, j] / temper + tilt * point[i] * point[j]
         W[i, i] += unit
-    if not cholesky(W, 0.0, memory.factor):
+        size += W[i, i]
+    lost = 0.0 if prior.normal else hessian_rounding(d, carried.totals[ROWS]) * size
+    if not cholesky(W, lost, memory.factor):
         return math.inf
     log_det, trace = 0.0, 0.0
     for i in range(d):
         log_det += 2.0 * math.log(memory.factor[i, i])
         column[:] = 0.0
         column[i] = 1.0
-        solve_factored(memory.factor, column, column)
-        trace += column[i]
+        forward(memory.factor, column, column)
+        trace += dot(column, column)
         for j in range(d):
-            cover[j, i] = scale * column[j]
-    return divergence_of(prior, point, candidate, log_det, trace)
+            root[j, i] = math.sqrt(scale) * column[j]
+    doubt = d * d * EPS * math.sqrt(size * trace)
+    return divergence_of(prior, point, candidate, log_det, trace) + doubt
+
+
+@entry
+def hessian_rounding(dim: int, rows: float) -> float:
+    """What a carried Hessian and a Cholesky factor of it may have lost, in units of the trace."""
+    return (plain(dim, rows) + 8.0 * (dim + 1.0)) * EPS
 
 
 class BestCandidates(NamedTuple):
@@ -130,10 +145,13 @@ def screen(
         carried_point(carried, slot, point)
         carried_hessian(carried, slot, memory.hessian)
         values, basis = np.linalg.eigh(memory.hessian)
+        size = 0.0
         for i in range(d):
             turned[i] = 0.0
+            size += abs(values[i])
             for j in range(d):
                 turned[i] += basis[j, i] * point[j]
+        lost = d * hessian_rounding(d, carried.totals[ROWS]) * size
         start = level_of(prior, point, carried.sums[0, slot], 0.0, carried.totals)
         for kind in range(kinds):
             candidate = candidates[kind]
@@ -155,7 +173,7 @@ def screen(
             reach = max(carried.totals[0] * carried.totals[0] * scale * widest, 1e-12)
             begun = start + divergence_of(prior, point, candidate, log_det, inverse_trace)
             hoped = begun + 0.5 * trace * law.second
-            certain = begun
+            certain, trace = begun, trace + lost * scale * widest
             if trace > 0.0:
                 certain += trace * growth(family, law, reach, prior.concordance) / reach
             at = slot * kinds + kind

@@ -16,10 +16,11 @@ from torchglb.choices import Increments
 from torchglb.families import GLMFamily
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import reward_length, rounding
-from torchglb.radii.posterior.candidate_kernels import LINEAR_ALGEBRA
+from torchglb.radii.posterior.candidate_kernels import LINEAR_ALGEBRA, hessian_rounding
 from torchglb.radii.posterior.centre import Anchor, expand_at
 from torchglb.radii.posterior.increments import aggregated_increment, row_increments
 from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw
+from torchglb.rounding import EVALUATION, lost_in_sum
 
 
 class Prior(NamedTuple):
@@ -92,19 +93,41 @@ def divergence_of(
     return 0.5 * (inverse_trace - point.shape[-1] + log_det + square) + LINEAR_ALGEBRA
 
 
+def hessian_doubt(likelihood: NegativeLogLikelihood) -> float:
+    """What a Hessian may have lost as a sum over the rows in their dtype, relative to its trace."""
+    return torch.finfo(likelihood.X.dtype).eps * (lost_in_sum(likelihood.num_rows) + EVALUATION)
+
+
 def posterior_at(
-    prior: Prior, point: Tensor, hessian: Tensor, candidate: Candidates
+    prior: Prior, point: Tensor, hessian: Tensor, candidate: Candidates, doubt: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Divergence ``(*B)`` and ``W^-1 (*B, d, d)`` of one posterior each, differentiable: O(d^3)."""
-    numbers = precision_of(prior, point, candidate)
+    """Divergence ``(*B)`` and M ``(*B, d, d)`` of one posterior each, differentiable: O(d^3).
+
+    The posterior is the one with the covariance ``M'M``, M the inverse of a Cholesky factor as
+    computed: its divergence and its widths err by some roundings, whatever the condition of W.
+    Where it has to lie in the ball, W gets as much curvature more as rounding may have taken.
+
+    Args:
+        prior: of the problems.
+        point: c, ``(*B, d)``.
+        hessian: H(c), ``(*B, d, d)``.
+        candidate: one for each.
+        doubt: what the Hessian may have lost as a sum, relative to its trace.
+    """
+    numbers, d = precision_of(prior, point, candidate), point.shape[-1]
     temper, unit, tilt, scale = (t[..., None, None] for t in numbers)
-    eye = torch.eye(point.shape[-1], dtype=point.dtype, device=point.device)
+    eye = torch.eye(d, dtype=point.dtype, device=point.device)
     outer = point[..., :, None] * point[..., None, :]
-    factor, _ = torch.linalg.cholesky_ex(hessian / temper + unit * eye + tilt * outer)
+    W = hessian / temper + unit * eye + tilt * outer
+    size = torch.diagonal(W.detach(), dim1=-2, dim2=-1).sum(-1)
+    if not prior.normal:
+        W = W + ((hessian_rounding(d, 0.0) + doubt) * size)[..., None, None] * eye
+    factor, _ = torch.linalg.cholesky_ex(W)
     log_det = 2.0 * torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
-    inverse = torch.cholesky_inverse(factor)
-    trace = torch.diagonal(inverse, dim1=-2, dim2=-1).sum(-1)
-    return divergence_of(prior, point, candidate, log_det, trace), scale * inverse
+    root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+    trace = root.square().sum((-2, -1))
+    paid = d * d * torch.finfo(point.dtype).eps * (size * trace.detach()).sqrt()
+    return divergence_of(prior, point, candidate, log_det, trace) + paid, scale.sqrt() * root
 
 
 def posterior_level(
@@ -119,17 +142,19 @@ def posterior_level(
 
     Differentiable. Two passes, or one where the increments are aggregated.
     """
-    at = expand_at(likelihood, centre)
-    divergence, cover = posterior_at(prior, at.point, at.hessian, candidate)
+    at, doubt = expand_at(likelihood, centre), hessian_doubt(likelihood)
+    divergence, root = posterior_at(prior, at.point, at.hessian, candidate, doubt)
     law = prior.law(at.point.shape[-1], candidate.shape)
     if increments == "rows":
-        added = row_increments(likelihood, at.point, cover, law, prior.concordance, prior.top)
+        added = row_increments(likelihood, at.point, root, law, prior.concordance, prior.top)
     else:
         lengths = torch.linalg.vector_norm(likelihood.X, dim=-1).double()
         reach = torch.cat([lengths, torch.zeros_like(at.loss)[..., None]], dim=-1).amax(-1)
-        widest = torch.linalg.eigvalsh(cover)[..., -1]
+        widest = torch.linalg.eigvalsh(root.mT @ root)[..., -1]
         longest = likelihood.shards.maximum(reach).square() * widest
-        trace = (cover * at.hessian).sum((-2, -1))
+        sizes = torch.diagonal(at.hessian, dim1=-2, dim2=-1).sum(-1) * root.square().sum((-2, -1))
+        doubt = doubt + hessian_rounding(root.shape[-1], 0.0)
+        trace = (root @ at.hessian * root).sum((-2, -1)) + doubt * sizes.detach()
         added = aggregated_increment(likelihood.family, law, trace, longest, prior.concordance)
     norm = torch.linalg.vector_norm(at.point, dim=-1)
     slack = rounding(likelihood.X.dtype, at.loss.abs() + added, reward_length(likelihood), norm)
@@ -137,7 +162,12 @@ def posterior_level(
 
 
 def screen(
-    family: GLMFamily, prior: Prior, candidates: Candidates, anchor: Anchor, reach: Tensor
+    family: GLMFamily,
+    prior: Prior,
+    candidates: Candidates,
+    anchor: Anchor,
+    reach: Tensor,
+    doubt: float,
 ) -> tuple[Tensor, Tensor]:
     """``KL(P || Q) + E_P L - L(c)`` of J posteriors around each of P centres: no pass.
 
@@ -150,6 +180,7 @@ def screen(
         candidates: J of them.
         anchor: P centres of every problem.
         reach: the length of the longest row, ``(N,)``.
+        doubt: of the Hessians, as in :func:`posterior_at`.
 
     Returns:
         An upper bound, from ``tr(W^-1 H)``; and the value to second order in the width, below which
@@ -169,8 +200,8 @@ def screen(
     inverse = 1.0 / diagonal - share
     log_det = diagonal.log().sum(-1) + inflation.log()
     divergence = divergence_of(prior, point, candidates, log_det, inverse.sum(-1))
-    trace = scale * (eigen * inverse).sum(-1)
-    longest = reach.square()[:, None, None] * scale / diagonal.amin(-1)
-    law = prior.law(d, candidates.shape)
-    added = aggregated_increment(family, law, trace, longest, rate)
+    trace, widest = scale * (eigen * inverse).sum(-1), scale / diagonal.amin(-1)
+    lost = d * (hessian_rounding(d, 0.0) + doubt) * eigen.sum(-1) * widest
+    law, longest = prior.law(d, candidates.shape), reach.square()[:, None, None] * widest
+    added = aggregated_increment(family, law, trace + lost, longest, rate)
     return divergence + added, divergence + 0.5 * trace * law.second_moment()

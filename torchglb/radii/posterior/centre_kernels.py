@@ -49,7 +49,7 @@ class Matrices(NamedTuple):
 
     hessian: Floats
     factor: Floats
-    cover: Floats
+    root: Floats
     vectors: Floats
 
 

@@ -98,9 +98,9 @@ def prior_costs(
     prior = normal_prior(likelihood.family, 1.0 / scales)
     candidate = tempered(torch.ones_like(scales))
     origin = torch.zeros_like(point)[..., None, :]  # divergence from a prior that is centred at c
-    divergence, cover = posterior_at(prior, origin, hessian[..., None, :, :], candidate)
+    divergence, root = posterior_at(prior, origin, hessian[..., None, :, :], candidate)
     added = torch.stack(
-        [normal_row_increments(likelihood, point, part) for part in cover.unbind(-3)], dim=-1
+        [normal_row_increments(likelihood, point, part) for part in root.unbind(-3)], dim=-1
     )
     norm = torch.linalg.vector_norm(point, dim=-1)
     size = loss.abs()[..., None] + added

@@ -31,6 +31,27 @@ from torchglb.ucb import ConvexRegion
 SLACK = 1e-9
 
 
+def kept_ellipsoid(
+    matrix: Tensor, gamma: Tensor, farthest: Tensor, dtype: torch.dtype, doubt: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """An ellipsoid ``|v|^2_W <= gamma`` for ways v of some length at most, in another dtype.
+
+    Args:
+        matrix: W, ``(*B, d, d)``.
+        gamma: ``(*B)``.
+        farthest: the length, ``(*B)``.
+        dtype: in which W and gamma will be kept.
+        doubt: what W may have lost as a sum, relative to its trace.
+
+    Returns:
+        W and a gamma that pays for its rounding.
+    """
+    shape = matrix.to(dtype)
+    change = torch.linalg.matrix_norm((shape - matrix).detach())
+    change = change + doubt * torch.diagonal(matrix.detach(), dim1=-2, dim2=-1).sum(-1)
+    return shape, round_up((gamma + change * farthest.square()) * (1.0 + SLACK), dtype)
+
+
 def curved_region(
     likelihood: NegativeLogLikelihood,
     point: Tensor,
@@ -65,9 +86,7 @@ def curved_region(
     norm = torch.linalg.vector_norm(point, dim=-1)
     gamma = fixed_point_around(likelihood, point, at.hessian, height, S, self_concordance, lam, gap)
     exact = at.hessian + lam[..., None, None] * eye
-    shape = exact.to(dtype).double()
-    change = torch.linalg.matrix_norm(shape - exact)  # of the rounding to the dtype
-    gamma = round_up((gamma + change * (S + norm).square()) * (1.0 + SLACK), dtype).double()
+    shape, gamma = (t.double() for t in kept_ellipsoid(exact, gamma, S + norm, dtype))
     reach = torch.linalg.vector_norm(X, dim=-1) * (S + norm)[..., None]
     local = gamma.sqrt()[..., None] * lengths_in_inverse(X, shape)
     # points drawn to the edge of the ellipsoid or of the ball may be some roundings outside

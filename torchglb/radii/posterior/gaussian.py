@@ -50,12 +50,10 @@ def tempered(temper: Tensor) -> Candidates:
     return Candidates(zero, temper, zero, zero)
 
 
-def normal_row_increments(
-    likelihood: NegativeLogLikelihood, point: Tensor, cover: Tensor
-) -> Tensor:
-    """:func:`row_increments` for normal U and ``W^-1 = cover``: one pass, O(n d^2). ``(*B)``."""
+def normal_row_increments(likelihood: NegativeLogLikelihood, point: Tensor, root: Tensor) -> Tensor:
+    """:func:`row_increments` for normal U and ``W^-1 = M'M``: one pass, O(n d^2). ``(*B)``."""
     prior = normal_prior(likelihood.family, torch.ones_like(point[..., 0]))
-    return row_increments(likelihood, point, cover, NormalLaw(), None, prior.top)
+    return row_increments(likelihood, point, root, NormalLaw(), None, prior.top)
 
 
 def gaussian_prior_level(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, allocating, kernel, vectorised
-from torchglb.backend.dense import dot
+from torchglb.backend.dense import EPS, dot
 from torchglb.carried.kernels import LossRows, chunk_product, features
 from torchglb.families.bernoulli import logistic_variance
 from torchglb.families.bounded import cloglog_variance, probit_partition, probit_variance
@@ -147,21 +147,36 @@ def row_increment(
 
 
 @vectorised
-def squared_widths(X: Floats, start: int, count: int, cover: Floats, out: Floats) -> None:
-    """``x_s' W^-1 x_s`` of some rows of ``X (d, n)``; the last CHUNK of ``out`` is memory."""
+def squared_widths(X: Floats, start: int, count: int, root: Floats, out: Floats) -> None:
+    """``|M x_s|^2`` of some rows of ``X (d, n)``; the last CHUNK of ``out`` is memory."""
     d, part = X.shape[0], out[CHUNK:]
     for s in range(count):
         out[s] = 0.0
     for i in range(d):
-        x, half = X[i, start : start + count], 0.5 * cover[i, i]
         for s in range(count):
-            part[s] = half * x[s]
-        for j in range(i + 1, d):
-            other, factor = X[j, start : start + count], cover[i, j]
+            part[s] = 0.0
+        for j in range(i + 1):
+            x, factor = X[j, start : start + count], root[i, j]
             for s in range(count):
-                part[s] += factor * other[s]
+                part[s] += factor * x[s]
         for s in range(count):
-            out[s] += 2.0 * x[s] * part[s]
+            out[s] += part[s] * part[s]
+
+
+@kernel
+def width_rounding(root: Floats) -> float:
+    """What rounding may take from ``|M x|``, for ``|x| <= 1``: d roundings of ``|M| |x|``."""
+    d, total = root.shape[0], 0.0
+    for i in range(d):
+        total += dot(root[i], root[i])
+    return d * EPS * math.sqrt(total)
+
+
+@kernel
+def widened(s2: float, paid: float) -> float:
+    """``(s + paid)^2``."""
+    s = math.sqrt(s2) + paid
+    return s * s
 
 
 @kernel
@@ -171,16 +186,15 @@ def add_increment(
     law: CompiledLaw,
     x: Floats,
     point: Floats,
-    cover: Floats,
+    root: Floats,
 ) -> float:
-    """``(E m(z + s U) - m(z))/g`` of one row, ``s^2 = x' W^-1 x``."""
-    d, s2 = x.shape[0], 0.0
-    for i in range(d):
-        part = 0.0
-        for j in range(d):
-            part += cover[i, j] * x[j]
-        s2 += x[i] * part
-    return row_increment(family, prior, law, dot(x, point), max(s2, 0.0)) * family.scale
+    """``(E m(z + s U) - m(z))/g`` of one row, ``s = |M x|``."""
+    s2 = 0.0
+    for i in range(x.shape[0]):
+        part = dot(root[i, : i + 1], x[: i + 1])
+        s2 += part * part
+    s2 = widened(s2, width_rounding(root))
+    return row_increment(family, prior, law, dot(x, point), s2) * family.scale
 
 
 @allocating
@@ -190,16 +204,20 @@ def sum_increments(
     law: CompiledLaw,
     rows: LossRows,
     point: Floats,
-    cover: Floats,
+    root: Floats,
 ) -> float:
-    """``sum_s w_s (E m(z_s + s_s U) - m(z_s))/g``, ``s_s^2 = x_s' W^-1 x_s``: a pass."""
+    """``sum_s w_s (E m(z_s + s_s U) - m(z_s))/g``, ``s_s = |M x_s|``: a pass.
+
+    ``M'M`` is the covariance W^-1, M lower triangular. Of W^-1 itself the products with rows would
+    cancel: along many rows the posterior is narrow, and as wide as the prior across them.
+    """
     z, s2, total, ones = np.zeros(SCRATCH), np.zeros(2 * CHUNK), 0.0, np.ones(CHUNK)
-    X, w, n = rows.X, rows.w, rows.y.shape[0]
+    X, w, n, paid = rows.X, rows.w, rows.y.shape[0], width_rounding(root)
     for start in range(0, n, CHUNK):
         count = min(CHUNK, n - start)
         features(X, start, count, point, z)
-        squared_widths(X, start, count, cover, s2)
+        squared_widths(X, start, count, root, s2)
         for s in range(count):
-            z[s] = row_increment(family, prior, law, z[s], max(s2[s], 0.0))
+            z[s] = row_increment(family, prior, law, z[s], widened(s2[s], paid))
         total += chunk_product(z, w[start:] if w.shape[0] else ones, count)
     return total * family.scale

@@ -119,17 +119,20 @@ def aggregated_increment(
 def row_increments(
     likelihood: NegativeLogLikelihood,
     point: Tensor,
-    cover: Tensor,
+    root: Tensor,
     law: Law,
     self_concordance: Tensor | None,
     max_variance: Tensor | None,
 ) -> Tensor:
-    """``sum_s E m(z_s + s_s U) - m(z_s)`` over g, ``s_s^2 = x_s' cover x_s``: one pass. ``(*B)``.
+    """``sum_s E m(z_s + s_s U) - m(z_s)`` over g, ``s_s = |M x_s|``: one pass. ``(*B)``.
+
+    ``M'M`` is the covariance W^-1. Of W^-1 itself the products with rows would cancel: along many
+    rows the posterior is narrow, and as wide as the prior across them.
 
     Args:
         likelihood: the rows.
         point: the centre c, ``(*B, d)``.
-        cover: ``W^-1``, ``(*B, d, d)``.
+        root: M, ``(*B, d, d)``.
         law: of U; nu, if it has one, is ``(*B)``.
         self_concordance: R_s on the support of the posterior, ``(*B)``, or None.
         max_variance: of m'' there, ``(*B)``, or None.
@@ -139,13 +142,16 @@ def row_increments(
     def column(values: Tensor | None) -> Tensor | None:  # (*B) -> (*B, 1), as the rows
         return None if values is None else values.to(dtype)[..., None]
 
-    cover, point = cover.to(dtype), point.to(dtype)[..., None]
+    root, point = root.to(dtype), point.to(dtype)[..., None]
+    # d products and the dtype round |M| |x|
+    lost = (root.shape[-1] + 1.0) * torch.finfo(dtype).eps
+    paid = lost * torch.linalg.matrix_norm(root.detach())[..., None]
     bounds = column(self_concordance), column(max_variance)
     if isinstance(law, BallLaw):
         law = law._replace(nu=law.nu.to(dtype)[..., None])
     total: Tensor | None = None
     for rows in likelihood.parts():
-        s2 = _squared_lengths(rows.X, cover).clamp_min(0.0)
+        s2 = (_root(_squared_lengths(rows.X, root)) + paid).square()
         each = increment(family, law, (rows.X @ point)[..., 0], s2, *bounds)
         found = (each if rows.w is None else each * rows.w).sum(-1)
         total = found if total is None else total + found
@@ -154,12 +160,12 @@ def row_increments(
     return total.double() / family.dispersion
 
 
-def _squared_lengths(X: Tensor, cover: Tensor) -> Tensor:
-    """``x_s' cover x_s`` of every row, ``(*B, n)``; many rows in parts, to save memory."""
+def _squared_lengths(X: Tensor, root: Tensor) -> Tensor:
+    """``|M x_s|^2`` of every row, ``(*B, n)``; many rows in parts, to save memory."""
     if X.numel() <= LARGE:
-        return ((X @ cover) * X).sum(-1)
+        return (X @ root.mT).square().sum(-1)
     parts = X.split(max(1, LARGE * X.shape[-2] // X.numel()), dim=-2)
-    return torch.cat([((part @ cover) * part).sum(-1) for part in parts], dim=-1)
+    return torch.cat([(part @ root.mT).square().sum(-1) for part in parts], dim=-1)
 
 
 def _root(s2: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class Priors(NamedTuple):
 class Held(NamedTuple):
     """The posterior that is held, in its problem's memory; its centre is the last carried point."""
 
-    cover: Floats  # W^-1, (d, d)
+    root: Floats  # M, lower triangular, (d, d): W^-1 = M'M
     rest: Floats  # (4,), at DENSITY, COST, PREFERRED and LOOKED
     carried: Carried  # the loss at the P centres and at that of the posterior
 
@@ -95,8 +95,8 @@ def held_in(memory: Floats, dim: int, points: int, count: int) -> Held:
     """From memory ``(d^2 + 4 + memory_size(d, points, count),)``, in this order."""
     square = dim * dim
     rest, carried = memory[square : square + 4], memory[square + 4 :]
-    cover = memory[:square].reshape(dim, dim)
-    return Held(cover, rest, carried_in(carried, dim, points, count))
+    root = memory[:square].reshape(dim, dim)
+    return Held(root, rest, carried_in(carried, dim, points, count))
 
 
 @allocating
@@ -112,14 +112,14 @@ def hold_if_better(
     carried_point(carried, last, before)
     divergence = posterior_at(prior, point, carried, slot, candidate, memory)
     law = law_of(family, prior.normal, d, candidate[SHAPE], prior.terms)
-    cost = divergence + sum_increments(family, prior, law, data.rows, point, memory.cover)
+    cost = divergence + sum_increments(family, prior, law, data.rows, point, memory.root)
     new = level_of(prior, point, carried.sums[0, slot], cost, carried.totals)
     if not new < level_of(prior, before, carried.sums[0, last], held.rest[COST], carried.totals):
         return
     sums, rest = carried.sums[:, slot].copy(), carried.rest[:, slot].copy()
     put_point(carried, last, point, sums, rest, trace_of(sums, d))
     for i in range(d):
-        copy_vector(memory.cover[i], held.cover[i])
+        copy_vector(memory.root[i], held.root[i])
     held.rest[DENSITY], held.rest[COST], held.rest[PREFERRED] = candidate[SHAPE], cost, at
 
 
@@ -165,7 +165,7 @@ def add_rows(
         reward = y / w if w > 0.0 else 0.0
         add_statistics(plain, rule, prior.S, x, reward, w, seen, scratch)
         carry_row(family, x, w, y, sums, table, scratch, memory.monomial)
-        held.rest[COST] += w * add_increment(family, prior, law, x, point, held.cover)
+        held.rest[COST] += w * add_increment(family, prior, law, x, point, held.root)
 
 
 # ---- doors -------------------------------------------------------------------------------------
