@@ -40,8 +40,7 @@ from torchglb.radii.base import (
 )
 from torchglb.radii.posterior.candidates import Candidates, Prior, posterior_level, screen
 from torchglb.radii.posterior.centre import (
-    Barrier,
-    Ridge,
+    Penalty,
     flatten_batch,
     minimisers,
     recentre,
@@ -311,8 +310,7 @@ class PosteriorRadius(StatisticsRadius):
         flat, rows, d = problem.flat, flatten_batch(likelihood), problem.dim
         prior, candidates = self.prior(flat), self.candidates(flat)
         etas = numbers_on(self.centre_weights(flat), flat.S.device)
-        barrier, ridge = Barrier(flat.S[:, None], etas), Ridge(prior.variance[:, None])
-        penalty = ridge if prior.normal else barrier
+        penalty = Penalty(prior.variance[:, None], None if prior.normal else etas)
         with torch.no_grad():
             start = self.centres(problem, state).reshape(*flat.batch_shape, -1, d)
             tolerance = EXACT if smooth else self.tolerance

@@ -35,12 +35,7 @@ from torchglb.radii.base import (
     rounding,
     statistics_of,
 )
-from torchglb.radii.posterior.centre import (
-    Anchor,
-    Barrier,
-    expand_at,
-    flatten_batch,
-)
+from torchglb.radii.posterior.centre import Anchor, Penalty, expand_at, flatten_batch
 from torchglb.radii.posterior.uniform import PACBayes, problem_around
 from torchglb.radii.problem import Problem
 
@@ -125,8 +120,8 @@ def cubature_level(
     d, point, loss = problem.dim, at.point, at.loss
     vectors, cells, volumes = _directions(d, point.device)
     # local units: the loss and the barrier of the ball bend by 1 along each unit direction
-    barrier = Barrier(problem.S, torch.ones_like(problem.S))(point).hessian
-    factor, _ = torch.linalg.cholesky_ex(at.hessian + barrier)
+    barrier = Penalty(problem.S.square(), torch.ones_like(problem.S))
+    factor, _ = torch.linalg.cholesky_ex(barrier.added(at).hessian)
     # theta = c + L^-T u: columns of L^-T applied to the directions
     rays = torch.linalg.solve_triangular(factor.mT, vectors.mT.expand(*point.shape, -1), upper=True)
     rays = rays.mT  # (*B, J, d)
