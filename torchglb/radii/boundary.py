@@ -30,7 +30,7 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import frank_wolfe_gap
 from torchglb.radii.base import row_sum
-from torchglb.radii.theorems.theorem31 import shrinkage_infimum
+from torchglb.radii.theorems.theorem31 import theorem31
 
 #: an estimate this close to the sphere is on it
 NEAR = 1e-6
@@ -67,13 +67,12 @@ def radius_refuted(
         return pulled
     wider = domain.resized(2.0 * S)
     outer = minimize_likelihood(likelihood, wider, start=theta, throw=False, loss_only=True)
-    slope = 4.0 * S.double() * _steepness(likelihood, 2.0 * S)
-    finite = torch.isfinite(slope)
-    price = shrinkage_infimum(torch.where(finite, slope, 1.0), likelihood.dim, "exact")
-    level = outer.loss.double() + price + math.log(1.0 / delta)
+    steepness = _steepness(likelihood, 2.0 * S)
+    beta2 = theorem31(steepness, 2.0 * S.double(), likelihood.dim, delta).radius
+    level = outer.loss.double() + beta2
     least = (loss - frank_wolfe_gap(theta, gradient, S)).double()
     lost = 64.0 * torch.finfo(loss.dtype).eps * (loss.abs() + outer.loss.abs()).double()
-    return pulled & finite & (least > level + lost)
+    return pulled & (least > level + lost)
 
 
 def warn_of_boundary(domain: Ball, delta: float, stacklevel: int) -> None:

@@ -249,9 +249,7 @@ class Centred(Radius):
     def evaluate(  # noqa: D102
         self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
-        check_likelihood(likelihood)
-        outer_problem = self._outer(problem)
-        found = self.inner.evaluate(outer_problem, state, likelihood, estimate)
+        found = self.inner.evaluate(self._outer(problem), state, likelihood, estimate)
         outer = found.level.double()
         rows, point = in_double(likelihood), estimate.theta.double()
         at, errors = rows.expand_with_errors(point)

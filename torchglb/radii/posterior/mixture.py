@@ -165,12 +165,10 @@ def _radial_integral(r: Tensor, above: Tensor, dim: int) -> Tensor:
     low = above[..., :-1]
     moments = _exponential_moments(above[..., 1:] - low, dim)
     # (start + width u)^(d-1) expanded, u in [0, 1]
-    if dim == 1:
-        cell = moments[0]
-    elif dim == 2:
-        cell = start * moments[0] + width * moments[1]
-    else:
-        cell = start**2 * moments[0] + 2 * start * width * moments[1] + width**2 * moments[2]
+    cell = sum(
+        math.comb(dim - 1, k) * start ** (dim - 1 - k) * width**k * moment
+        for k, moment in enumerate(moments)
+    )
     return (width * torch.exp(-low) * cell).sum(-1)
 
 
