@@ -63,18 +63,12 @@ class Problem:
         if self.dtype not in FLOATS:
             raise refuse("dtype", "torch.float32 or torch.float64", self.dtype)
         object.__setattr__(self, "batch_shape", check_batch_shape(self.batch_shape))
+        radii = torch.as_tensor(self.domain.radius, dtype=torch.float64, device="cpu").detach()
         try:
-            object.__setattr__(self, "_radii", self._host_radii().expand(self.batch_shape))
+            object.__setattr__(self, "_radii", radii.expand(self.batch_shape))
         except RuntimeError:
-            shape = tuple(self._host_radii().shape)
             expected = f"a radius that broadcasts to the batch shape {self.batch_shape}"
-            raise refuse("domain", expected, f"radius of shape {shape}") from None
-
-    def _host_radii(self) -> Tensor:
-        radius = self.domain.radius
-        if isinstance(radius, Tensor):
-            return radius.detach().to("cpu", torch.float64)
-        return torch.tensor(radius, dtype=torch.float64, device="cpu")
+            raise refuse("domain", expected, f"radius of shape {tuple(radii.shape)}") from None
 
     @cached_property
     def _distinct(self) -> tuple[Tensor, Tensor]:

@@ -309,8 +309,8 @@ class PosteriorRadius(StatisticsRadius):
         """The least level ``(*B)`` over all posteriors, the centres, and the passes."""
         flat, rows, d = problem.flat, flatten_batch(likelihood), problem.dim
         prior, candidates = self.prior(flat), self.candidates(flat)
-        etas = numbers_on(self.centre_weights(flat), flat.S.device)
-        penalty = Penalty(prior.variance[:, None], None if prior.normal else etas)
+        etas = None if prior.normal else numbers_on(self.centre_weights(flat), flat.S.device)
+        penalty = Penalty(prior.variance[:, None], etas)
         with torch.no_grad():
             start = self.centres(problem, state).reshape(*flat.batch_shape, -1, d)
             tolerance = EXACT if smooth else self.tolerance

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.radii.base import row_sum
 from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw
 
 #: numbers of which copies are made without a second thought
@@ -143,15 +144,11 @@ def row_increments(
     bounds = column(self_concordance), column(max_variance)
     if isinstance(law, BallLaw):
         law = law._replace(nu=law.nu.to(dtype)[..., None])
-    total: Tensor | None = None
+    each = []
     for rows in likelihood.parts():
         s2 = _squared_lengths(rows.X, cover).clamp_min(0.0)
-        each = increment(family, law, (rows.X @ point)[..., 0], s2, *bounds)
-        found = (each if rows.w is None else each * rows.w).sum(-1)
-        total = found if total is None else total + found
-    assert total is not None
-    (total,) = likelihood.shards.sum(total)
-    return total.double() / family.dispersion
+        each.append(increment(family, law, (rows.X @ point)[..., 0], s2, *bounds))
+    return row_sum(likelihood, torch.cat(each, dim=-1))
 
 
 def _squared_lengths(X: Tensor, cover: Tensor) -> Tensor:
