@@ -38,7 +38,7 @@ from torchglb.radii.base import (
     rounding_at,
     statistics_of,
 )
-from torchglb.radii.posterior.candidates import Candidates, Prior, posterior_level, screen
+from torchglb.radii.posterior.candidates import Candidates, posterior_level, screen
 from torchglb.radii.posterior.centre import (
     Penalty,
     flatten_batch,
@@ -46,7 +46,7 @@ from torchglb.radii.posterior.centre import (
     recentre,
     select,
 )
-from torchglb.radii.posterior.laws import series_terms
+from torchglb.radii.posterior.laws import Prior, series_terms
 from torchglb.radii.posterior.search_kernels import (
     LEAST,
     LEVEL,

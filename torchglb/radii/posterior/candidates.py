@@ -19,31 +19,7 @@ from torchglb.radii.base import reward_length, rounding
 from torchglb.radii.posterior.candidate_kernels import LINEAR_ALGEBRA
 from torchglb.radii.posterior.centre import Anchor, expand_at
 from torchglb.radii.posterior.increments import aggregated_increment, row_increments
-from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw
-
-
-class Prior(NamedTuple):
-    """The prior of every problem, and what bounds its losses; tensors ``(*B)``.
-
-    Attributes:
-        normal: ``N(0, s0^2 I)``; else uniform on the ball.
-        variance: s0^2; for the uniform prior the square of S.
-        log_volume: of the ball.
-        concordance: R_s on the support of the prior, or None: not known.
-        top: the largest m'' there, or None.
-        terms: of the series of a law.
-    """
-
-    normal: bool
-    variance: Tensor
-    log_volume: Tensor
-    concordance: Tensor | None
-    top: Tensor | None
-    terms: int
-
-    def law(self, dim: int, shape: Tensor) -> Law:
-        """Of a coordinate of a posterior of shape k."""
-        return NormalLaw() if self.normal else BallLaw(0.5 * dim + shape, self.terms)
+from torchglb.radii.posterior.laws import Prior
 
 
 class Candidates(NamedTuple):
@@ -121,16 +97,17 @@ def posterior_level(
     """
     at = expand_at(likelihood, centre)
     divergence, cover = posterior_at(prior, at.point, at.hessian, candidate)
-    law = prior.law(at.point.shape[-1], candidate.shape)
+    nu = 0.5 * at.point.shape[-1] + candidate.shape
     if increments == "rows":
-        added = row_increments(likelihood, at.point, cover, law, prior.concordance, prior.top)
+        added = row_increments(likelihood, at.point, cover, prior, nu)
     else:
         lengths = torch.linalg.vector_norm(likelihood.X, dim=-1).double()
         reach = torch.cat([lengths, torch.zeros_like(at.loss)[..., None]], dim=-1).amax(-1)
         widest = torch.linalg.eigvalsh(cover)[..., -1]
         longest = likelihood.shards.maximum(reach).square() * widest
         trace = (cover * at.hessian).sum((-2, -1))
-        added = aggregated_increment(likelihood.family, law, trace, longest, prior.concordance)
+        family, law = likelihood.family, prior.law(nu)
+        added = aggregated_increment(family, law, trace, longest, prior.concordance)
     norm = torch.linalg.vector_norm(at.point, dim=-1)
     slack = rounding(likelihood.X.dtype, at.loss.abs() + added, reward_length(likelihood), norm)
     return log_failure + divergence + at.loss + added + slack
@@ -171,6 +148,6 @@ def screen(
     divergence = divergence_of(prior, point, candidates, log_det, inverse.sum(-1))
     trace = scale * (eigen * inverse).sum(-1)
     longest = reach.square()[:, None, None] * scale / diagonal.amin(-1)
-    law = prior.law(d, candidates.shape)
+    law = prior.law(0.5 * d + candidates.shape)
     added = aggregated_increment(family, law, trace, longest, rate)
     return divergence + added, divergence + 0.5 * trace * law.second_moment()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import row_sum
-from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw
+from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw, Prior
 
 #: numbers of which copies are made without a second thought
 LARGE = 1 << 20
@@ -121,9 +121,8 @@ def row_increments(
     likelihood: NegativeLogLikelihood,
     point: Tensor,
     cover: Tensor,
-    law: Law,
-    self_concordance: Tensor | None,
-    max_variance: Tensor | None,
+    prior: Prior,
+    nu: Tensor,
 ) -> Tensor:
     """``sum_s E m(z_s + s_s U) - m(z_s)`` over g, ``s_s^2 = x_s' cover x_s``: one pass. ``(*B)``.
 
@@ -131,9 +130,8 @@ def row_increments(
         likelihood: the rows.
         point: the centre c, ``(*B, d)``.
         cover: ``W^-1``, ``(*B, d, d)``.
-        law: of U; nu, if it has one, is ``(*B)``.
-        self_concordance: R_s on the support of the posterior, ``(*B)``, or None.
-        max_variance: of m'' there, ``(*B)``, or None.
+        prior: with what bounds the losses on the support of the posterior.
+        nu: of the law of U, ``(*B)``.
     """
     dtype, family = likelihood.X.dtype, likelihood.family
 
@@ -141,10 +139,8 @@ def row_increments(
         return None if values is None else values.to(dtype)[..., None]
 
     cover, point = cover.to(dtype), point.to(dtype)[..., None]
-    bounds = column(self_concordance), column(max_variance)
-    if isinstance(law, BallLaw):
-        law = law._replace(nu=law.nu.to(dtype)[..., None])
-    each = []
+    bounds = column(prior.concordance), column(prior.top)
+    law, each = prior.law(nu.to(dtype)[..., None]), []
     for rows in likelihood.parts():
         s2 = _squared_lengths(rows.X, cover).clamp_min(0.0)
         each.append(increment(family, law, (rows.X @ point)[..., 0], s2, *bounds))

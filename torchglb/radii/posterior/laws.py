@@ -103,6 +103,30 @@ class NormalLaw:
 Law = BallLaw | NormalLaw
 
 
+class Prior(NamedTuple):
+    """The prior of every problem, and what bounds its losses; tensors ``(*B)``.
+
+    Attributes:
+        normal: ``N(0, s0^2 I)``; else uniform on the ball.
+        variance: s0^2; for the uniform prior the square of S.
+        log_volume: of the ball.
+        concordance: R_s on the support of the prior, or None: not known.
+        top: the largest m'' there, or None.
+        terms: of the series of a law.
+    """
+
+    normal: bool
+    variance: Tensor
+    log_volume: Tensor
+    concordance: Tensor | None
+    top: Tensor | None
+    terms: int
+
+    def law(self, nu: Tensor) -> Law:
+        """Of a coordinate of a posterior of shape k, for ``nu = d/2 + k``."""
+        return NormalLaw() if self.normal else BallLaw(nu, self.terms)
+
+
 def series_terms(longest: float) -> int:
     """How many terms keep the bounded remainder below 1e-12 for arguments up to ``longest``.
 
