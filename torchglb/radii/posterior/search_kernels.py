@@ -55,6 +55,7 @@ from torchglb.radii.statistics_kernels import (
     statistics_in,
     undispersed,
 )
+from torchglb.radii.theorems.theorem31 import shrinkage
 
 #: what a problem wants of the rows
 NOTHING, REFRESH, LOOK = 0, 1, 2
@@ -204,8 +205,7 @@ def held_levels(
         if not normal:
             loss = loss_hat[b] if loss_hat.shape[0] > 0 else sums.sums[0, slot]
             slope = seen.rest[BALL_LOSS] * family.scale - loss
-            infimum = slope if slope <= d else d * math.log(slope / d) + d
-            mean = level_of(prior, point, loss, infimum, sums.totals)
+            mean = level_of(prior, point, loss, shrinkage(slope, d), sums.totals)
         behind = newton_step(prior, etas[slot], sums, slot, point, memory)
         allowed = max(prior.tolerance, SHARE * (min(level, mean) - sums.sums[0, slot]))
         number = sums.totals[2]
