@@ -15,6 +15,7 @@ from torch import Tensor
 from torchglb.arrays import which
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import exit_distance
+from torchglb.optim import loop
 from torchglb.optim.implicit import newton_polish
 from torchglb.row_sums import Expansion
 
@@ -35,19 +36,6 @@ class Anchor(NamedTuple):
     loss: Tensor
     gradient: Tensor
     hessian: Tensor
-
-    def where(self, condition: Tensor, other: Anchor) -> Anchor:
-        """This anchor where ``condition (*B, P)`` holds, else the other."""
-
-        def choose(mine: Tensor, others: Tensor) -> Tensor:
-            extra = mine.ndim - condition.ndim
-            return torch.where(condition.reshape(condition.shape + (1,) * extra), mine, others)
-
-        return Anchor(*(choose(a, b) for a, b in zip(self, other, strict=True)))
-
-    def put(self, index: Tensor, part: Anchor) -> Anchor:
-        """This anchor with the problems of an index (of the one batch axis) replaced."""
-        return Anchor(*(a.index_copy(0, index, b) for a, b in zip(self, part, strict=True)))
 
 
 def expand_at(likelihood: NegativeLogLikelihood, point: Tensor) -> Anchor:
@@ -142,11 +130,12 @@ def recentre(
             break
         length = damping * _safe_length(penalty, anchor.point, step)
         trial = anchor.point + length[..., None] * step
-        moved = anchor.put(index, expand_at(select(likelihood, index), trial[index]))
+        found = expand_at(select(likelihood, index), trial[index])
+        moved = Anchor(*(a.index_copy(0, index, b) for a, b in zip(anchor, found, strict=True)))
         passes += index.shape[0] / active.shape[0]
         falls = penalty.added(moved).loss <= total.loss + rounding * anchor.loss.abs()
         damping = torch.where(active & ~falls, 0.25 * damping, torch.ones_like(damping))
-        anchor = moved.where(active & falls, anchor)
+        anchor = loop.select(active & falls, moved, anchor)
         total = penalty.added(anchor)
         step, decrement = _newton(total)
         # a centre whose steps have become too short to matter stays where it is
