@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from torchglb.backend import Floats
 from torchglb.checks import FLOATS, check_batch_shape, check_probability, refuse
@@ -130,10 +131,10 @@ class Problem:
         distinct, place = self._distinct
         with torch.device("cpu"):  # whatever the default device is
             rules = [ball_rule(self.family, self.dim, S) for S in distinct.tolist() or [1.0]]
-        number = max(rule.nodes.shape[-1] for rule in rules)
-        columns = zip(*(rule.padded(number) for rule in rules), strict=True)
-        nodes, weights, error = (torch.stack(column)[place].to(self.device) for column in columns)
-        return BallRule(nodes, weights, error)
+        nodes, weights, errors = zip(*rules, strict=True)
+        # shorter rules get more nodes, at 0 and of no weight
+        padded = (pad_sequence(list(part), batch_first=True) for part in (nodes, weights))
+        return BallRule(*(t[place].to(self.device) for t in (*padded, torch.stack(errors))))
 
     @cached_property
     def compiled(self) -> CompiledFamily | None:

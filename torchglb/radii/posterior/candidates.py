@@ -20,6 +20,7 @@ from torchglb.radii.posterior.candidate_kernels import LINEAR_ALGEBRA
 from torchglb.radii.posterior.centre import Anchor, expand_at
 from torchglb.radii.posterior.increments import aggregated_increment, row_increments
 from torchglb.radii.posterior.laws import Prior
+from torchglb.radii.theorems.theorem32 import largest
 
 
 class Candidates(NamedTuple):
@@ -101,8 +102,7 @@ def posterior_level(
     if increments == "rows":
         added = row_increments(likelihood, at.point, cover, prior, nu)
     else:
-        lengths = torch.linalg.vector_norm(likelihood.X, dim=-1).double()
-        reach = torch.cat([lengths, torch.zeros_like(at.loss)[..., None]], dim=-1).amax(-1)
+        reach = largest(torch.linalg.vector_norm(likelihood.X, dim=-1).double())
         widest = torch.linalg.eigvalsh(cover)[..., -1]
         longest = likelihood.shards.maximum(reach).square() * widest
         trace = (cover * at.hessian).sum((-2, -1))

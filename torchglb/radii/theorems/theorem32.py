@@ -123,12 +123,12 @@ def theorem32_fixed_point(
     if w is not None:
         local, reach = (torch.where(w > 0, t, torch.zeros_like(t)) for t in (local, reach))
     ridge = lam * (S + center_norm).square()
-    curvature = shards.maximum(_largest(reach)) * self_concordance
+    curvature = shards.maximum(largest(reach)) * self_concordance
     gamma = (radius + gap) / contraction(curvature) + ridge
     for _ in range(steps):
         rows = torch.minimum(gamma.sqrt()[..., None] * local, reach)
-        largest = shards.maximum(_largest(rows))
-        curvature = torch.minimum(largest * self_concordance, curvature)
+        farthest = shards.maximum(largest(rows))
+        curvature = torch.minimum(farthest * self_concordance, curvature)
         gamma = (radius + gap) / contraction(curvature) + ridge
     return gamma
 
@@ -149,6 +149,6 @@ def fixed_point_around(
     return theorem32_fixed_point(radius, *constants, *rows, gap, shards=likelihood.shards)
 
 
-def _largest(rows: Tensor) -> Tensor:
+def largest(rows: Tensor) -> Tensor:
     """The maximum over the last axis, 0 where it is empty."""
     return torch.cat([rows, rows.new_zeros((*rows.shape[:-1], 1))], dim=-1).amax(-1)
