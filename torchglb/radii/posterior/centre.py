@@ -134,7 +134,7 @@ def recentre(
         moved = Anchor(*(a.index_copy(0, index, b) for a, b in zip(anchor, found, strict=True)))
         passes += index.shape[0] / active.shape[0]
         falls = penalty.added(moved).loss <= total.loss + rounding * anchor.loss.abs()
-        damping = torch.where(active & ~falls, 0.25 * damping, torch.ones_like(damping))
+        damping = torch.where(active, torch.where(falls, 1.0, 0.25 * damping), damping)
         anchor = loop.select(active & falls, moved, anchor)
         total = penalty.added(anchor)
         step, decrement = _newton(total)
