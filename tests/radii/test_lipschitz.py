@@ -12,7 +12,7 @@ from torchglb import Ball, Bernoulli, Gaussian, InputError, NegativeLogLikelihoo
 from torchglb.families import CustomFamily, QuasiBounded
 from torchglb.mle import minimize_likelihood
 from torchglb.radii.theorems.lipschitz import table1
-from torchglb.radii.theorems.theorem32 import _contraction
+from torchglb.radii.theorems.theorem32 import contraction
 
 
 @pytest.fixture(autouse=True)
@@ -319,7 +319,7 @@ def test_contraction():
         float(mp.quad(lambda v, x=x: (1 - v) * mp.exp(-v * mpf(x)), [0, 1])) for x in D.tolist()
     ]
     torch.testing.assert_close(
-        _contraction(D), torch.tensor(exact, dtype=torch.float64), rtol=1e-9, atol=0
+        contraction(D), torch.tensor(exact, dtype=torch.float64), rtol=1e-9, atol=0
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
 from torchglb.families.compiled import EXPONENTIAL, LOGISTIC, SQUARE
+from torchglb.radii.theorems.theorem32 import contraction
 
 
 def shape_of(family: GLMFamily) -> int | None:
@@ -18,13 +19,6 @@ def shape_of(family: GLMFamily) -> int | None:
     known = family.compiled()
     shipped = isinstance(family, Gaussian | Binomial | Poisson)
     return known.code if known is not None and shipped else None
-
-
-def contraction(D: Tensor) -> Tensor:
-    """``phi(D) = (D - 1 + e^-D)/D^2 = int_0^1 (1 - v) e^(-v D) dv``; 1/2 at D = 0, falling."""
-    series = 0.5 - D / 6.0 + D**2 / 24.0 - D**3 / 120.0  # below phi, as the terms alternate
-    safe = torch.where(D > 1e-2, D, torch.ones_like(D))
-    return torch.where(D > 1e-2, (safe + torch.expm1(-safe)) / safe.square(), series)
 
 
 def expansion(D: Tensor) -> Tensor:

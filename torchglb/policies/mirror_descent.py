@@ -49,6 +49,7 @@ from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBound
 from torchglb.policies.geometry import project_in_norm
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.saving import taken
+from torchglb.radii.theorems.theorem32 import contraction
 
 #: nodes of the law behind the mixed loss
 NODES = 20
@@ -180,7 +181,7 @@ def chord_curvature(family: GLMFamily, z: Tensor, end: Tensor, concordance: Tens
     The ends are computed less what cancellation may have cost.
     """
     apart = concordance * (end + z.abs())
-    least = 2.0 * family.curvature(z) * _phi(apart)
+    least = 2.0 * family.curvature(z) * contraction(apart)
     if not isinstance(family, UNIMODAL):
         return least
     g, eps = family.dispersion, torch.finfo(z.dtype).eps
@@ -193,13 +194,6 @@ def chord_curvature(family: GLMFamily, z: Tensor, end: Tensor, concordance: Tens
         square = (y - z).square().clamp_min(tiny)
         computed = 2.0 * (there - m - along - 32.0 * eps * size) / (square * g)
         # close to z the difference cancels, and self-concordance along this chord says more
-        near = 2.0 * family.curvature(z) * _phi(concordance * (y - z).abs())
+        near = 2.0 * family.curvature(z) * contraction(concordance * (y - z).abs())
         ends.append(torch.maximum(computed, near))
     return torch.maximum(least, torch.minimum(*ends))
-
-
-def _phi(D: Tensor) -> Tensor:
-    """``(e^-D - 1 + D)/D^2`` for D >= 0; by its series where that cancels."""
-    series = 0.5 - D / 6.0 + D * D / 24.0 - D * D * D / 120.0  # alternating: below the value
-    safe = D.clamp_min(1e-2)
-    return torch.where(D < 1e-2, series, (torch.expm1(-safe) + safe) / (safe * safe))

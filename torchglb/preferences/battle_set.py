@@ -32,7 +32,7 @@ from torchglb.preferences.bradley_terry import EPS, BattleLoss, ScorePoint, fit_
 from torchglb.radii import Problem
 from torchglb.radii.posterior.candidates import posterior_at
 from torchglb.radii.posterior.increments import increment
-from torchglb.radii.posterior.laws import NormalLaw
+from torchglb.radii.posterior.laws import Law, NormalLaw
 from torchglb.radii.posterior.uniform import on_ellipsoids, uniform_prior
 
 #: posteriors of the uniform prior that are tried: kappa, rho^2/(d + 2 + 2k), shape k
@@ -132,17 +132,17 @@ class BattleSet:
                     candidate = on_ellipsoids(loss.dim, *numbers)
                     divergence, root = posterior_at(prior, point, hessian, candidate, doubt)
                     cover = root.mT @ root
-                    law = prior.law(loss.dim, candidate.shape)
+                    law = prior.law(0.5 * loss.dim + candidate.shape)
                     added = self._increments(problem, law, at, scale**2 * cover.numpy())
                     best = min(best, float(divergence) + added)
         return problem.log_failure + best + at.loss + at.loss_error
 
-    def _increments(self, problem: Problem, law: object, at: ScorePoint, cover: Floats) -> float:
+    def _increments(self, problem: Problem, law: Law, at: ScorePoint, cover: Floats) -> float:
         """``sum_s E m(z_s + s_s U) - m(z_s)``, from above: a pass."""
         rows = self.loss.rows
         s2 = torch.from_numpy(self.loss.lengths(cover) * (1.0 + INVERSION))
         z = torch.from_numpy(self.loss.predictors(at.theta))
-        each = increment(problem.family, law, z, s2, None, torch.tensor(0.25))  # type: ignore[arg-type]
+        each = increment(problem.family, law, z, s2, None, torch.tensor(0.25))
         return float(each @ torch.from_numpy(rows.weight)) * (1.0 + 1e-10)
 
     def _centred_level(self, lam: float, delta: float) -> float:

@@ -36,12 +36,6 @@ class BallRule(NamedTuple):
         even = 0.5 * (family.log_partition(z) + family.log_partition(-z))
         return (even * self.weights[..., None, :]).sum(-1) + self.error[..., None]
 
-    def padded(self, number: int) -> BallRule:
-        """The same rule with ``number`` nodes, the new ones at 0 with no weight."""
-        extra = (0, number - self.nodes.shape[-1])
-        pad = torch.nn.functional.pad
-        return BallRule(pad(self.nodes, extra), pad(self.weights, extra), self.error)
-
 
 def ball_rule(family: GLMFamily, dim: int, longest: float) -> BallRule:
     """The rule for a family, on the host.

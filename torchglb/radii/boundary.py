@@ -25,12 +25,12 @@ from torch import Tensor
 
 from torchglb.domain import Ball
 from torchglb.errors import BoundaryWarning
+from torchglb.estimate import Estimate
 from torchglb.identity import describe
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
-from torchglb.optim import frank_wolfe_gap
 from torchglb.radii.base import row_sum
-from torchglb.radii.theorems.theorem31 import shrinkage_infimum
+from torchglb.radii.theorems.theorem31 import theorem31
 
 #: an estimate this close to the sphere is on it
 NEAR = 1e-6
@@ -57,23 +57,21 @@ def radius_refuted(
         >>> radius_refuted(loss, Ball(1, 2.0), torch.tensor([2.0]).double(), 0.05)
         tensor(True)
     """
-    theta = theta_hat.detach()
-    loss, gradient, _ = likelihood.expand(theta)
-    S = domain.radius_like(loss).expand(loss.shape)
-    active = torch.linalg.vector_norm(theta, dim=-1) >= S * (1.0 - NEAR)
-    longest = torch.linalg.vector_norm(gradient, dim=-1) * 3.0 * S
+    at = Estimate.at(likelihood, domain, theta_hat.detach())
+    assert at.gradient is not None
+    S = domain.radius_like(at.loss).expand(at.loss.shape)
+    active = torch.linalg.vector_norm(at.theta, dim=-1) >= S * (1.0 - NEAR)
+    longest = torch.linalg.vector_norm(at.gradient, dim=-1) * 3.0 * S
     pulled = active & (longest > math.log(1.0 / delta))
     if not bool(pulled.any()):
         return pulled
     wider = domain.resized(2.0 * S)
-    outer = minimize_likelihood(likelihood, wider, start=theta, throw=False, loss_only=True)
-    slope = 4.0 * S.double() * _steepness(likelihood, 2.0 * S)
-    finite = torch.isfinite(slope)
-    price = shrinkage_infimum(torch.where(finite, slope, 1.0), likelihood.dim, "exact")
-    level = outer.loss.double() + price + math.log(1.0 / delta)
-    least = (loss - frank_wolfe_gap(theta, gradient, S)).double()
-    lost = 64.0 * torch.finfo(loss.dtype).eps * (loss.abs() + outer.loss.abs()).double()
-    return pulled & finite & (least > level + lost)
+    outer = minimize_likelihood(likelihood, wider, start=at.theta, throw=False, loss_only=True)
+    steepness = _steepness(likelihood, 2.0 * S)
+    beta2 = theorem31(steepness, 2.0 * S.double(), likelihood.dim, delta).radius
+    level = outer.loss.double() + beta2
+    lost = 64.0 * torch.finfo(at.loss.dtype).eps * (at.loss.abs() + outer.loss.abs()).double()
+    return pulled & (at.lower_bound.double() > level + lost)
 
 
 def warn_of_boundary(domain: Ball, delta: float, stacklevel: int) -> None:

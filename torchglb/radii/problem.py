@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from torchglb.backend import Floats
 from torchglb.checks import FLOATS, check_batch_shape, check_probability, refuse
@@ -63,18 +64,12 @@ class Problem:
         if self.dtype not in FLOATS:
             raise refuse("dtype", "torch.float32 or torch.float64", self.dtype)
         object.__setattr__(self, "batch_shape", check_batch_shape(self.batch_shape))
+        radii = torch.as_tensor(self.domain.radius, dtype=torch.float64, device="cpu").detach()
         try:
-            object.__setattr__(self, "_radii", self._host_radii().expand(self.batch_shape))
+            object.__setattr__(self, "_radii", radii.expand(self.batch_shape))
         except RuntimeError:
-            shape = tuple(self._host_radii().shape)
             expected = f"a radius that broadcasts to the batch shape {self.batch_shape}"
-            raise refuse("domain", expected, f"radius of shape {shape}") from None
-
-    def _host_radii(self) -> Tensor:
-        radius = self.domain.radius
-        if isinstance(radius, Tensor):
-            return radius.detach().to("cpu", torch.float64)
-        return torch.tensor(radius, dtype=torch.float64, device="cpu")
+            raise refuse("domain", expected, f"radius of shape {tuple(radii.shape)}") from None
 
     @cached_property
     def _distinct(self) -> tuple[Tensor, Tensor]:
@@ -121,13 +116,9 @@ class Problem:
         low, high = self.family.reward_range
         if high - low == math.inf:
             return None
-
-        def slope(radius: float) -> float:
-            reach = 2.0 * radius * self.family.max_variance(radius)
-            return 2.0 * radius * ((high - low + reach) / self.family.dispersion)
-
-        distinct, _ = self._distinct
-        return slope(float(distinct[0])) if len(distinct) == 1 else self.per_radius(slope)
+        reach = 2.0 * self.S * self.max_variance
+        slope = 2.0 * self.S * ((high - low + reach) / self.family.dispersion)
+        return slope.flatten()[0].item() if len(self._distinct[0]) == 1 else slope
 
     @cached_property
     def self_concordance(self) -> Tensor:
@@ -140,10 +131,10 @@ class Problem:
         distinct, place = self._distinct
         with torch.device("cpu"):  # whatever the default device is
             rules = [ball_rule(self.family, self.dim, S) for S in distinct.tolist() or [1.0]]
-        number = max(rule.nodes.shape[-1] for rule in rules)
-        columns = zip(*(rule.padded(number) for rule in rules), strict=True)
-        nodes, weights, error = (torch.stack(column)[place].to(self.device) for column in columns)
-        return BallRule(nodes, weights, error)
+        nodes, weights, errors = zip(*rules, strict=True)
+        # shorter rules get more nodes, at 0 and of no weight
+        padded = (pad_sequence(list(part), batch_first=True) for part in (nodes, weights))
+        return BallRule(*(t[place].to(self.device) for t in (*padded, torch.stack(errors))))
 
     @cached_property
     def compiled(self) -> CompiledFamily | None:

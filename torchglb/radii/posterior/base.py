@@ -40,20 +40,18 @@ from torchglb.radii.base import (
 )
 from torchglb.radii.posterior.candidates import (
     Candidates,
-    Prior,
     hessian_doubt,
     posterior_level,
     screen,
 )
 from torchglb.radii.posterior.centre import (
-    Barrier,
-    Ridge,
+    Penalty,
     flatten_batch,
     minimisers,
     recentre,
     select,
 )
-from torchglb.radii.posterior.laws import series_terms
+from torchglb.radii.posterior.laws import Prior, series_terms
 from torchglb.radii.posterior.search_kernels import (
     LEAST,
     LEVEL,
@@ -316,9 +314,8 @@ class PosteriorRadius(StatisticsRadius):
         """The least level ``(*B)`` over all posteriors, the centres, and the passes."""
         flat, rows, d = problem.flat, flatten_batch(likelihood), problem.dim
         prior, candidates = self.prior(flat), self.candidates(flat)
-        etas = numbers_on(self.centre_weights(flat), flat.S.device)
-        barrier, ridge = Barrier(flat.S[:, None], etas), Ridge(prior.variance[:, None])
-        penalty = ridge if prior.normal else barrier
+        etas = None if prior.normal else numbers_on(self.centre_weights(flat), flat.S.device)
+        penalty = Penalty(prior.variance[:, None], etas)
         with torch.no_grad():
             start = self.centres(problem, state).reshape(*flat.batch_shape, -1, d)
             tolerance = EXACT if smooth else self.tolerance

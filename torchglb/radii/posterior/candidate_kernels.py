@@ -11,16 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, allocating, entry, kernel
-from torchglb.backend.dense import EPS, cholesky, dot, forward, length
+from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, forward, length
 from torchglb.carried.kernels import ROWS, Carried
 from torchglb.carried.rounding import compensated, plain
+from torchglb.carried.taylor import hessian_at
 from torchglb.families.compiled import CompiledFamily
-from torchglb.radii.posterior.centre_kernels import (
-    CompiledPrior,
-    Matrices,
-    carried_hessian,
-    carried_point,
-)
+from torchglb.radii.posterior.centre_kernels import CompiledPrior, Matrices
 from torchglb.radii.posterior.increment_kernels import growth, law_of
 
 #: numbers of a candidate: kappa, rho^2 (or a), k and the entropy of the shape
@@ -86,7 +82,7 @@ def posterior_at(
     """
     d, W, root, column = point.shape[0], memory.hessian, memory.root, memory.vectors[0]
     temper, unit, tilt, scale = precision_of(prior, point, candidate)
-    carried_hessian(carried, slot, W)
+    hessian_at(carried.sums[:, slot], 1.0, W)
     size = 0.0
     for i in range(d):
         for j in range(d):
@@ -142,8 +138,8 @@ def screen(
     point, turned = memory.vectors[2], memory.vectors[0]
     best = BestCandidates(0, math.inf, 0, math.inf)
     for slot in range(etas.shape[0]):
-        carried_point(carried, slot, point)
-        carried_hessian(carried, slot, memory.hessian)
+        copy_vector(carried.points[:, slot], point)
+        hessian_at(carried.sums[:, slot], 1.0, memory.hessian)
         values, basis = np.linalg.eigh(memory.hessian)
         size = 0.0
         for i in range(d):

@@ -19,32 +19,9 @@ from torchglb.radii.base import reward_length, rounding
 from torchglb.radii.posterior.candidate_kernels import LINEAR_ALGEBRA, hessian_rounding
 from torchglb.radii.posterior.centre import Anchor, expand_at
 from torchglb.radii.posterior.increments import aggregated_increment, row_increments
-from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw
+from torchglb.radii.posterior.laws import Prior
+from torchglb.radii.theorems.theorem32 import largest
 from torchglb.rounding import EVALUATION, lost_in_sum
-
-
-class Prior(NamedTuple):
-    """The prior of every problem, and what bounds its losses; tensors ``(*B)``.
-
-    Attributes:
-        normal: ``N(0, s0^2 I)``; else uniform on the ball.
-        variance: s0^2; for the uniform prior the square of S.
-        log_volume: of the ball.
-        concordance: R_s on the support of the prior, or None: not known.
-        top: the largest m'' there, or None.
-        terms: of the series of a law.
-    """
-
-    normal: bool
-    variance: Tensor
-    log_volume: Tensor
-    concordance: Tensor | None
-    top: Tensor | None
-    terms: int
-
-    def law(self, dim: int, shape: Tensor) -> Law:
-        """Of a coordinate of a posterior of shape k."""
-        return NormalLaw() if self.normal else BallLaw(0.5 * dim + shape, self.terms)
 
 
 class Candidates(NamedTuple):
@@ -144,18 +121,18 @@ def posterior_level(
     """
     at, doubt = expand_at(likelihood, centre), hessian_doubt(likelihood)
     divergence, root = posterior_at(prior, at.point, at.hessian, candidate, doubt)
-    law = prior.law(at.point.shape[-1], candidate.shape)
+    nu = 0.5 * at.point.shape[-1] + candidate.shape
     if increments == "rows":
-        added = row_increments(likelihood, at.point, root, law, prior.concordance, prior.top)
+        added = row_increments(likelihood, at.point, root, prior, nu)
     else:
-        lengths = torch.linalg.vector_norm(likelihood.X, dim=-1).double()
-        reach = torch.cat([lengths, torch.zeros_like(at.loss)[..., None]], dim=-1).amax(-1)
+        reach = largest(torch.linalg.vector_norm(likelihood.X, dim=-1).double())
         widest = torch.linalg.eigvalsh(root.mT @ root)[..., -1]
         longest = likelihood.shards.maximum(reach).square() * widest
         sizes = torch.diagonal(at.hessian, dim1=-2, dim2=-1).sum(-1) * root.square().sum((-2, -1))
         doubt = doubt + hessian_rounding(root.shape[-1], 0.0)
         trace = (root @ at.hessian * root).sum((-2, -1)) + doubt * sizes.detach()
-        added = aggregated_increment(likelihood.family, law, trace, longest, prior.concordance)
+        family, law = likelihood.family, prior.law(nu)
+        added = aggregated_increment(family, law, trace, longest, prior.concordance)
     norm = torch.linalg.vector_norm(at.point, dim=-1)
     slack = rounding(likelihood.X.dtype, at.loss.abs() + added, reward_length(likelihood), norm)
     return log_failure + divergence + at.loss + added + slack
@@ -202,6 +179,6 @@ def screen(
     divergence = divergence_of(prior, point, candidates, log_det, inverse.sum(-1))
     trace, widest = scale * (eigen * inverse).sum(-1), scale / diagonal.amin(-1)
     lost = d * (hessian_rounding(d, 0.0) + doubt) * eigen.sum(-1) * widest
-    law, longest = prior.law(d, candidates.shape), reach.square()[:, None, None] * widest
+    law, longest = prior.law(0.5 * d + candidates.shape), reach.square()[:, None, None] * widest
     added = aggregated_increment(family, law, trace + lost, longest, rate)
     return divergence + added, divergence + 0.5 * trace * law.second_moment()

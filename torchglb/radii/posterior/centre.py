@@ -7,16 +7,17 @@ level.
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import which
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.linalg import distance_to_sphere
+from torchglb.linalg import exit_distance
+from torchglb.optim import loop
 from torchglb.optim.implicit import newton_polish
+from torchglb.row_sums import Expansion
 
 MAX_STEPS = 40
 
@@ -35,19 +36,6 @@ class Anchor(NamedTuple):
     loss: Tensor
     gradient: Tensor
     hessian: Tensor
-
-    def where(self, condition: Tensor, other: Anchor) -> Anchor:
-        """This anchor where ``condition (*B, P)`` holds, else the other."""
-
-        def choose(mine: Tensor, others: Tensor) -> Tensor:
-            extra = mine.ndim - condition.ndim
-            return torch.where(condition.reshape(condition.shape + (1,) * extra), mine, others)
-
-        return Anchor(*(choose(a, b) for a, b in zip(self, other, strict=True)))
-
-    def put(self, index: Tensor, part: Anchor) -> Anchor:
-        """This anchor with the problems of an index (of the one batch axis) replaced."""
-        return Anchor(*(a.index_copy(0, index, b) for a, b in zip(self, part, strict=True)))
 
 
 def expand_at(likelihood: NegativeLogLikelihood, point: Tensor) -> Anchor:
@@ -74,72 +62,39 @@ def select(likelihood: NegativeLogLikelihood, index: Tensor) -> NegativeLogLikel
 # ---- penalties ---------------------------------------------------------------------------------
 
 
-class PenaltyTerms(NamedTuple):
-    """A penalty at points: value ``(*B, P)``, gradient and Hessian."""
+class Penalty(NamedTuple):
+    """What is added to the loss, convex, so that its minimiser is unique.
 
-    value: Tensor
-    gradient: Tensor
-    hessian: Tensor
-
-
-class Penalty(Protocol):
-    """A convex penalty that makes the minimiser unique."""
-
-    def __call__(self, point: Tensor) -> PenaltyTerms:
-        """The penalty at ``point (*B, P, d)``; its value is infinite outside its domain."""
-
-    def longest(self, point: Tensor, step: Tensor) -> Tensor:
-        """The largest multiple of ``step`` worth trying, ``(*B, P)``."""
-
-
-class Barrier(NamedTuple):
-    """``-eta log(S^2 - |theta|^2)``: keeps the centre inside the ball.
+    ``-eta log(S^2 - |theta|^2)``, which keeps the centre inside the ball; or ``|theta|^2/(2
+    s0^2)``, for the centre of a Gaussian posterior.
 
     Attributes:
-        S: ``(*B, 1)``, or ``(*B)`` for one point each.
-        eta: ``(P,)``, or ``(*B)``.
-    """
-
-    S: Tensor
-    eta: Tensor
-
-    def __call__(self, point: Tensor) -> PenaltyTerms:
-        """The barrier at ``point (*B, P, d)``."""
-        room = self.S.square() - point.square().sum(-1)
-        inside = room > 0
-        room = torch.where(inside, room, torch.ones_like(room))
-        value = torch.where(inside, -self.eta * torch.log(room), torch.full_like(room, math.inf))
-        pull = 2.0 * self.eta / room
-        eye = torch.eye(point.shape[-1], dtype=point.dtype, device=point.device)
-        outer = point[..., :, None] * point[..., None, :]
-        hessian = pull[..., None, None] * (eye + 2.0 * outer / room[..., None, None])
-        return PenaltyTerms(value, pull[..., None] * point, hessian)
-
-    def longest(self, point: Tensor, step: Tensor) -> Tensor:
-        """Four fifths of the way to the sphere."""
-        return 0.8 * distance_to_sphere(point, step, self.S)
-
-
-class Ridge(NamedTuple):
-    """``|theta|^2 / (2 s0^2)``: the centre of a Gaussian posterior.
-
-    Attributes:
-        variance: ``s0^2``, ``(*B, 1)``.
+        variance: S^2 or s0^2, ``(*B, 1)``, or ``(*B)`` for one point each.
+        eta: weight of the barrier, ``(P,)``, or ``(*B)``; None for the ridge.
     """
 
     variance: Tensor
+    eta: Tensor | None
 
-    def __call__(self, point: Tensor) -> PenaltyTerms:
-        """The ridge at ``point (*B, P, d)``."""
-        eye = torch.eye(point.shape[-1], dtype=point.dtype, device=point.device)
-        precision = 1.0 / self.variance
-        value = 0.5 * precision * point.square().sum(-1)
-        hessian = (precision[..., None, None] * eye).expand(*point.shape, point.shape[-1])
-        return PenaltyTerms(value, precision[..., None] * point, hessian)
-
-    def longest(self, point: Tensor, step: Tensor) -> Tensor:
-        """No limit but the full step."""
-        return torch.ones_like(step[..., 0])
+    def added(self, anchor: Anchor) -> Expansion:
+        """The penalised loss at the points, and its derivatives; infinite outside its domain."""
+        point = anchor.point
+        square = point.square().sum(-1)
+        shape = torch.eye(point.shape[-1], dtype=point.dtype, device=point.device)
+        if self.eta is None:
+            pull = 1.0 / self.variance
+            value = 0.5 * pull * square
+        else:
+            room = self.variance - square
+            inside = room > 0
+            room = torch.where(inside, room, torch.ones_like(room))
+            value = torch.where(inside, -self.eta * torch.log(room), torch.inf)
+            pull = 2.0 * self.eta / room
+            outer = point[..., :, None] * point[..., None, :]
+            shape = shape + 2.0 * outer / room[..., None, None]
+        gradient = anchor.gradient + pull[..., None] * point
+        hessian = anchor.hessian + pull[..., None, None] * shape
+        return Expansion(anchor.loss + value, gradient, hessian)
 
 
 # ---- moving ------------------------------------------------------------------------------------
@@ -163,8 +118,8 @@ def recentre(
         The centres, and the passes per problem, on average.
     """
     anchor = expand_at(likelihood, point)
-    terms = penalty(anchor.point)
-    step, behind = _newton(anchor, terms)
+    total = penalty.added(anchor)
+    step, behind = _newton(total)
     damping = torch.ones_like(behind)
     rounding = 16 * torch.finfo(likelihood.X.dtype).eps
     passes = 1.0
@@ -175,14 +130,14 @@ def recentre(
             break
         length = damping * _safe_length(penalty, anchor.point, step)
         trial = anchor.point + length[..., None] * step
-        moved = anchor.put(index, expand_at(select(likelihood, index), trial[index]))
+        found = expand_at(select(likelihood, index), trial[index])
+        moved = Anchor(*(a.index_copy(0, index, b) for a, b in zip(anchor, found, strict=True)))
         passes += index.shape[0] / active.shape[0]
-        limit = anchor.loss + terms.value + rounding * anchor.loss.abs()
-        falls = moved.loss + penalty(moved.point).value <= limit
-        damping = torch.where(active & ~falls, 0.25 * damping, torch.ones_like(damping))
-        anchor = moved.where(active & falls, anchor)
-        terms = penalty(anchor.point)
-        step, decrement = _newton(anchor, terms)
+        falls = penalty.added(moved).loss <= total.loss + rounding * anchor.loss.abs()
+        damping = torch.where(active, torch.where(falls, 1.0, 0.25 * damping), damping)
+        anchor = loop.select(active & falls, moved, anchor)
+        total = penalty.added(anchor)
+        step, decrement = _newton(total)
         # a centre whose steps have become too short to matter stays where it is
         behind = torch.where(damping > 1e-6, decrement, torch.zeros_like(decrement))
     return anchor, passes
@@ -195,27 +150,30 @@ def minimisers(penalty: Penalty, likelihood: NegativeLogLikelihood, point: Tenso
     """
 
     def system(y: Tensor) -> tuple[Tensor, Tensor]:
-        at, terms = expand_at(likelihood, y), penalty(y)
-        return at.gradient + terms.gradient, at.hessian + terms.hessian
+        total = penalty.added(expand_at(likelihood, y))
+        return total.gradient, total.hessian
 
     return newton_polish(system, point, 2, "the centre of the posterior")
 
 
-def _newton(anchor: Anchor, terms: PenaltyTerms) -> tuple[Tensor, Tensor]:
+def _newton(total: Expansion) -> tuple[Tensor, Tensor]:
     """The Newton step ``(*B, P, d)``, and half the squared decrement ``(*B, P)``."""
-    gradient = anchor.gradient + terms.gradient
-    factor, _ = torch.linalg.cholesky_ex(anchor.hessian + terms.hessian)
-    step = -torch.cholesky_solve(gradient[..., None], factor)[..., 0]
-    return step, -0.5 * (step * gradient).sum(-1)
+    factor, _ = torch.linalg.cholesky_ex(total.hessian)
+    step = -torch.cholesky_solve(total.gradient[..., None], factor)[..., 0]
+    return step, -0.5 * (step * total.gradient).sum(-1)
 
 
 def _safe_length(penalty: Penalty, point: Tensor, step: Tensor) -> Tensor:
     """A step length at which Newton's model is still good; a bad guess costs a pass, no more.
 
     ``log(1 + l)/l`` with l the length of the step is safe for a loss with ``|m'''| <= m''`` and
-    ``|x| <= 1``; full steps are taken where they are short.
+    ``|x| <= 1``, and so is four fifths of the way to the sphere; full steps are taken where they
+    are short.
     """
     euclidean = torch.linalg.vector_norm(step, dim=-1)
     short = torch.log1p(euclidean) / euclidean.clamp_min(0.5)
-    loss = torch.where(euclidean > 0.5, short, torch.ones_like(short))
-    return torch.minimum(loss, penalty.longest(point, step))
+    safe = torch.where(euclidean > 0.5, short, torch.ones_like(short))
+    if penalty.eta is None:
+        return safe
+    room, along = penalty.variance - point.square().sum(-1), (point * step).sum(-1)
+    return torch.minimum(safe, 0.8 * exit_distance(step.square().sum(-1), along, room))

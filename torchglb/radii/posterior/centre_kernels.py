@@ -16,6 +16,7 @@ from torchglb.backend import Floats, inlined, kernel
 from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, length, solve_factored
 from torchglb.carried.kernels import Carried, LossRows, Workspace, put_point, sum_rows, trace_of
 from torchglb.carried.monomials import Monomials
+from torchglb.carried.taylor import hessian_at
 from torchglb.families.compiled import CompiledFamily
 
 MAX_STEPS = 40
@@ -61,23 +62,6 @@ def matrices(dim: int) -> Matrices:
     )
 
 
-@kernel
-def carried_point(carried: Carried, slot: int, out: Floats) -> None:
-    """One carried point, ``(d,)``."""
-    for k in range(out.shape[0]):
-        out[k] = carried.points[k, slot]
-
-
-@kernel
-def carried_hessian(carried: Carried, slot: int, out: Floats) -> None:
-    """The Hessian at one carried point, ``(d, d)``."""
-    d, place = out.shape[0], 1 + out.shape[0]
-    for i in range(d):
-        for j in range(i, d):
-            out[i, j] = out[j, i] = carried.sums[place, slot]
-            place += 1
-
-
 # ---- centres -----------------------------------------------------------------------------------
 
 
@@ -107,7 +91,7 @@ def newton_step(
     if not prior.normal:
         room = prior.S * prior.S - dot(point, point)
         pull, bend = 2.0 * eta / room, 4.0 * eta / (room * room)
-    carried_hessian(carried, slot, hessian)
+    hessian_at(carried.sums[:, slot], 1.0, hessian)
     for i in range(d):
         gradient[i] = carried.sums[1 + i, slot] + pull * point[i]
         for j in range(d):
@@ -179,7 +163,7 @@ def recentre(
     """
     d, work, passes, damping = carried.points.shape[0], data.work, 0, 1.0
     point, trial = memory.vectors[2], memory.vectors[3]
-    carried_point(carried, slot, point)
+    copy_vector(carried.points[:, slot], point)
     value = carried.sums[0, slot] + penalty_at(prior, eta, point)
     behind = newton_step(prior, eta, carried, slot, point, memory)
     if offer.shape[0] > 0 and behind > prior.tolerance:

@@ -81,7 +81,7 @@ def in_double(likelihood: NegativeLogLikelihood) -> NegativeLogLikelihood:
 
 
 def prior_costs(
-    likelihood: NegativeLogLikelihood, point: Tensor, loss: Tensor, hessian: Tensor, scales: Tensor
+    likelihood: NegativeLogLikelihood, point: Tensor, at: Expansion, scales: Tensor
 ) -> Tensor:
     """``A_j - L(c)`` of the module's formula for K scales, from above, ``(*B, K)``.
 
@@ -91,19 +91,18 @@ def prior_costs(
     Args:
         likelihood: L in float64.
         point: c, ``(*B, d)``.
-        loss: L(c), ``(*B)``.
-        hessian: H(c), ``(*B, d, d)``; any positive semidefinite matrix keeps the statement.
+        at: L there; any positive semidefinite matrix for its Hessian keeps the statement.
         scales: ``(*B, K)``.
     """
     prior = normal_prior(likelihood.family, 1.0 / scales)
     candidate = tempered(torch.ones_like(scales))
     origin = torch.zeros_like(point)[..., None, :]  # divergence from a prior that is centred at c
-    divergence, root = posterior_at(prior, origin, hessian[..., None, :, :], candidate)
+    divergence, root = posterior_at(prior, origin, at.hessian[..., None, :, :], candidate)
     added = torch.stack(
         [normal_row_increments(likelihood, point, part) for part in root.unbind(-3)], dim=-1
     )
     norm = torch.linalg.vector_norm(point, dim=-1)
-    size = loss.abs()[..., None] + added
+    size = at.loss.abs()[..., None] + added
     rewards = reward_length(likelihood)[..., None]
     return divergence + added + rounding(torch.float64, size, rewards, norm[..., None])
 
@@ -184,7 +183,7 @@ def centred_level(
     rows, point = in_double(likelihood), centre.double()
     at = rows.expand(point)
     scales = torch.as_tensor(scale, dtype=torch.float64, device=point.device).expand(at.loss.shape)
-    costs = prior_costs(rows, point, at.loss, at.hessian, scales[..., None])
+    costs = prior_costs(rows, point, at, scales[..., None])
     return at.loss + costs[..., 0] - math.log(weight * delta)
 
 
@@ -249,9 +248,7 @@ class Centred(Radius):
     def evaluate(  # noqa: D102
         self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
     ) -> Evaluation:
-        check_likelihood(likelihood)
-        outer_problem = self._outer(problem)
-        found = self.inner.evaluate(outer_problem, state, likelihood, estimate)
+        found = self.inner.evaluate(self._outer(problem), state, likelihood, estimate)
         outer = found.level.double()
         rows, point = in_double(likelihood), estimate.theta.double()
         at, errors = rows.expand_with_errors(point)
@@ -303,7 +300,7 @@ class Centred(Radius):
         S2, device = problem.S.square(), problem.S.device
         steps = numbers_on(tuple(self.ratio**k for k in range(self.scales)), device)
         scales = problem.dim / S2[..., None] * steps
-        costs = prior_costs(rows, point, at.loss, at.hessian, scales)
+        costs = prior_costs(rows, point, at, scales)
         first = (outer - self._outer(problem).log_failure - at.loss)[..., None]
         each = math.log((1.0 - self.uniform) / self.scales)
         weights = numbers_on((math.log(self.uniform), *(each,) * self.scales), device)

@@ -16,9 +16,9 @@ from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBound
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import State, check_likelihood
 from torchglb.radii.posterior.base import PosteriorRadius
-from torchglb.radii.posterior.candidates import Candidates, Prior, posterior_level
+from torchglb.radii.posterior.candidates import Candidates, posterior_level
 from torchglb.radii.posterior.increments import row_increments
-from torchglb.radii.posterior.laws import NormalLaw
+from torchglb.radii.posterior.laws import Prior
 from torchglb.radii.problem import Problem
 
 
@@ -52,8 +52,8 @@ def tempered(temper: Tensor) -> Candidates:
 
 def normal_row_increments(likelihood: NegativeLogLikelihood, point: Tensor, root: Tensor) -> Tensor:
     """:func:`row_increments` for normal U and ``W^-1 = M'M``: one pass, O(n d^2). ``(*B)``."""
-    prior = normal_prior(likelihood.family, torch.ones_like(point[..., 0]))
-    return row_increments(likelihood, point, root, NormalLaw(), None, prior.top)
+    one = torch.ones_like(point[..., 0])
+    return row_increments(likelihood, point, root, normal_prior(likelihood.family, one), one)
 
 
 def gaussian_prior_level(

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw
+from torchglb.radii.base import row_sum
+from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw, Prior
 
 #: numbers of which copies are made without a second thought
 LARGE = 1 << 20
@@ -120,9 +121,8 @@ def row_increments(
     likelihood: NegativeLogLikelihood,
     point: Tensor,
     root: Tensor,
-    law: Law,
-    self_concordance: Tensor | None,
-    max_variance: Tensor | None,
+    prior: Prior,
+    nu: Tensor,
 ) -> Tensor:
     """``sum_s E m(z_s + s_s U) - m(z_s)`` over g, ``s_s = |M x_s|``: one pass. ``(*B)``.
 
@@ -133,9 +133,8 @@ def row_increments(
         likelihood: the rows.
         point: the centre c, ``(*B, d)``.
         root: M, ``(*B, d, d)``.
-        law: of U; nu, if it has one, is ``(*B)``.
-        self_concordance: R_s on the support of the posterior, ``(*B)``, or None.
-        max_variance: of m'' there, ``(*B)``, or None.
+        prior: with what bounds the losses on the support of the posterior.
+        nu: of the law of U, ``(*B)``.
     """
     dtype, family = likelihood.X.dtype, likelihood.family
 
@@ -146,18 +145,12 @@ def row_increments(
     # d products and the dtype round |M| |x|
     lost = (root.shape[-1] + 1.0) * torch.finfo(dtype).eps
     paid = lost * torch.linalg.matrix_norm(root.detach())[..., None]
-    bounds = column(self_concordance), column(max_variance)
-    if isinstance(law, BallLaw):
-        law = law._replace(nu=law.nu.to(dtype)[..., None])
-    total: Tensor | None = None
+    bounds = column(prior.concordance), column(prior.top)
+    law, each = prior.law(nu.to(dtype)[..., None]), []
     for rows in likelihood.parts():
         s2 = (_root(_squared_lengths(rows.X, root)) + paid).square()
-        each = increment(family, law, (rows.X @ point)[..., 0], s2, *bounds)
-        found = (each if rows.w is None else each * rows.w).sum(-1)
-        total = found if total is None else total + found
-    assert total is not None
-    (total,) = likelihood.shards.sum(total)
-    return total.double() / family.dispersion
+        each.append(increment(family, law, (rows.X @ point)[..., 0], s2, *bounds))
+    return row_sum(likelihood, torch.cat(each, dim=-1))
 
 
 def _squared_lengths(X: Tensor, root: Tensor) -> Tensor:

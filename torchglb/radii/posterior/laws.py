@@ -8,30 +8,14 @@ is an upper bound, exact up to the stated remainder: a radius may err only upwar
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class Law(Protocol):
-    """A symmetric law of U, seen through the averages that the radii need."""
-
-    def second_moment(self) -> float | Tensor:
-        """``E U^2``."""
-
-    def mean_absolute(self) -> float | Tensor:
-        """``E |U|``."""
-
-    def hyperbolic(self, s2: Tensor) -> Tensor:
-        """At least ``E cosh(s U) - 1``, from ``s^2``."""
-
-    def exponential(self, a: Tensor) -> Tensor:
-        """At least ``E[e^(a|U|) - 1 - a|U|]``, for a >= 0."""
-
-
 class BallLaw(NamedTuple):
-    """U with density proportional to ``(1 - u^2)^(nu - 1/2)`` on [-1, 1].
+    """U with density proportional to ``(1 - u^2)^(nu - 1/2)`` on [-1, 1], by the averages needed.
 
     A coordinate of a uniform point of the unit ball of R^d has ``nu = d/2``; of a Pearson-II point
     (density ``(1 - |u|^2)^k``) ``nu = d/2 + k``.
@@ -45,20 +29,21 @@ class BallLaw(NamedTuple):
     terms: int = 16
 
     def second_moment(self) -> Tensor:
-        """``1 / (2 nu + 2)``."""
+        """``E U^2 = 1 / (2 nu + 2)``."""
         return 1.0 / (2.0 * self.nu + 2.0)
 
     def mean_absolute(self) -> Tensor:
-        """``Gamma(nu + 1) / (sqrt(pi) Gamma(nu + 3/2))``."""
+        """``E |U| = Gamma(nu + 1) / (sqrt(pi) Gamma(nu + 3/2))``."""
         return torch.exp(torch.lgamma(self.nu + 1) - torch.lgamma(self.nu + 1.5)) / math.sqrt(
             math.pi
         )
 
     def hyperbolic(self, s2: Tensor) -> Tensor:
-        """``0F1(; nu + 1; s^2/4) - 1 = sum_j y^j / (j! (nu+1)_j)`` with ``y = s^2/4``.
+        """At least ``E cosh(s U) - 1``, from ``s^2``.
 
-        All terms are positive; from term K on they fall faster than a geometric series does, see
-        :func:`_tail`, with v = y/(nu + K + 1).
+        ``0F1(; nu + 1; s^2/4) - 1 = sum_j y^j / (j! (nu+1)_j)`` with ``y = s^2/4``. All terms are
+        positive; from term K on they fall faster than a geometric series does, see :func:`_tail`,
+        with v = y/(nu + K + 1).
         """
         y, last = 0.25 * s2, self.terms
         total = _tail(y / (self.nu + last + 1), last)
@@ -67,9 +52,10 @@ class BallLaw(NamedTuple):
         return y * total / (self.nu + 1)
 
     def exponential(self, a: Tensor) -> Tensor:
-        """``sum_{j >= 2} a^j E|U|^j/j!``; the tail as in :meth:`hyperbolic`, with v = a.
+        """At least ``E[e^(a|U|) - 1 - a|U|]``, for a >= 0.
 
-        The terms fall as ``a^j/j!``, not ``(a/2)^(2j)/(j!)^2``: three times as many are summed.
+        ``sum_{j >= 2} a^j E|U|^j/j!``; the tail as in :meth:`hyperbolic`, with v = a. The terms
+        fall as ``a^j/j!``, not ``(a/2)^(2j)/(j!)^2``: three times as many are summed.
         """
         nu, last = self.nu, 3 * self.terms
         total = _tail(a, last)
@@ -111,6 +97,34 @@ class NormalLaw:
     def exponential(self, a: Tensor) -> Tensor:
         """``2 e^(a^2/2) Phi(a) - 1 - a sqrt(2/pi)``, exact."""
         return 2.0 * torch.exp(0.5 * a * a) * torch.special.ndtr(a) - 1.0 - a * self.mean_absolute()
+
+
+#: the symmetric law of U
+Law = BallLaw | NormalLaw
+
+
+class Prior(NamedTuple):
+    """The prior of every problem, and what bounds its losses; tensors ``(*B)``.
+
+    Attributes:
+        normal: ``N(0, s0^2 I)``; else uniform on the ball.
+        variance: s0^2; for the uniform prior the square of S.
+        log_volume: of the ball.
+        concordance: R_s on the support of the prior, or None: not known.
+        top: the largest m'' there, or None.
+        terms: of the series of a law.
+    """
+
+    normal: bool
+    variance: Tensor
+    log_volume: Tensor
+    concordance: Tensor | None
+    top: Tensor | None
+    terms: int
+
+    def law(self, nu: Tensor) -> Law:
+        """Of a coordinate of a posterior of shape k, for ``nu = d/2 + k``."""
+        return NormalLaw() if self.normal else BallLaw(nu, self.terms)
 
 
 def series_terms(longest: float) -> int:

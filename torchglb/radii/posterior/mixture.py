@@ -35,12 +35,7 @@ from torchglb.radii.base import (
     rounding,
     statistics_of,
 )
-from torchglb.radii.posterior.centre import (
-    Anchor,
-    Barrier,
-    expand_at,
-    flatten_batch,
-)
+from torchglb.radii.posterior.centre import Anchor, Penalty, expand_at, flatten_batch
 from torchglb.radii.posterior.uniform import PACBayes, problem_around
 from torchglb.radii.problem import Problem
 
@@ -125,8 +120,8 @@ def cubature_level(
     d, point, loss = problem.dim, at.point, at.loss
     vectors, cells, volumes = _directions(d, point.device)
     # local units: the loss and the barrier of the ball bend by 1 along each unit direction
-    barrier = Barrier(problem.S, torch.ones_like(problem.S))(point).hessian
-    factor, _ = torch.linalg.cholesky_ex(at.hessian + barrier)
+    barrier = Penalty(problem.S.square(), torch.ones_like(problem.S))
+    factor, _ = torch.linalg.cholesky_ex(barrier.added(at).hessian)
     # theta = c + L^-T u: columns of L^-T applied to the directions
     rays = torch.linalg.solve_triangular(factor.mT, vectors.mT.expand(*point.shape, -1), upper=True)
     rays = rays.mT  # (*B, J, d)
@@ -170,12 +165,10 @@ def _radial_integral(r: Tensor, above: Tensor, dim: int) -> Tensor:
     low = above[..., :-1]
     moments = _exponential_moments(above[..., 1:] - low, dim)
     # (start + width u)^(d-1) expanded, u in [0, 1]
-    if dim == 1:
-        cell = moments[0]
-    elif dim == 2:
-        cell = start * moments[0] + width * moments[1]
-    else:
-        cell = start**2 * moments[0] + 2 * start * width * moments[1] + width**2 * moments[2]
+    cell = sum(
+        math.comb(dim - 1, k) * start ** (dim - 1 - k) * width**k * moment
+        for k, moment in enumerate(moments)
+    )
     return (width * torch.exp(-low) * cell).sum(-1)
 
 

@@ -37,7 +37,6 @@ from torchglb.radii.posterior.centre_kernels import (
     CompiledPrior,
     Matrices,
     Pass,
-    carried_point,
     matrices,
     newton_step,
     prior_in,
@@ -56,6 +55,7 @@ from torchglb.radii.statistics_kernels import (
     statistics_in,
     undispersed,
 )
+from torchglb.radii.theorems.theorem31 import shrinkage
 
 #: what a problem wants of the rows
 NOTHING, REFRESH, LOOK = 0, 1, 2
@@ -108,8 +108,8 @@ def hold_if_better(
     d, last, slot = carried.points.shape[0], priors.etas.shape[0], at // candidates.shape[0]
     candidate = candidates[at % candidates.shape[0]]
     point, before = memory.vectors[2], memory.vectors[3]
-    carried_point(carried, slot, point)
-    carried_point(carried, last, before)
+    copy_vector(carried.points[:, slot], point)
+    copy_vector(carried.points[:, last], before)
     divergence = posterior_at(prior, point, carried, slot, candidate, memory)
     law = law_of(family, prior.normal, d, candidate[SHAPE], prior.terms)
     cost = divergence + sum_increments(family, prior, law, data.rows, point, memory.root)
@@ -126,21 +126,6 @@ def hold_if_better(
 # ---- rows --------------------------------------------------------------------------------------
 
 
-class RowMemory(NamedTuple):
-    """Memory for adding rows: of the terms of a row, its monomials, a point and a row."""
-
-    scratch: Floats
-    monomial: Floats
-    point: Floats
-    row: Floats
-
-
-@inlined
-def row_memory(dim: int, count: int) -> RowMemory:
-    """For so many features and monomials."""
-    return RowMemory(np.zeros(SCRATCH), np.empty(count), np.empty(dim), np.empty(dim))
-
-
 @allocating
 def add_rows(
     priors: Priors,
@@ -149,22 +134,27 @@ def add_rows(
     known: int,
     seen: CompiledStatistics,
     held: Held,
-    memory: RowMemory,
+    memory: Matrices,
+    scratch: Floats,
+    monomial: Floats,
 ) -> None:
-    """Adds the rows that problem b does not know to all that is carried of it."""
+    """Adds the rows that problem b does not know to all that is carried of it.
+
+    ``scratch`` and ``monomial`` are memory of the terms of a row and its monomials.
+    """
     family, sums, numbers = priors.family, held.carried, priors.numbers[b]
     prior, rule = prior_in(priors.normal, numbers), rule_in(numbers[PRIOR:])
-    table, plain, scratch = unpack(priors.table), undispersed(family), memory.scratch
+    table, plain = unpack(priors.table), undispersed(family)
     law = law_of(family, prior.normal, priors.table.dim, held.rest[DENSITY], prior.terms)
-    x, point = memory.row, memory.point
-    carried_point(sums, sums.points.shape[1] - 1, point)
+    x, point = memory.vectors[0], memory.vectors[2]
+    copy_vector(sums.points[:, -1], point)
     for s in range(known, rows.used):
         for i in range(x.shape[0]):
             x[i] = rows.X[b, i, s]
         w, y = rows.w[b, s], rows.y[b, s]
         reward = y / w if w > 0.0 else 0.0
         add_statistics(plain, rule, prior.S, x, reward, w, seen, scratch)
-        carry_row(family, x, w, y, sums, table, scratch, memory.monomial)
+        carry_row(family, x, w, y, sums, table, scratch, monomial)
         held.rest[COST] += w * add_increment(family, prior, law, x, point, held.root)
 
 
@@ -198,25 +188,24 @@ def held_levels(
     """
     family, normal, packed, etas = priors.family, priors.normal, priors.table, priors.etas
     d, slots, kinds, any_wanted = packed.dim, etas.shape[0], priors.candidates.shape[0], False
-    memory, adding = matrices(d), row_memory(d, packed.count)
-    point = adding.point
+    memory, scratch, monomial = matrices(d), np.zeros(SCRATCH), np.empty(packed.count)
+    point = memory.vectors[2]
     for b in range(held.shape[0]):
         found = held_in(held[b], d, slots + 1, packed.count)
         prior, sums = prior_in(normal, priors.numbers[b]), found.carried
         seen = statistics_in(statistics[b], d)
         if known < rows.used:
-            add_rows(priors, b, rows, known, seen, found, adding)
+            add_rows(priors, b, rows, known, seen, found, memory, scratch, monomial)
         if out.shape[0] == 0:
             continue
         level = held_level(prior, found, point)
         slot = int(found.rest[PREFERRED]) // kinds
-        carried_point(sums, slot, point)
+        copy_vector(sums.points[:, slot], point)
         mean = math.inf
         if not normal:
             loss = loss_hat[b] if loss_hat.shape[0] > 0 else sums.sums[0, slot]
             slope = seen.rest[BALL_LOSS] * family.scale - loss
-            infimum = slope if slope <= d else d * math.log(slope / d) + d
-            mean = level_of(prior, point, loss, infimum, sums.totals)
+            mean = level_of(prior, point, loss, shrinkage(slope, d), sums.totals)
         behind = newton_step(prior, etas[slot], sums, slot, point, memory)
         allowed = max(prior.tolerance, SHARE * (min(level, mean) - sums.sums[0, slot]))
         number = sums.totals[2]
@@ -242,9 +231,9 @@ def smaller(level: float, mean: float) -> float:
 @kernel
 def held_level(prior: CompiledPrior, held: Held, point: Floats) -> float:
     """The level of the held posterior; its centre goes into ``point``."""
-    sums, last = held.carried, held.carried.points.shape[1] - 1
-    carried_point(sums, last, point)
-    return level_of(prior, point, sums.sums[0, last], held.rest[COST], sums.totals)
+    sums = held.carried
+    copy_vector(sums.points[:, -1], point)
+    return level_of(prior, point, sums.sums[0, -1], held.rest[COST], sums.totals)
 
 
 @entry

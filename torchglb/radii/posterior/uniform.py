@@ -34,8 +34,8 @@ from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import check_likelihood, rounding_at
 from torchglb.radii.posterior.base import PosteriorRadius
-from torchglb.radii.posterior.candidates import Candidates, Prior, posterior_level
-from torchglb.radii.posterior.laws import series_terms
+from torchglb.radii.posterior.candidates import Candidates, posterior_level
+from torchglb.radii.posterior.laws import Prior, series_terms
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
 from torchglb.radii.theorems.mean_loss import MeanLoss

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchglb.backend import inlined
 from torchglb.checks import check_choice, check_probability, refuse
 from torchglb.choices import INFIMA, LIPSCHITZ_CONSTANTS, Infimum, LipschitzConstant
 from torchglb.errors import InputError
@@ -41,11 +42,10 @@ def shrinkage_infimum(slope: Tensor, dim: int, inf: Infimum = "exact") -> Tensor
     return log_form if inf == "closed_form" else torch.where(slope <= dim, slope, log_form)
 
 
-def shrinkage(slope: float, dim: int, inf: Infimum = "exact") -> float:
-    """:func:`shrinkage_infimum` of a number."""
-    if inf == "exact" and slope <= dim:
-        return slope
-    return dim * math.log(max(slope, dim) / dim) + dim
+@inlined
+def shrinkage(slope: float, dim: int) -> float:
+    """:func:`shrinkage_infimum` of a number, exact."""
+    return slope if slope <= dim else dim * math.log(slope / dim) + dim
 
 
 def shared_delta(lipschitz: LipschitzBound | Tensor, delta: float) -> tuple[LipschitzBound, float]:
@@ -152,9 +152,11 @@ class Lipschitz(ConstantRadius):
         per_row = problem.bounded_slope if self.constant == "table1" else None
         if per_row is None:
             return None
-        if isinstance(per_row, float):  # one ball for all
-            return shrinkage(per_row * rows, problem.dim, self.inf) + problem.log_failure
-        return shrinkage_infimum(per_row * rows, problem.dim, self.inf) + problem.log_failure
+        if isinstance(per_row, Tensor):
+            return shrinkage_infimum(per_row * rows, problem.dim, self.inf) + problem.log_failure
+        # one ball for all; the closed form takes no slope below d
+        slope = per_row * rows if self.inf == "exact" else max(per_row * rows, problem.dim)
+        return shrinkage(slope, problem.dim) + problem.log_failure
 
     def by_constant(  # noqa: D102
         self, problem: Problem, statistics: RowStatistics

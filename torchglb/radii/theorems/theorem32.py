@@ -54,6 +54,13 @@ def theorem32(
     return factor * (4.0 * S * S * regularization + radius + gap)
 
 
+def contraction(D: Tensor) -> Tensor:
+    """``phi(D) = (D - 1 + e^-D)/D^2 = int_0^1 (1 - v) e^(-v D) dv``, 1/2 at D = 0, falling."""
+    series = 0.5 - D / 6.0 + D**2 / 24.0 - D**3 / 120.0  # below phi, as the terms alternate
+    safe = torch.where(D > 1e-2, D, torch.ones_like(D))
+    return torch.where(D > 1e-2, (safe + torch.expm1(-safe)) / safe.square(), series)
+
+
 def lengths_in_inverse(X: Tensor, matrix: Tensor) -> Tensor:
     """``|x_s| in matrix^-1``, ``(*B, n)``; infinite where the matrix is not positive definite."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
@@ -116,13 +123,13 @@ def theorem32_fixed_point(
     if w is not None:
         local, reach = (torch.where(w > 0, t, torch.zeros_like(t)) for t in (local, reach))
     ridge = lam * (S + center_norm).square()
-    curvature = shards.maximum(_largest(reach)) * self_concordance
-    gamma = (radius + gap) / _contraction(curvature) + ridge
+    curvature = shards.maximum(largest(reach)) * self_concordance
+    gamma = (radius + gap) / contraction(curvature) + ridge
     for _ in range(steps):
         rows = torch.minimum(gamma.sqrt()[..., None] * local, reach)
-        largest = shards.maximum(_largest(rows))
-        curvature = torch.minimum(largest * self_concordance, curvature)
-        gamma = (radius + gap) / _contraction(curvature) + ridge
+        farthest = shards.maximum(largest(rows))
+        curvature = torch.minimum(farthest * self_concordance, curvature)
+        gamma = (radius + gap) / contraction(curvature) + ridge
     return gamma
 
 
@@ -142,13 +149,6 @@ def fixed_point_around(
     return theorem32_fixed_point(radius, *constants, *rows, gap, shards=likelihood.shards)
 
 
-def _contraction(D: Tensor) -> Tensor:
-    """``phi(D) = (D - 1 + e^-D)/D^2 = int_0^1 (1 - v) e^(-v D) dv``, 1/2 at D = 0."""
-    series = 0.5 - D / 6.0 + D**2 / 24.0 - D**3 / 120.0  # below phi, as the terms alternate
-    safe = torch.where(D > 1e-2, D, torch.ones_like(D))
-    return torch.where(D > 1e-2, (safe + torch.expm1(-safe)) / safe.square(), series)
-
-
-def _largest(rows: Tensor) -> Tensor:
+def largest(rows: Tensor) -> Tensor:
     """The maximum over the last axis, 0 where it is empty."""
     return torch.cat([rows, rows.new_zeros((*rows.shape[:-1], 1))], dim=-1).amax(-1)
