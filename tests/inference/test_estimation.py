@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import torchglb as glb
+from torchglb.estimate import Estimate
 from torchglb.testing.policies import assert_same
 
 
@@ -229,3 +230,25 @@ def test_a_radius_that_needs_no_estimate_asks_for_none(radius, family, generator
     found = sequence.height(advance=True)
     assert found.level is None
     torch.testing.assert_close(found.radius, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("ellipsoid", ["theorem", "fixed_point"])
+def test_the_radius_of_an_ellipsoid_pays_for_the_rounding_of_its_hessian(ellipsoid, generator):
+    """``|v|^2`` in the Hessian as it is kept may be less than in the exact one."""
+    family, ball, d = glb.Gaussian(0.05), glb.Ball(3, 30.0), 3
+    X = 0.99 * torch.nn.functional.normalize(torch.randn(200, d, generator=generator), dim=-1)
+    r = family.sample(X @ torch.tensor([10.0, -5.0, 2.0]), generator)
+    sequence = glb.ConfidenceSequence(
+        family, ball, 0.05, ellipsoidal=True, ellipsoid=ellipsoid, dtype=torch.float32
+    )
+    sequence.update(X, r)
+    likelihood = glb.NegativeLogLikelihood(family, X, r)
+    exact = X.double().mT @ X.double() / 0.05**2
+    theta = torch.linalg.solve(exact, X.double().mT @ r.double() / 0.05**2)
+    fit = Estimate(theta.float(), torch.tensor(0.0), torch.tensor(0.0), torch.zeros(d))
+    found = sequence.ellipsoid_radius(likelihood, fit, torch.tensor(3.0), exact.float())
+    least = 2.0 * 3.0 + float(sequence.ridge) * float(30.0 + theta.norm()) ** 2
+    lost = torch.linalg.matrix_norm(exact.float().double() - exact, ord=2)
+    assert lost > 0.0
+    limit = least * (1.0 - 1e-6) + float(lost) * float(30.0 + theta.norm()) ** 2
+    assert float(found) >= limit

@@ -82,7 +82,7 @@ def test_the_level_is_that_of_torch(kind, name, weighted, generator):
     for increments in ("auto", "rows"):
         radius = dataclasses.replace(HELD[kind], increments=increments, tolerance=1e-9)
         state = radius.update(problem, radius.init(problem), X, r, w)
-        assert ("held" in state) == (increments == "auto")
+        assert ("posterior" in state) == (increments == "auto")
         levels.append(evaluate(radius, problem, state, X, r, w).level)
     torch.testing.assert_close(*levels, rtol=1e-7, atol=1e-7)
 
@@ -98,7 +98,7 @@ def test_carried_sums_are_those_of_a_pass(kind, generator):
         loss = NegativeLogLikelihood(family, X[: t + 1], r[: t + 1])
         state = radius.levels(problem, state, lambda loss=loss: loss)[1]
     P, count = len(radius.centre_weights(problem)), monomials(d, 2).count
-    carried = carried_in(state["held"].numpy()[d * d + 4 :], d, P + 1, count)
+    carried = carried_in(state["posterior"].numpy()[d * d + 4 :], d, P + 1, count)
     points = torch.from_numpy(carried.points.T.copy())
     assert bool((points != 0.0).any(-1).all())  # every centre has moved
     expected = loss.expand(points)
@@ -224,7 +224,7 @@ def test_a_posterior_of_unknown_numbers_gives_no_level(kind, generator):
     problem = radii.Problem(family, Ball(2, 2.0), 0.05)
     state = radius.update(problem, radius.init(problem), X, r)
     assert radius.levels(problem, state, lambda: NegativeLogLikelihood(family, X, r)) is not None
-    unknown = state | {"held": torch.full_like(state["held"], torch.nan)}
+    unknown = state | {"posterior": torch.full_like(state["posterior"], torch.nan)}
     later = radius.update(problem, unknown, X, r)
     assert radius.levels(problem, later, lambda: None) is None
 
@@ -240,7 +240,7 @@ def test_recorded_rows_are_carried_too(kind, generator):
     plain = radius.update(problem, radius.init(problem), X, r)
     recorded = radius.update(problem, radius.init(problem), X.clone().requires_grad_(), r)
     assert recorded["statistics"].requires_grad
-    assert torch.equal(plain["held"], recorded["held"])
+    assert torch.equal(plain["posterior"], recorded["posterior"])
 
 
 @pytest.mark.parametrize("kind", HELD)

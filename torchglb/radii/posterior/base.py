@@ -106,7 +106,7 @@ class Prepared(NamedTuple):
         if memory is not None and memory.tensors is state:
             return memory.statistics, memory.held
         N = len(self.priors.numbers)
-        statistics, held = state["statistics"].detach().numpy(), state["held"].numpy()
+        statistics, held = state["statistics"].detach().numpy(), state["posterior"].numpy()
         return statistics.reshape(N, -1), held.reshape(N, -1)
 
     def made(self, state: State) -> bool:
@@ -121,7 +121,7 @@ class Prepared(NamedTuple):
         shape = (*problem.batch_shape, -1)
         tensors = {
             "statistics": torch.from_numpy(statistics.reshape(shape)),
-            "held": torch.from_numpy(held.reshape(shape)),
+            "posterior": torch.from_numpy(held.reshape(shape)),
         }
         self.last[:] = [_Memory(tensors, statistics, held)]
         return tensors
@@ -130,9 +130,9 @@ class Prepared(NamedTuple):
 class PosteriorRadius(StatisticsRadius):
     """A radius that rests on the best of many posteriors around P centres of each problem.
 
-    The state beside the statistics: ``held``, the posterior with the loss at the centres and at its
-    own (:func:`.search_kernels.held_in`); or, where nothing is held, ``centres``, from which the
-    next search begins.
+    The state beside the statistics: ``posterior``, the held one with the loss at the centres and at
+    its own (:func:`.search_kernels.held_in`); or, where nothing is held, ``centres``, from which
+    the next search begins.
     """
 
     increments: RadiusIncrements
@@ -167,17 +167,17 @@ class PosteriorRadius(StatisticsRadius):
             return state | {"centres": problem.zeros(P, d)}
         held = problem.zeros(d * d + 4 + memory_size(d, P + 1, monomials(d, 2).count))
         held[..., : d * d : d + 1] = variance.sqrt()[..., None]  # the prior
-        return state | {"held": held}
+        return state | {"posterior": held}
 
     def update(  # noqa: D102
         self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
     ) -> State:
-        if "held" not in state:
+        if "posterior" not in state:
             return super().update(problem, state, x, r, w)
         given = (x, r) if w is None else (x, r, w)
         if is_transformed(state["statistics"], *given):  # values that nobody shows: not carried
-            unknown = torch.full_like(state["held"], torch.nan)
-            return super().update(problem, state, x, r, w) | {"held": unknown}
+            unknown = torch.full_like(state["posterior"], torch.nan)
+            return super().update(problem, state, x, r, w) | {"posterior": unknown}
         x_, r_, w_ = row_arrays(*(constant(t) for t in given))
         late = RowArrays(np.ascontiguousarray(x_.transpose(0, 2, 1)), w_, w_ * r_, r_.shape[1])
         ready = self._prepared(problem)
@@ -185,7 +185,7 @@ class PosteriorRadius(StatisticsRadius):
         ready.levels(late, 0, sums, held, NO_NUMBERS, NO_LEVELS)
         new = ready.state(problem, sums, held)
         if is_recorded(state["statistics"], *given):
-            return super().update(problem, state, x, r, w) | {"held": new["held"]}
+            return super().update(problem, state, x, r, w) | {"posterior": new["posterior"]}
         return new
 
     def levels(  # noqa: D102
@@ -196,7 +196,7 @@ class PosteriorRadius(StatisticsRadius):
         rows: RowArrays | None = None,
         known: int = 0,
     ) -> tuple[Floats, State] | None:
-        if "held" not in state:
+        if "posterior" not in state:
             return None
         ready = problem.prepared.get(id(self))
         if (ready is None or not ready.made(state)) and (
@@ -219,7 +219,7 @@ class PosteriorRadius(StatisticsRadius):
         check_likelihood(likelihood)
         loss = estimate.loss.double()
         smooth = wants_gradient(*likelihood.tensors(), loss, state["statistics"])
-        held = not smooth and "held" in state and _is_known(state)
+        held = not smooth and "posterior" in state and _is_known(state)
         if held and compiled_family(likelihood) is not None:
             offers = _offered(problem, estimate)
             at = loss.detach().reshape(-1).contiguous().numpy()  # one number may stand for all
@@ -244,7 +244,7 @@ class PosteriorRadius(StatisticsRadius):
         if "centres" in state:
             return state["centres"]
         d, P = problem.dim, len(self.centre_weights(problem))
-        points = state["held"][..., d * d + 4 :][..., : d * (P + 1)]
+        points = state["posterior"][..., d * d + 4 :][..., : d * (P + 1)]
         points = points.reshape(*problem.batch_shape, d, P + 1)
         return torch.nan_to_num(points[..., :P].mT, nan=0.0)
 
@@ -359,4 +359,4 @@ def _offered(problem: Problem, estimate: Estimate) -> Floats:
 
 def _is_known(state: State) -> bool:
     """Whether the numbers of the held posterior are: not those of rows that nobody shows."""
-    return not math.isnan(state["held"].numpy().item(-1))
+    return not math.isnan(state["posterior"].numpy().item(-1))
