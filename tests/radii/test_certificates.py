@@ -1,5 +1,8 @@
 """What mutation tests found unguarded: a certificate pays for an estimate that is not the minimum."""
 
+import math
+
+import mpmath
 import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
@@ -7,6 +10,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from torchglb import Gaussian, radii
 from torchglb.radii.posterior.candidates import posterior_at
 from torchglb.radii.posterior.gaussian import normal_prior, tempered
+from torchglb.radii.theorems.theorem32 import lengths_in_inverse
 
 F64 = torch.float64
 
@@ -63,3 +67,24 @@ def test_the_divergence_from_a_gaussian_prior_is_that_of_two_normal_laws():
     assert float(found) == pytest.approx(float(kl_divergence(posterior, given)), abs=2e-10)
     cover = root.mT @ root
     torch.testing.assert_close(cover.inverse(), precision, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lengths_in_an_inverse_pay_for_the_condition(dtype, generator):
+    eps, d = torch.finfo(dtype).eps, 6
+    for smallest in (1e3 * eps, 1e4 * eps, 1e-2):
+        turn, _ = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))
+        values = torch.logspace(0.0, math.log10(smallest), d, dtype=torch.float64)
+        matrix = ((turn * values) @ turn.mT).to(dtype)
+        matrix = 0.5 * (matrix + matrix.mT)
+        X = torch.randn(40, d, generator=generator, dtype=dtype)
+        found = lengths_in_inverse(X, matrix)
+        with mpmath.workdps(60):
+            exact = mpmath.matrix(matrix.tolist()) ** -1
+            rows = [mpmath.matrix(row) for row in X.tolist()]
+            truth = [mpmath.sqrt((row.T * exact * row)[0]) for row in rows]
+        assert all(
+            mpmath.mpf(mine) >= (1 - 4 * eps) * other
+            for mine, other in zip(found.tolist(), truth, strict=True)
+        )
+        assert bool((found <= 1.5 * torch.tensor([float(t) for t in truth])).all())

@@ -62,8 +62,16 @@ def contraction(D: Tensor) -> Tensor:
 
 
 def lengths_in_inverse(X: Tensor, matrix: Tensor) -> Tensor:
-    """``|x_s| in matrix^-1``, ``(*B, n)``; infinite where the matrix is not positive definite."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
+    """At least ``|x_s| in matrix^-1``, ``(*B, n)``; infinite where that is not known.
+
+    What a factor and a solution by it may lose, in units of the trace, is taken from the diagonal:
+    the factor as computed is then one of a matrix below this one.
+    """
+    d = matrix.shape[-1]
+    trace = torch.diagonal(matrix.detach(), dim1=-2, dim2=-1).sum(-1)
+    lost = 8.0 * (d + 1.0) * torch.finfo(matrix.dtype).eps * trace
+    eye = torch.eye(d, dtype=matrix.dtype, device=matrix.device)
+    factor, failed = torch.linalg.cholesky_ex(matrix - lost[..., None, None] * eye)
     square = torch.linalg.solve_triangular(factor, X.mT, upper=False).square().sum(-2)
     length = square.clamp_min(torch.finfo(X.dtype).tiny).sqrt()  # with a derivative at x = 0 too
     return torch.where((failed == 0)[..., None], length, torch.full_like(length, torch.inf))
