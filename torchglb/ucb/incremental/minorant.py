@@ -274,14 +274,19 @@ def bound_by_ellipsoid(round_: Round, outer: OuterEllipsoid) -> int:
 
 @kernel
 def bound_cheaply(round_: Round) -> None:
-    """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2)."""
+    """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2).
+
+    Rounding: loss and gradient as those of any cut; the entries of the Hessian are plain sums.
+    """
     level, model = round_.level, round_.problem.minimum
     gradient, dense = round_.memory.gradient, round_.memory.dense
     loss = expand(model, model.point, dense, gradient, True)
+    carried, reach = model.objective.carried, 2.0 * level.radius
     # no payment for the ridge: near the minimum its slope is no larger than that of the rows
     paid = compensated(gradient.shape[0]) * cut_rounding(
-        level.high, loss, loss, model.objective.carried.trace[0], level.magnitude, level.radius
+        level.high, loss, loss, carried.trace[0], level.magnitude, level.radius
     )
+    paid += plain(gradient.shape[0], carried.totals[ROWS]) * EPS * carried.trace[0] * reach * reach
     concordance = loss_concordance(model.objective)
     room = level.high - loss + paid
     outer = ellipsoid(model.point, gradient, room, concordance, level.radius, dense)
