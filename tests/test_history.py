@@ -519,7 +519,6 @@ def test_what_is_not_plain_or_does_not_fit_is_left_to_others():
 
 def test_many_rows_get_much_room_and_copies_keep_its_size(monkeypatch, generator):
     monkeypatch.setattr("torchglb.row_buffers.MANY", 100)
-    monkeypatch.setattr("torchglb.row_buffers.FEW", 0)
     history = glb.History(3)
     x = unit(250, 3, generator=generator)
     for part in x.split(50):

@@ -23,8 +23,6 @@ from torchglb.recording import is_recorded
 #: from so many rows on buffers grow eightfold, so that few rows are ever there twice; 2 MB for each
 #: feature, the largest pages of the usual systems: of them at most one is there in vain
 MANY = 1 << 18
-#: room for fewer rows is filled with zeros: it is small, and then never looks like rows
-FEW = 1 << 14
 #: features that lie a power of two apart have to share a few places of a cache, and a pass over
 #: twenty of them then takes half as long again: from CYCLE rows on they are SPREAD numbers further
 CYCLE, SPREAD = 512, 136
@@ -190,7 +188,7 @@ def enlarged(held: RowBuffers, capacity: int) -> RowBuffers:
     def grow(old: Tensor) -> Tensor:
         shape = (*old.shape[:-1], capacity)
         # merged rows are read as far as one that may be in use, and those that are not weigh 0
-        filled = capacity <= FEW or held.w_rest is not None
+        filled = held.w_rest is not None
         new = old.new_zeros(shape) if filled else old.new_empty(shape)
         new[..., : old.shape[-1]] = old  # the only copy, for rows may be many
         return new

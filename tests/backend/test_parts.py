@@ -76,10 +76,10 @@ def called_by_reference(whole, times):
 
 def test_a_stored_tuple_is_read_by_every_call_where_it_lies():
     number, flag, share, first, second, matrix = arguments()
-    calls = StoredCalls(called_by_reference, 1.0)
+    calls = StoredCalls((called_by_reference, 1.0))
     other = np.ones(3), np.zeros(3), np.ones((3, 2))
     calls.with_stored(Whole(0, False, 2.0, Pair(*other[:2]), other[2]), "float64")
-    call = calls.with_stored(Whole(number, flag, share, Pair(first, second), matrix), "float64")
+    (call,) = calls.with_stored(Whole(number, flag, share, Pair(first, second), matrix), "float64")
     counts = [sys.getrefcount(each) for each in (first, second, matrix)]
     for _ in range(100):
         assert call(2.0) == 23.5 + 1.0

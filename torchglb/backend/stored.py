@@ -25,27 +25,26 @@ class Stored:
     It keeps the arrays of the tuple, which must stay where they are; numbers are those of then.
     """
 
-    def __init__(self, value: Any, put: Any) -> None:
+    def __init__(self, value: Any, put: Any, size: int) -> None:
         self.value = value
-        self._memory = np.empty(put(value, 0), np.int8)
+        self._memory = np.empty(size, np.int8)
         self.address = self._memory.ctypes.data
         put(value, self.address)
 
 
 class StoredCalls:
-    """Calls of an entry whose first argument is a stored tuple.
+    """Calls of entries whose first argument is one stored tuple.
 
     Args:
-        function: the entry.
-        more: other arguments, for their types only.
+        calls: of each an entry, and other arguments, for their types only.
     """
 
-    def __init__(self, function: Callable[..., Any], *more: Any) -> None:
-        self.function, self.more = function, more
-        self._known: dict[Hashable, tuple[Any, Any]] = {}
+    def __init__(self, *calls: tuple[Any, ...]) -> None:
+        self.calls = calls
+        self._known: dict[Hashable, tuple[Any, int, list[Any]]] = {}
 
-    def with_stored(self, value: Any, kind: Hashable) -> Callable[..., Any]:
-        """The entry with its first argument given, as it lies in memory now.
+    def with_stored(self, value: Any, kind: Hashable) -> list[Callable[..., Any]]:
+        """The entries with their first argument given, as it lies in memory now.
 
         Args:
             value: the tuple.
@@ -53,13 +52,16 @@ class StoredCalls:
                 this kind are read as if they had the same.
         """
         if config.DISABLE_JIT:  # type: ignore[attr-defined]
-            return partial(self.function, value)
+            return [partial(function, value) for function, *_ in self.calls]
         if kind not in self._known:
             put = bound(_put, value, 0)
-            run = bound(self.function, Stored(value, put), *self.more)
-            self._known[kind] = put, run
-        put, run = self._known[kind]
-        return partial(run, Stored(value, put))
+            size = put(value, 0)
+            found = Stored(value, put, size)
+            runs = [bound(function, found, *more) for function, *more in self.calls]
+            self._known[kind] = put, size, runs
+        put, size, runs = self._known[kind]
+        found = Stored(value, put, size)
+        return [partial(run, found) for run in runs]
 
 
 @typeof_impl.register(Stored)

@@ -73,7 +73,7 @@ NO_NUMBERS, NO_LEVELS = np.empty(0), np.empty((0, 4))
 NO_ROWS = RowArrays(np.empty((1, 1, 0)), np.empty((1, 0)), np.empty((1, 0)), 0)
 #: calls of :func:`held_levels` with the priors as they lie in memory
 LEVELS = StoredCalls(
-    held_levels, NO_ROWS, 0, np.empty((1, 0)), np.empty((1, 0)), NO_NUMBERS, NO_LEVELS
+    (held_levels, NO_ROWS, 0, np.empty((1, 0)), np.empty((1, 0)), NO_NUMBERS, NO_LEVELS)
 )
 
 
@@ -272,7 +272,7 @@ class PosteriorRadius(StatisticsRadius):
             candidates = torch.stack(self.candidates(problem), dim=-1).numpy()
             table = monomials(problem.dim, 2)
             priors = Priors(family, not self.confined, numbers, etas, candidates, table)
-            levels = LEVELS.with_stored(priors, None)
+            (levels,) = LEVELS.with_stored(priors, None)
             ready = problem.prepared[id(self)] = Prepared(self, priors, levels, [])
         return ready
 

@@ -339,5 +339,7 @@ def add_rows(call: RoundCall, used: int, x: Floats, r: Floats) -> None:
 
 
 #: calls of both, for rows of some dtypes
-PLAY = StoredCalls(play_round, 0, 0, 0, 0, Settings(True, 0.0, 0.0, 0.0, False, 0), 0, 0.0)
-LEARN = StoredCalls(learn_rows, 0, 0, 0, 0, 0.0)
+CALLS = StoredCalls(
+    (play_round, 0, 0, 0, 0, Settings(True, 0.0, 0.0, 0.0, False, 0), 0, 0.0),
+    (learn_rows, 0, 0, 0, 0, 0.0),
+)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.backend import Floats, Reals, StoredCalls
+from torchglb.backend import Floats, Reals
 from torchglb.backend.dense import EPS
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum
@@ -21,10 +21,9 @@ from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
 from torchglb.ucb.incremental.batches import (
+    CALLS,
     DONE,
-    LEARN,
     OPEN,
-    PLAY,
     Batch,
     RoundBuffers,
     RoundCall,
@@ -49,12 +48,13 @@ LARGEST_ANCHOR_ORDER = 7
 LARGEST_MINIMUM_ORDER = 100
 
 
-class _StoredCall(NamedTuple):
-    """A compiled call that knows the memory it works on, and what it was made for."""
+class _Calls(NamedTuple):
+    """Compiled calls that know the memory they work on, and what they were made for."""
 
     y: Reals
     buffers: RoundBuffers
-    run: Any
+    play: Any
+    learn: Any
 
 
 class CarriedRounds:
@@ -92,8 +92,7 @@ class CarriedRounds:
     def _forget_memory(self) -> None:
         """What knows where the memory of this object lies is made anew when it is needed."""
         self._buffers: RoundBuffers | None = None
-        self._play: _StoredCall | None = None
-        self._learn: _StoredCall | None = None
+        self._calls: _Calls | None = None
 
     def copy(self) -> CarriedRounds:
         """With sums of its own, over the same rows."""
@@ -106,7 +105,7 @@ class CarriedRounds:
 
     def __getstate__(self) -> dict[str, Any]:
         """As in :meth:`copy`."""
-        return vars(self) | {"_buffers": None, "_play": None, "_learn": None}
+        return vars(self) | {"_buffers": None, "_calls": None}
 
     def over(self, source: RowSource) -> None:
         """Goes on over another history, of the same rows."""
@@ -147,10 +146,10 @@ class CarriedRounds:
         history = self.source.history
         mark = history.mark()
         X, w, y, used = history.reserve(rows)
-        call = self._learn
-        if call is None or call.y is not y:
-            call = self._learn = self._stored(LEARN, X, w, y, self.buffers(1))
-        if call.run(used, x.data_ptr(), r.data_ptr(), rows, longest) != DONE:
+        calls = self._calls
+        if calls is None or calls.y is not y:
+            calls = self._made_for(X, w, y, self.buffers(1))
+        if calls.learn(used, x.data_ptr(), r.data_ptr(), rows, longest) != DONE:
             history.reset(mark)  # without the room
             return False
         history.commit(rows)
@@ -242,10 +241,10 @@ class CarriedRounds:
         number, rows = self.number + 1, len(self.source.history)
         if self.source.is_direct:
             X, w, y, used = self.source.history.arrays()
-            call = self._play
-            if call is None or call.y is not y or call.buffers is not buffers:
-                call = self._play = self._stored(PLAY, X, w, y, buffers)
-            ending = call.run(used, rows, arms.data_ptr(), K, settings, number, longest)
+            calls = self._calls
+            if calls is None or calls.y is not y or calls.buffers is not buffers:
+                calls = self._made_for(X, w, y, buffers)
+            ending = calls.play(used, rows, arms.data_ptr(), K, settings, number, longest)
         else:
             every = arms.numpy().reshape(self.source.problems, K, -1)
             ending = self._play_with_passes(every, settings, number, buffers)
@@ -257,12 +256,11 @@ class CarriedRounds:
                 self._solve(arms, K, settings, buffers, int(b))
         return True
 
-    def _stored(
-        self, calls: StoredCalls, X: Reals, w: Reals, y: Reals, buffers: RoundBuffers
-    ) -> _StoredCall:
-        """A call on the arrays of the history and of this object."""
-        run = calls.with_stored(self._call(X, w, y, buffers), (X.dtype, y.dtype))
-        return _StoredCall(y, buffers, run)
+    def _made_for(self, X: Reals, w: Reals, y: Reals, buffers: RoundBuffers) -> _Calls:
+        """Calls on the arrays of the history and of this object."""
+        both = CALLS.with_stored(self._call(X, w, y, buffers), (X.dtype, y.dtype))
+        self._calls = _Calls(y, buffers, *both)
+        return self._calls
 
     def bounds(self, buffers: RoundBuffers, arms: int) -> tuple[Floats, Floats]:
         """The upper and the lower ones of the last round, ``(N, K)`` each, where they lie."""
