@@ -107,8 +107,9 @@ def test_weight_zero_keeps_a_problem_out(generator):
     torch.testing.assert_close(loss[1], glb.NegativeLogLikelihood.of(family, alone)(theta[1]))
 
 
-def test_growth_is_amortised(generator):
+def test_growth_is_amortised(generator, monkeypatch):
     """Buffers double: n appends move O(n) rows, and reallocate O(log n) times."""
+    monkeypatch.setattr("torchglb.row_buffers.ROOM", 0)
     history = glb.History(2, (2,))
     moved, reallocations = 0, 0
     x, r = unit(2, 2, generator=generator), torch.ones(2, dtype=torch.float64)
@@ -519,6 +520,7 @@ def test_what_is_not_plain_or_does_not_fit_is_left_to_others():
 
 def test_many_rows_get_much_room_and_copies_keep_its_size(monkeypatch, generator):
     monkeypatch.setattr("torchglb.row_buffers.MANY", 100)
+    monkeypatch.setattr("torchglb.row_buffers.ROOM", 0)
     history = glb.History(3)
     x = unit(250, 3, generator=generator)
     for part in x.split(50):
@@ -536,8 +538,27 @@ def test_many_rows_get_much_room_and_copies_keep_its_size(monkeypatch, generator
         assert len(history) == 250
 
 
+@pytest.mark.parametrize(("dtype", "aggregate"), [("64", False), ("64", True), ("32", False)])
+def test_one_bandit_never_waits_for_buffers_to_grow(dtype, aggregate, generator):
+    """A megabyte of room at once, unless it would be filled, or copied."""
+    history = glb.History(2, aggregate=aggregate, dtype=getattr(torch, f"float{dtype}"))
+    x, places = unit(3000, 2, generator=generator).to(history.dtype), set()
+    for row in x:
+        history.append(row, 1.0)
+        places.add(history._held.X.data_ptr())
+    room = history._held.X.numel()
+    if dtype == "64" and not aggregate:
+        assert len(places) == 1
+        assert 1 << 17 <= room <= (1 << 17) + 2 * 1024
+        assert len(pickle.dumps(history)) < 3000 * 4 * 8 + 2000
+    else:
+        assert len(places) > 4
+        assert room <= 4 * x.numel()
+
+
 def test_room_that_nobody_promises_is_doubled(monkeypatch, generator):
     monkeypatch.setattr("torchglb.row_buffers.MANY", 64)
+    monkeypatch.setattr("torchglb.row_buffers.ROOM", 0)
     enlarged = torchglb.row_buffers.enlarged
 
     def poor(held, capacity):

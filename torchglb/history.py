@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
+from torchglb.arrays import array
 from torchglb.backend import Floats, Reals, bound_once
 from torchglb.backend.value_checks import write_rows
 from torchglb.checks import (
@@ -234,9 +235,9 @@ class History:
 
     def _views(self, held: RowBuffers) -> RowViews:
         N, capacity = self.batch_shape.numel(), held.X.shape[-2]
-        X = held.X.detach().mT.reshape(N, self.dim, capacity)
-        w, y = (t.detach().reshape(N, capacity).numpy() for t in (held.w, held.y))
-        return RowViews(held.y, None, X.contiguous().numpy(), w, y)
+        X = array(held.X.detach()).swapaxes(-1, -2).reshape(N, self.dim, capacity)
+        w, y = (array(t.detach()).reshape(N, capacity) for t in (held.w, held.y))
+        return RowViews(held.y, None, np.ascontiguousarray(X), w, y)
 
     # ---- writing by compiled code: reserve, write behind the rows in use, commit -----------
 

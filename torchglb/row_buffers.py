@@ -23,6 +23,9 @@ from torchglb.recording import is_recorded
 #: from so many rows on buffers grow eightfold, so that few rows are ever there twice; 2 MB for each
 #: feature, the largest pages of the usual systems: of them at most one is there in vain
 MANY = 1 << 18
+#: there is room for so many numbers at once, a megabyte: one bandit then never waits for buffers to
+#: grow, which takes as long as thirty of its rounds
+ROOM = 1 << 17
 #: features that lie a power of two apart have to share a few places of a cache, and a pass over
 #: twenty of them then takes half as long again: from CYCLE rows on they are SPREAD numbers further
 CYCLE, SPREAD = 512, 136
@@ -167,14 +170,17 @@ def extended(held: RowBuffers, x: Tensor, w: Tensor, y: Tensor, *, copy: bool) -
 
 def reserved(held: RowBuffers, rows: int) -> RowBuffers:
     """With buffers for so many rows."""
-    capacity = held.X.shape[-2]
+    capacity, d = held.X.shape[-2:]
     if rows <= capacity:
         return held
-    # copies of other rows, in float64, are made with all their room
-    if capacity >= MANY and held.X.is_cpu and held.X.dtype == held.y.dtype == torch.float64:
-        with contextlib.suppress(RuntimeError):  # where so much memory is not even promised
-            return enlarged(held, _spread(max(rows, 8 * capacity)))
-    return enlarged(held, _spread(max(rows, 2 * capacity, 64)))
+    wanted = max(rows, 2 * capacity, 64)
+    # copies of other rows, in float64, are made with all their room, and merged ones are filled
+    if held.X.is_cpu and held.X.dtype == held.y.dtype == torch.float64 and not held.merges:
+        wanted = max(wanted, ROOM // (held.distinct.numel() * d or 1))
+        if capacity >= MANY:
+            with contextlib.suppress(RuntimeError):  # where so much memory is not even promised
+                return enlarged(held, _spread(max(rows, 8 * capacity)))
+    return enlarged(held, _spread(wanted))
 
 
 def _spread(rows: int) -> int:

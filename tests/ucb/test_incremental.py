@@ -332,8 +332,8 @@ def test_an_interruption_leaves_rows_and_sums_in_step(where, weighted, generator
     targets = {"commit": glb.History, "append": glb.History, "catch_up": CarriedLoss}
     rounds = program._rounds
     owner = targets.get(where)
-    call = getattr(rounds, f"_{where}", None)  # a compiled one
-    real = call.run if owner is None else getattr(owner, where)
+    calls = rounds._calls  # the compiled ones
+    real = getattr(calls if owner is None else owner, where)
     for after in (False, True):
 
         def broken(*args, after=after, **kwargs):
@@ -346,7 +346,7 @@ def test_an_interruption_leaves_rows_and_sums_in_step(where, weighted, generator
             if where in targets:
                 patch.setattr(owner, where, broken)
             else:
-                patch.setattr(rounds, f"_{where}", call._replace(run=broken))
+                patch.setattr(rounds, "_calls", calls._replace(**{where: broken}))
             try:
                 program.append(x, r, weight)
                 program.argmax(arms, radius=4.0)
