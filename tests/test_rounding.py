@@ -282,3 +282,25 @@ def test_an_estimate_on_the_sphere_gives_no_level_below_the_minimum(S, generator
     exact = glb.SublevelProgram(glb.NegativeLogLikelihood(family, *rows), ball, least)
     truth = native.native_support(exact, arms.double(), tol=1e-10, throw=False)
     assert bool((choice.upper.double() >= truth.lower).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("d", [1, 3, 6])
+def test_a_hessian_in_blocks_loses_no_more_than_it_says(d, dtype):
+    """Of many equal rows, whose sum a plain product of matrices takes one after the other."""
+    n, family = 40_000, glb.Bernoulli()
+    x = torch.linspace(0.3, 0.5, d).to(dtype)
+    rows = x.expand(n, d).contiguous()
+    for X in (rows, rows.mT.contiguous().mT):
+        loss, theta = glb.NegativeLogLikelihood(family, X, torch.zeros(n, dtype=dtype)), 0.3 * x
+        of_row = family.curvature((X[:1] @ theta)[0]).double()
+        exact = n * of_row * torch.outer(x.double(), x.double())
+        found = [
+            loss.hessian(theta),
+            loss.expand(theta, in_blocks=True).hessian,
+            loss.expand_with_errors(theta, in_blocks=True)[0].hessian,
+            loss.expand(theta.expand(2, d), in_blocks=True).hessian[1],
+        ]
+        for hessian in found:
+            lost = torch.linalg.matrix_norm(hessian.double() - exact, ord=2) / exact.trace()
+            assert float(lost) <= loss.lost_in_hessian()

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from torchglb import Gaussian, radii
+from torchglb import Gaussian, NegativeLogLikelihood, radii
 from torchglb.radii.posterior.candidates import posterior_at
+from torchglb.radii.posterior.curvature import curved_region
 from torchglb.radii.posterior.gaussian import normal_prior, tempered
 from torchglb.radii.theorems.theorem32 import lengths_in_inverse
 
@@ -88,3 +89,34 @@ def test_lengths_in_an_inverse_pay_for_the_condition(dtype, generator):
             for mine, other in zip(found.tolist(), truth, strict=True)
         )
         assert bool((found <= 1.5 * torch.tensor([float(t) for t in truth])).all())
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4, 1e6])
+def test_a_direction_that_no_row_has_spoils_no_other_in_float32(scale):
+    """Of lam a factor in float32 would leave nothing; nor is a derivative NaN."""
+    found = []
+    for dtype in (torch.float32, F64):
+        X = torch.tensor([[0.6, 0.8, 0.0], [1.0, 0.0, 0.0]], dtype=dtype, requires_grad=True)
+        S, R, lam, norm = (torch.tensor(t, dtype=dtype) for t in (5.0, 1.0, 8e-4, 1.0))
+        beta2 = torch.tensor(20.0, dtype=dtype)
+        gamma = radii.theorem32_fixed_point(beta2, S, R, lam, norm, X, scale * (X.mT @ X))
+        (slope,) = torch.autograd.grad(gamma, X)
+        assert bool(torch.isfinite(slope).all())
+        found.append(gamma.detach().double())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=0.0)
+
+
+def test_a_region_pays_for_the_rounding_of_its_hessian(generator):
+    """For a Gaussian ``|v|^2`` is at most ``2 height`` in the exact Hessian, to which lam comes."""
+    family, d, n, S = Gaussian(0.05), 3, 20_000, number(30.0)
+    X = torch.randn(n, d, generator=generator, dtype=F64)
+    X = X / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    theta = torch.tensor([20.0, -10.0, 5.0], dtype=F64)
+    loss = NegativeLogLikelihood(family, X, X @ theta)
+    at = loss.expand(theta, in_blocks=True)
+    height, zero = number(3.0), number(0.0)
+    region = curved_region(loss, theta, at, height, zero, S, zero, F64)
+    far, lam = S + theta.norm(), radii.regularization_for(S, zero)
+    paid = loss.lost_in_hessian() * at.hessian.trace() * far**2
+    assert float(paid) > 1e-4
+    assert float(region.size) >= float(2.0 * height + lam * far**2 + paid)

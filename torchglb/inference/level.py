@@ -27,8 +27,7 @@ from torchglb.radii import (
 )
 from torchglb.radii.base import State, as_level
 from torchglb.radii.posterior.base import PosteriorRadius
-from torchglb.radii.posterior.candidates import hessian_doubt
-from torchglb.radii.theorems.theorem32 import fixed_point_around
+from torchglb.radii.theorems.theorem32 import fixed_point_around, gap_of_rounding
 from torchglb.rounding import round_up
 from torchglb.row_checks import as_rows
 
@@ -293,7 +292,9 @@ class GrowingLevel:
             hessian: H, ``(*B, d, d)``; gamma pays for its rounding.
         """
         (S, concordance), lam = self._of_ellipsoids, self.ridge
-        gap = fit.gap(S)
+        # |v|^2 in the Hessian may be so much less than in the exact one, for any v that matters
+        farthest = S + torch.linalg.vector_norm(fit.theta, dim=-1)
+        gap = fit.gap(S) + gap_of_rounding(hessian, farthest, self._hessian_doubt(likelihood))
         if self.ellipsoid == "theorem":
             gamma = theorem32(radius, S, concordance, lam, gap)
         else:
@@ -302,15 +303,12 @@ class GrowingLevel:
             )
         if fit.hessian_error is not None:  # |.| in H may be so much larger
             gamma = fit.hessian_error.exp() * gamma
-        # |v|^2 in the Hessian may be so much less than in the exact one, for any v that matters
-        farthest = S + torch.linalg.vector_norm(fit.theta, dim=-1)
-        trace = torch.diagonal(hessian, dim1=-2, dim2=-1).sum(-1)
-        return gamma + self._hessian_doubt(likelihood) * trace * farthest.square()
+        return gamma
 
     def _hessian_doubt(self, likelihood: NegativeLogLikelihood) -> float:
         """What the Hessian of an estimate may have lost, relative to its trace."""
         if not likelihood.X.is_cpu:
-            return hessian_doubt(likelihood)
+            return likelihood.lost_in_hessian()
         # a product of fewer rows than features in their dtype; or a sum in float64, then rounded
         d, eps = likelihood.dim, torch.finfo(likelihood.X.dtype).eps
         return (d + 4.0) * eps + plain(d, len(self.history)) * torch.finfo(torch.float64).eps

@@ -29,10 +29,9 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import distance_to_sphere, exit_distance
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.radii import radius_refuted, regularization_for, self_concordance_of, theorem32
-from torchglb.radii.posterior.candidates import hessian_doubt
 from torchglb.radii.posterior.centred import in_double
 from torchglb.radii.posterior.curvature import kept_ellipsoid
-from torchglb.radii.theorems.theorem32 import fixed_point_around
+from torchglb.radii.theorems.theorem32 import fixed_point_around, gap_of_rounding
 from torchglb.recording import is_transformed
 from torchglb.rounding import moved_up, power_of_two
 from torchglb.row_sums import Expansion
@@ -292,22 +291,19 @@ class LikelihoodRatioSet(ConfidenceSet):
         concordance = self.domain.constant(partial(self_concordance_of, self.family), S)
         if regularization is None:
             regularization = regularization_for(S, concordance)
-        at, errors = rows.expand_with_errors(center)
+        at, errors = rows.expand_with_errors(center, in_blocks=True)
         eye = torch.eye(self.dim, dtype=level.dtype, device=level.device)
         lam = torch.as_tensor(regularization, dtype=level.dtype, device=level.device)
         height = level - at.loss + errors.loss.detach()
         gap = frank_wolfe_gap(center, at.gradient, S) + 2.0 * S * errors.gradient.detach()
+        farthest = S + torch.linalg.vector_norm(center, dim=-1)
+        gap = gap + gap_of_rounding(at.hessian, farthest, rows.lost_in_hessian())
         if kind == "theorem":
             gamma = theorem32(height, S, concordance, lam, gap)
         else:
             gamma = fixed_point_around(rows, center, at.hessian, height, S, concordance, lam, gap)
-        shape, gamma = kept_ellipsoid(
-            at.hessian + lam[..., None, None] * eye,
-            gamma,
-            S + torch.linalg.vector_norm(center, dim=-1),
-            self.level.dtype,
-            hessian_doubt(rows),
-        )
+        exact = at.hessian + lam[..., None, None] * eye
+        shape, gamma = kept_ellipsoid(exact, gamma, farthest, self.level.dtype)
         return EllipsoidSet(
             self.family, self.domain, self.theta_hat, shape, gamma, with_ball, self.event
         )

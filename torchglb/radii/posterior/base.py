@@ -38,12 +38,7 @@ from torchglb.radii.base import (
     rounding_at,
     statistics_of,
 )
-from torchglb.radii.posterior.candidates import (
-    Candidates,
-    hessian_doubt,
-    posterior_level,
-    screen,
-)
+from torchglb.radii.posterior.candidates import Candidates, posterior_level, screen
 from torchglb.radii.posterior.centre import (
     Penalty,
     flatten_batch,
@@ -322,7 +317,7 @@ class PosteriorRadius(StatisticsRadius):
             anchor, passes = recentre(penalty, rows, start, tolerance)
             sums = state["statistics"].reshape(*flat.batch_shape, -1)
             statistics = RowStatistics.of(sums, d)
-            known = (anchor, statistics.longest, hessian_doubt(rows))
+            known = (anchor, statistics.longest, rows.lost_in_hessian())
             found = screen(flat.family, prior, candidates, *known)
             slack = 2.0 * rounding_at(flat, statistics, anchor.point, anchor.loss)
             start = flat.log_failure + (anchor.loss + slack)[..., None]

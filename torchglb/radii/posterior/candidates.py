@@ -21,7 +21,6 @@ from torchglb.radii.posterior.centre import Anchor, expand_at
 from torchglb.radii.posterior.increments import aggregated_increment, row_increments
 from torchglb.radii.posterior.laws import Prior
 from torchglb.radii.theorems.theorem32 import largest
-from torchglb.rounding import EVALUATION, lost_in_sum
 
 
 class Candidates(NamedTuple):
@@ -70,11 +69,6 @@ def divergence_of(
     return 0.5 * (inverse_trace - point.shape[-1] + log_det + square) + LINEAR_ALGEBRA
 
 
-def hessian_doubt(likelihood: NegativeLogLikelihood) -> float:
-    """What a Hessian may have lost as a sum over the rows in their dtype, relative to its trace."""
-    return torch.finfo(likelihood.X.dtype).eps * (lost_in_sum(likelihood.num_rows) + EVALUATION)
-
-
 def posterior_at(
     prior: Prior, point: Tensor, hessian: Tensor, candidate: Candidates, doubt: float = 0.0
 ) -> tuple[Tensor, Tensor]:
@@ -119,7 +113,7 @@ def posterior_level(
 
     Differentiable. Two passes, or one where the increments are aggregated.
     """
-    at, doubt = expand_at(likelihood, centre), hessian_doubt(likelihood)
+    at, doubt = expand_at(likelihood, centre), likelihood.lost_in_hessian()
     divergence, root = posterior_at(prior, at.point, at.hessian, candidate, doubt)
     nu = 0.5 * at.point.shape[-1] + candidate.shape
     if increments == "rows":

@@ -41,7 +41,8 @@ class Anchor(NamedTuple):
 def expand_at(likelihood: NegativeLogLikelihood, point: Tensor) -> Anchor:
     """The loss expanded at ``point (*B, P, d)``: one pass, in the dtype of the rows."""
     rounded = point.to(likelihood.X.dtype)
-    return Anchor(rounded.double(), *(t.double() for t in likelihood.expand(rounded)))
+    found = likelihood.expand(rounded, in_blocks=True)
+    return Anchor(rounded.double(), *(t.double() for t in found))
 
 
 def flatten_batch(likelihood: NegativeLogLikelihood) -> NegativeLogLikelihood:

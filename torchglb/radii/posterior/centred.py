@@ -251,7 +251,7 @@ class Centred(Radius):
         found = self.inner.evaluate(self._outer(problem), state, likelihood, estimate)
         outer = found.level.double()
         rows, point = in_double(likelihood), estimate.theta.double()
-        at, errors = rows.expand_with_errors(point)
+        at, errors = rows.expand_with_errors(point, in_blocks=True)
         gap = frank_wolfe_gap(point, at.gradient, problem.S) + 2.0 * problem.S * errors.gradient
         region = curved_region(
             rows,

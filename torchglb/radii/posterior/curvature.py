@@ -20,6 +20,7 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import least_eigenvalue
 from torchglb.radii.theorems.theorem32 import (
     fixed_point_around,
+    gap_of_rounding,
     lengths_in_inverse,
     regularization_for,
 )
@@ -32,7 +33,7 @@ SLACK = 1e-9
 
 
 def kept_ellipsoid(
-    matrix: Tensor, gamma: Tensor, farthest: Tensor, dtype: torch.dtype, doubt: float = 0.0
+    matrix: Tensor, gamma: Tensor, farthest: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """An ellipsoid ``|v|^2_W <= gamma`` for ways v of some length at most, in another dtype.
 
@@ -41,14 +42,12 @@ def kept_ellipsoid(
         gamma: ``(*B)``.
         farthest: the length, ``(*B)``.
         dtype: in which W and gamma will be kept.
-        doubt: what W may have lost as a sum, relative to its trace.
 
     Returns:
-        W and a gamma that pays for its rounding.
+        W and a gamma that pays for its rounding to the dtype.
     """
     shape = matrix.to(dtype)
     change = torch.linalg.matrix_norm((shape - matrix).detach())
-    change = change + doubt * torch.diagonal(matrix.detach(), dim1=-2, dim2=-1).sum(-1)
     return shape, round_up((gamma + change * farthest.square()) * (1.0 + SLACK), dtype)
 
 
@@ -70,7 +69,7 @@ def curved_region(
     Args:
         likelihood: L in float64.
         point: c, a point of the ball, ``(*B, d)``.
-        at: the expansion there.
+        at: the expansion there, in blocks.
         height: ``(*B)``, how far the level is above L(c), roundings included.
         gap: at least ``max <grad L(c), c - theta>`` over the ball, ``(*B)``.
         S: radius of the ball, ``(*B)``.
@@ -84,6 +83,7 @@ def curved_region(
     eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
     lam = torch.as_tensor(regularization_for(S, self_concordance))
     norm = torch.linalg.vector_norm(point, dim=-1)
+    gap = gap + gap_of_rounding(at.hessian, S + norm, likelihood.lost_in_hessian())
     gamma = fixed_point_around(likelihood, point, at.hessian, height, S, self_concordance, lam, gap)
     exact = at.hessian + lam[..., None, None] * eye
     shape, gamma = (t.double() for t in kept_ellipsoid(exact, gamma, S + norm, dtype))

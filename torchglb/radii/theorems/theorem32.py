@@ -14,6 +14,7 @@ from torch import Tensor
 from torchglb.checks import check_float, check_shape, refuse
 from torchglb.distributed import WHOLE, Shards
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.rounding import round_up
 
 
 def regularization_for(S: Tensor | float, self_concordance: Tensor | float) -> Tensor | float:
@@ -52,6 +53,18 @@ def theorem32(
     """
     factor = 2.0 * (1.0 + S * self_concordance)
     return factor * (4.0 * S * S * regularization + radius + gap)
+
+
+def gap_of_rounding(hessian: Tensor, farthest: Tensor, doubt: float) -> Tensor:
+    """What a Hessian that is not exact adds to ``gap``, of which gamma is at least twice as much.
+
+    Args:
+        hessian: H, ``(*B, d, d)``.
+        farthest: no ``|theta - theta_hat|`` is larger, ``(*B)``.
+        doubt: what H may have lost, relative to its trace.
+    """
+    trace = torch.diagonal(hessian, dim1=-2, dim2=-1).sum(-1).detach()
+    return 0.5 * doubt * trace * farthest.square()
 
 
 def contraction(D: Tensor) -> Tensor:
@@ -123,6 +136,9 @@ def theorem32_fixed_point(
     check_shape("hessian", hessian, (*X.shape[:-2], X.shape[-1], X.shape[-1]))
     if steps < 1:
         raise refuse("steps", "at least 1", steps)
+    dtype = X.dtype
+    if X.is_cpu:  # in float32, lam may be less than what a factor loses
+        X, hessian = X.double(), hessian.double()
     eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
     lam = torch.as_tensor(regularization, dtype=X.dtype, device=X.device)
     # a matrix that is not positive definite bounds nothing; ``reach`` is left
@@ -130,15 +146,18 @@ def theorem32_fixed_point(
     reach = torch.linalg.vector_norm(X, dim=-1) * (S + center_norm)[..., None]  # both (*B, n)
     if w is not None:
         local, reach = (torch.where(w > 0, t, torch.zeros_like(t)) for t in (local, reach))
+    unknown = torch.isinf(local)
+    local = torch.where(unknown, 0.0, local)
     ridge = lam * (S + center_norm).square()
     curvature = shards.maximum(largest(reach)) * self_concordance
     gamma = (radius + gap) / contraction(curvature) + ridge
     for _ in range(steps):
         rows = torch.minimum(gamma.sqrt()[..., None] * local, reach)
+        rows = torch.where(unknown, reach, rows)
         farthest = shards.maximum(largest(rows))
         curvature = torch.minimum(farthest * self_concordance, curvature)
         gamma = (radius + gap) / contraction(curvature) + ridge
-    return gamma
+    return round_up(gamma, dtype)
 
 
 def fixed_point_around(

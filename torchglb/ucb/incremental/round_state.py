@@ -155,7 +155,7 @@ class Minorant(NamedTuple):
 
     point: Floats  # c, (d,)
     matrix: Floats  # the upper triangle of M, row by row, (d (d + 1)/2,)
-    state: Floats  # see minorant_in; (0,) where there is never one
+    state: Floats  # (5,), REACH to LAST_NEEDED of minorant.py; (0,) where there is never one
 
 
 class CarriedProblem(NamedTuple):
