@@ -23,8 +23,9 @@ def uniform(*shape: int, generator, dtype=torch.float64) -> torch.Tensor:
 
 
 def state_of(history: glb.History) -> dict:
-    """Everything observable, and the buffers behind it."""
-    hidden = {k: v for k, v in history._held._asdict().items() if v is not None}
+    """Everything observable, and the buffers behind it, but for the room that nobody has filled."""
+    held = torchglb.row_buffers.trimmed(history._held)
+    hidden = {k: v for k, v in held._asdict().items() if v is not None}
     return {
         **history.state_dict(),
         **{k: v.clone() if torch.is_tensor(v) else v for k, v in hidden.items()},
