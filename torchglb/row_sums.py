@@ -132,7 +132,7 @@ class RowSums:
 
         def sums(rows: RowSums) -> tuple[Tensor]:
             curvatures = rows._weighted(rows.family.curvature(rows._features(theta)))
-            return (rows._gram(curvatures, in_blocks=True),)
+            return (rows._gram(curvatures, True),)
 
         (hessian,) = self._summed(sums)
         return self._add_hessian(hessian, theta)
