@@ -18,10 +18,10 @@ def twice(x):
 pytestmark = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="nothing is compiled")
 
 
-@pytest.fixture
-def processes(tmp_path, monkeypatch):
+@pytest.fixture(params=["doubled", "doubled[1]"])
+def processes(request, tmp_path, monkeypatch):
     """The same function as several processes have it."""
-    path = tmp_path / "doubled.py"
+    path = tmp_path / f"{request.param}.py"
     path.write_text(SOURCE, encoding="utf-8")
 
     def process():

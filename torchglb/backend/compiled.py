@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from glob import escape
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -201,7 +202,7 @@ class _CodeFiles(IndexDataCacheFile):
     def save(self, key: tuple[Any, ...], data: Any) -> None:
         base, name = self._name(key)
         self._save_data(name, data)  # type: ignore[no-untyped-call]
-        for other in Path(self._cache_path).glob(f"{base}*"):
+        for other in Path(self._cache_path).glob(f"{escape(base)}*"):
             if not other.name.startswith(f"{base}{key[-1][:16]}"):  # of sources that have changed
                 other.unlink(missing_ok=True)
 
