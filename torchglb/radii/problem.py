@@ -116,9 +116,13 @@ class Problem:
         low, high = self.family.reward_range
         if high - low == math.inf:
             return None
-        reach = 2.0 * self.S * self.max_variance
-        slope = 2.0 * self.S * ((high - low + reach) / self.family.dispersion)
-        return slope.flatten()[0].item() if len(self._distinct[0]) == 1 else slope
+
+        def slope(radius: float) -> float:
+            reach = 2.0 * radius * self.family.max_variance(radius)
+            return 2.0 * radius * ((high - low + reach) / self.family.dispersion)
+
+        distinct, _ = self._distinct  # on the host
+        return slope(float(distinct[0])) if len(distinct) == 1 else self.per_radius(slope)
 
     @cached_property
     def self_concordance(self) -> Tensor:
