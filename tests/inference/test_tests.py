@@ -12,7 +12,7 @@ import torch
 import torchglb as glb
 from torchglb.errors import InputError
 from torchglb.inference import RunningTest, e_bh
-from torchglb.inference.tests import likelihood_ratio_test
+from torchglb.inference.tests import anytime_p, likelihood_ratio_test
 
 DELTA = 0.05
 
@@ -55,6 +55,22 @@ def test_evidence_and_levels_of_another_delta_are_rounded_upwards(dtype):
             for delta in (0.01, 0.2):
                 other = mpmath.mpf(float(current.at_delta(delta).level))
                 assert other >= level + mpmath.log(mpmath.mpf(DELTA) / mpmath.mpf(delta))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_p_values_are_rounded_upwards(dtype):
+    """Against 40 digits; no evidence but an infinite one makes a p-value 0."""
+    generator = torch.Generator().manual_seed(0)
+    log_e = 10.0 ** (6.0 * torch.rand(400, generator=generator, dtype=torch.float64) - 2.0)
+    log_e = log_e.to(dtype)
+    found, tiny = anytime_p(log_e), torch.finfo(dtype).tiny
+    with mpmath.workdps(40):
+        for one, p in zip(log_e.tolist(), found.tolist(), strict=True):
+            exact = mpmath.exp(-mpmath.mpf(one))
+            assert exact <= mpmath.mpf(p) <= max(exact * (1 + 2e-7), tiny)
+    ends = anytime_p(torch.tensor([-torch.inf, -1.0, 0.0, torch.inf], dtype=dtype))
+    assert ends.tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert bool(anytime_p(torch.tensor(torch.nan, dtype=dtype)).isnan())
 
 
 def test_mixture_by_quadrature():

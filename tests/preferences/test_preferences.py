@@ -133,6 +133,28 @@ def test_the_widest_pair_is_the_widest_of_all(n):
     assert abs(float(lower.width) - found.width) < 1e-2 * found.width
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("S", [0.7, 30.0, 300.0, 3000.0])
+@pytest.mark.parametrize("radius", ["pac-bayes", "centred"])
+def test_the_width_of_a_pair_that_no_row_is_about(dtype, S, radius):
+    """It is 2 S times the length of the row: the set reaches both poles there."""
+    for seed in range(3):
+        items = unit(4, 3, seed=seed)
+        items[:2, 2], items[2:, :2], items[2, 2], items[3, 2] = 0.0, 0.0, 0.7, -0.63
+        items = items.to(dtype)
+        sequence = PreferenceSequence(3, S=S, delta=0.05, radius=radius, dtype=dtype)
+        sequence.update(items[[0] * 20], items[[1] * 20], [1.0, 0.0] * 10)
+        region, far = sequence.confidence_set(), torch.tensor([False, False, True, True])
+        S_pair = float(region.domain.radius_like(region.level))
+        pole = torch.tensor([0.0, 0.0, S_pair], dtype=dtype)
+        assert bool(region.contains(torch.stack([pole, -pole])).all())
+        exact = S_pair * float(items[2, 2].double() - items[3, 2].double())
+        found = widest_pair(region, items, far)
+        assert exact <= found.width <= found.bound <= exact * (1 + 1e-5)
+        assert bool(in_race(region, items)[2:].all())
+        assert sequence.current().widest(items)[0].bound >= exact
+
+
 def test_a_thousand_items_are_no_trouble():
     items = unit(1000, 3, seed=4)
     _, _, sequence = learnt(60)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import torchglb as glb
+from torchglb.decisions import BestArm
 from torchglb.linalg import inverse_form_bounds, least_eigenvalue
 
 DOUBLE = torch.float64
@@ -141,3 +142,36 @@ def test_short_arms(length, with_ball):
     whole, short = some.upper_bound(arms), some.upper_bound(length * arms)
     torch.testing.assert_close(short, length * whole, rtol=1e-9, atol=0.0)
     assert (short >= length * whole * (1 - 1e-12)).all()
+
+
+def exact_distance(x, y):
+    """``|x - y|`` of the numbers as they are."""
+    away = [mpmath.mpf(a) - mpmath.mpf(b) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+    return mpmath.sqrt(mpmath.fsum(a * a for a in away))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("kind", ["set", "running", "ellipsoid"])
+@pytest.mark.parametrize("S", [0.7, 30.0, 600.0])
+def test_a_difference_pays_for_its_own_rounding(S, kind, dtype):
+    """Features in a plane that no row is about: the set has all of the ball's disc there."""
+    options = {"running": True} if kind == "running" else {}
+    sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(3, S), 0.05, dtype=dtype, **options)
+    sequence.update([[1.0, 0.0, 0.0]] * 20, [1.0, 0.0] * 10)
+    preferences = glb.PreferenceSequence(3, S, 0.05, dtype=dtype)
+    preferences.update([[0.7, 0.0, 0.0]] * 20, [[-0.7, 0.0, 0.0]] * 20, [1.0, 0.0] * 10)
+    region, chances, loose = sequence.current(), preferences.current(), 1e-6
+    if kind == "ellipsoid":  # whose bounds are rough in float32
+        region, loose = region.ellipsoid(with_ball=True), 1e-4
+    ball = float(sequence.domain.radius_like(region.center))
+    generator = torch.Generator().manual_seed(0)
+    x, y = 0.7 * torch.rand((2, 40, 3), generator=generator, dtype=DOUBLE)
+    x[:, 0] = y[:, 0] = 0.0
+    x, y = x.to(dtype), y.to(dtype)
+    found, pairs = region.contrast(x, y), chances.difference(x, y)
+    with mpmath.workdps(60):
+        for k in range(40):
+            exact = ball * exact_distance(x[k], y[k])
+            margin = BestArm(region, torch.stack([x[k], y[k]])).margin()
+            for upper in (found.upper[k], -found.lower[k], margin, pairs.upper[k], -pairs.lower[k]):
+                assert exact <= mpmath.mpf(float(upper)) <= exact * (1 + loose)

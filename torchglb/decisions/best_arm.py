@@ -118,8 +118,7 @@ class BestArm:
         region, arms = self._region(), self.arms
         K, leaders = arms.shape[-2], self.leaders()
         best = _rows(arms, leaders)
-        differences = arms[..., :, None, :] - best[..., None, :, :]  # (*B, K, k, d)
-        ahead = self._bounds(region, differences) >= 0.0
+        ahead = self._bounds(region, arms[..., :, None, :], best[..., None, :, :]) >= 0.0
         possible = ahead.any(-1) | torch.zeros_like(ahead[..., 0]).scatter(-1, leaders, True)
         # an arm may be behind others than the leaders: all pairs of those that are left
         index = [places.nonzero()[:, 0] for places in possible.reshape(-1, K)]
@@ -127,8 +126,8 @@ class BestArm:
         chosen = torch.stack([_padded(places, most) for places in index])
         rivals = chosen.reshape(*possible.shape[:-1], most)
         left = _rows(arms, rivals)
-        differences = left[..., :, None, :] - arms[..., None, :, :]  # (*B, most, K, d)
-        behind = (self._bounds(region, differences) < 0.0).sum(-1)
+        bounds = self._bounds(region, left[..., :, None, :], arms[..., None, :, :])
+        behind = (bounds < 0.0).sum(-1)
         found = torch.zeros_like(possible).scatter(-1, rivals, behind < self.k)
         return found & possible
 
@@ -180,17 +179,18 @@ class BestArm:
 
     def _margin(self, region: ConfidenceSet, leaders: Tensor) -> Tensor:
         """``max h(x_j - x_i)`` over leaders i and all others j."""
-        differences = self.arms[..., None, :, :] - _rows(self.arms, leaders)[..., :, None, :]
-        bounds = self._bounds(region, differences)  # (*B, k, K)
+        best = _rows(self.arms, leaders)[..., :, None, :]
+        bounds = self._bounds(region, self.arms[..., None, :, :], best)  # (*B, k, K)
         own = leaders[..., None, :].expand(*bounds.shape[:-1], self.k)
         return bounds.scatter(-1, own, -torch.inf).amax((-2, -1))
 
-    def _bounds(self, region: ConfidenceSet, differences: Tensor) -> Tensor:
-        """``h`` of differences ``(*B, P, Q, d)``, from above; 0 for no difference."""
-        flat = differences.flatten(-3, -2)
-        bounds = region.upper_bound(flat)
-        bounds = torch.where((flat == 0).all(-1), torch.zeros_like(bounds), bounds)
-        return bounds.reshape(differences.shape[:-1])
+    def _bounds(self, region: ConfidenceSet, first: Tensor, second: Tensor) -> Tensor:
+        """``h(x - y)``, from above, for arms that broadcast to ``(*B, P, Q, d)``; 0 for x = y."""
+        first, second = torch.broadcast_tensors(first, second)
+        one, other = first.flatten(-3, -2), second.flatten(-3, -2)
+        bounds = region.difference_bound(one, other)
+        bounds = torch.where((one == other).all(-1), torch.zeros_like(bounds), bounds)
+        return bounds.reshape(first.shape[:-1])
 
 
 def _rows(arms: Tensor, index: Tensor) -> Tensor:

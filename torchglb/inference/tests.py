@@ -36,7 +36,7 @@ from torchglb.choices import RELATIONS, Relation
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Derivatives, frank_wolfe_gap, newton
-from torchglb.rounding import power_of_two
+from torchglb.rounding import EVALUATION, power_of_two, round_up
 from torchglb.turns import TakesTurns
 
 
@@ -66,8 +66,12 @@ class TestResult:
 
 
 def anytime_p(log_e: Tensor) -> Tensor:
-    """``min(1, exp(-log_e))``."""
-    return torch.exp(-log_e.clamp_min(0.0))
+    """``min(1, exp(-log_e))``, rounded upwards: 0 for an infinite e-value alone."""
+    exact = torch.exp(-(log_e.double() if log_e.is_cpu else log_e).clamp_min(0.0))
+    p = exact * (1.0 + EVALUATION * torch.finfo(exact.dtype).eps)
+    # below the least normal number an exponential has few digits, or none
+    p = round_up(p.clamp(torch.finfo(log_e.dtype).tiny, 1.0), log_e.dtype)
+    return torch.where(torch.isposinf(log_e), 0.0, p)
 
 
 @torch.no_grad()

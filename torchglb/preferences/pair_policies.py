@@ -20,7 +20,7 @@ from torchglb.families import Bernoulli
 from torchglb.identity import reading_state
 from torchglb.policies.ofuglb import OFUGLB
 from torchglb.preferences.pairs import each, item_features, pair_ball, pair_rows
-from torchglb.preferences.widest import rough_supports, widest_pair
+from torchglb.preferences.widest import in_double, rough_supports, widest_pair
 from torchglb.radii import Radius
 from torchglb.sets import LikelihoodRatioSet
 from torchglb.turns import TakesTurns
@@ -272,6 +272,7 @@ def in_race(region: LikelihoodRatioSet, items: Tensor) -> Tensor:
         >>> in_race(sequence.current().region, torch.eye(2).double())
         tensor([ True, False])
     """
+    region, items = in_double(region, items)
     values = 0.5 * (items @ region.center)
     middle = values[:, None] - values[None, :]
     left = (rough_supports(region, items) >= 0.0).all(-1)

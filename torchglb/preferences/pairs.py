@@ -32,6 +32,7 @@ from torchglb.row_buffers import Rows
 from torchglb.row_checks import TOO_LONG, within_norm
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import Interval, LikelihoodRatioSet
+from torchglb.sets.base import on_mean_scale
 
 
 def pair_rows(left: ArrayLike, right: ArrayLike, like: Tensor | History) -> Tensor:
@@ -132,7 +133,11 @@ class PreferenceSet:
         return self._interval(left, right, "mean")
 
     def _interval(self, left: ArrayLike, right: ArrayLike, scale: ScaleName) -> Interval:
-        return self.region.interval(pair_rows(left, right, self.region.center), scale)
+        like = self.region.center
+        a, b = item_features("left", left, like), item_features("right", right, like)
+        check_shape("right", b, a.shape)
+        found = self.region.contrast(0.5 * a, 0.5 * b)
+        return on_mean_scale(self.region.family, found) if scale == "mean" else found
 
     def widest(self, items: ArrayLike, tol: float = 0.01) -> list[WidestPair]:
         """The pair of items ``(*B, K, d)`` whose difference is known least, for each problem."""

@@ -8,14 +8,18 @@ of a million.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchglb.checks import check_count, check_tolerance, refuse
 from torchglb.optim import frank_wolfe_gap
-from torchglb.sets import LikelihoodRatioSet
+from torchglb.radii import Refinement
+from torchglb.radii.posterior import centred
+from torchglb.rounding import combine_rows, lost_in_sum
+from torchglb.sets import CentredSet, LikelihoodRatioSet
 
 #: pairs whose programs are solved together
 BLOCK = 32
@@ -23,6 +27,8 @@ BLOCK = 32
 BUDGET = 4096
 #: steps of the fixed point of the ellipsoid
 STEPS = 12
+#: what the arithmetic with its matrix may change of a length, relative to it
+LOST = 1e-3
 
 
 class WidestPair(NamedTuple):
@@ -84,7 +90,7 @@ def widest_pair(
     places = torch.arange(len(items)) if allowed is None else allowed.nonzero()[:, 0]
     if len(places) < 2:
         raise refuse("items", "at least two items to choose from", f"{len(places)}")
-    chosen = items[places]
+    region, chosen = in_double(region, items[places])
     rough = rough_supports(region, chosen)
     first, second = torch.triu_indices(len(places), len(places), 1)
     widths = rough[first, second] + rough[second, first]
@@ -107,6 +113,20 @@ def widest_pair(
     return WidestPair(i, j, best, max(best, left_over), solved)
 
 
+def in_double(region: LikelihoodRatioSet, items: Tensor) -> tuple[LikelihoodRatioSet, Tensor]:
+    """Both in float64, in which float32 items have exact differences; on a CPU."""
+    if region.level.dtype == torch.float64 or not region.level.is_cpu:
+        return region, items
+    given: dict[str, Any] = {
+        "likelihood": centred.in_double(region.likelihood),
+        "level": region.level.double(),
+        "theta_hat": region.theta_hat.double(),
+    }
+    if isinstance(region, CentredSet):
+        given["refinement"] = Refinement.of(t.double() for t in region.refinement.tensors())
+    return replace(region, **given), items.double()
+
+
 def rough_supports(region: LikelihoodRatioSet, items: Tensor) -> Tensor:
     """Upper bounds on ``h((x_i - x_j)/2)``, ``(K, K)``, by an ellipsoid and the ball."""
     z = 0.5 * items
@@ -115,9 +135,10 @@ def rough_supports(region: LikelihoodRatioSet, items: Tensor) -> Tensor:
     local = torch.linalg.solve_triangular(factor, z.mT, upper=False).mT
     values = z @ region.center
     middle = values[:, None] - values[None, :]
-    reach = _distances(local) * (1.0 + 1e-7)
+    reach = _distances(local) * (1.0 + LOST)
     bound = torch.minimum(middle + reach, S * _distances(z))
-    return bound + 1e-10 * (1.0 + S)  # above the rounding of all that
+    # above the rounding of all that
+    return bound + max(1e-10, 64.0 * region.dim * torch.finfo(z.dtype).eps) * (1.0 + S)
 
 
 def _ellipsoid(region: LikelihoodRatioSet) -> Tensor:
@@ -129,19 +150,23 @@ def _ellipsoid(region: LikelihoodRatioSet) -> Tensor:
     """
     loss, center = region.likelihood, region.center
     S, eye = region.domain.radius_like(center), torch.eye(region.dim, dtype=center.dtype)
-    value, gradient, _ = loss.expand(center)
+    at, errors = loss.expand_with_errors(center)
     reach = S + torch.linalg.vector_norm(center)
-    ridge = 1.0 / (8.0 * S * S * (1.0 + S))
-    gap = frank_wolfe_gap(center, gradient, S)
-    height = (region.level - value + gap + ridge * reach.square()) * (1.0 + 1e-9)
+    length = torch.linalg.vector_norm(loss.X, dim=-1)
     rate = region.family.curvature(loss.X @ center)
     rate = rate if loss.w is None else rate * loss.w
-    D = reach * torch.linalg.vector_norm(loss.X, dim=-1)
+    # sums of n rows, and solving with them: so far from a singular matrix, no length suffers
+    lost = (lost_in_sum(loss.num_rows) + 16.0 * region.dim) * torch.finfo(center.dtype).eps
+    ridge = lost / LOST * (rate * length.square()).sum()
+    ridge = torch.maximum(ridge, 1.0 / (8.0 * S * S * (1.0 + S)))
+    gap = frank_wolfe_gap(center, at.gradient, S) + errors.loss + 2.0 * S * errors.gradient
+    height = (region.level - at.loss + gap + ridge * reach.square()) * (1.0 + 1e-9)
+    D = reach * length
     for _ in range(STEPS):
-        matrix = (loss.X.mT * (rate * _contraction(D))) @ loss.X + ridge * eye
+        matrix = combine_rows(loss.X.mT * (rate * _contraction(D)), loss.X) + ridge * eye
         factor = torch.linalg.cholesky(matrix / height)
         local = torch.linalg.solve_triangular(factor, loss.X.mT, upper=False)
-        D = torch.minimum(D, torch.linalg.vector_norm(local, dim=0))
+        D = torch.minimum(D, torch.linalg.vector_norm(local, dim=0) * (1.0 + LOST))
     return factor
 
 
@@ -156,7 +181,9 @@ def _contraction(D: Tensor) -> Tensor:
 def exact_widths(region: LikelihoodRatioSet, z: Tensor) -> Tensor:
     """``h(z) + h(-z)`` of rows ``(P, d)``, certified from above."""
     bounds = region.upper_bound(torch.cat([z, -z]), tol=1e-4)
-    return bounds[: len(z)] + bounds[len(z) :]
+    # z was rounded once, as is the sum; z has length 1 at most
+    paid = 4.0 * torch.finfo(z.dtype).eps * region.domain.radius_like(z)
+    return bounds[: len(z)] + bounds[len(z) :] + paid
 
 
 def _distances(x: Tensor) -> Tensor:

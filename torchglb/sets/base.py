@@ -15,7 +15,7 @@ from torchglb.checks import ValueChecks, as_tensor, check_choice, check_shape, r
 from torchglb.choices import SCALES, ScaleName
 from torchglb.families import GLMFamily
 from torchglb.recording import is_transformed, without_autocast
-from torchglb.rounding import EVALUATION, round_up
+from torchglb.rounding import EVALUATION, round_up, two_sum
 from torchglb.ucb.solvers.settings import BoundSettings
 
 #: rounds in which the coordinates that make a set round are found
@@ -220,8 +220,37 @@ class ConfidenceSet(ABC):
         second, also_single = self._as_points("x2", x2)
         if first.shape != second.shape or single != also_single:
             raise refuse("x2", f"the shape of x1 {tuple(first.shape)}", tuple(second.shape))
-        difference = first - second
-        return self.interval(difference[..., 0, :] if single else difference, **options)
+        both = torch.cat([first, second], dim=-2), torch.cat([second, first], dim=-2)
+        upper, minus_lower = self.difference_bound(*both, **options).chunk(2, dim=-1)
+        if single:
+            upper, minus_lower = upper[..., 0], minus_lower[..., 0]
+        return Interval(-minus_lower, upper)
+
+    @without_autocast
+    def difference_bound(
+        self, first: Tensor, second: Tensor, **options: Unpack[BoundSettings]
+    ) -> Tensor:
+        """A certified upper bound on ``max <x1 - x2, theta>`` over the set, ``(*B, K)``.
+
+        In float32 it pays for what the difference was rounded by; in float64 every bound does.
+
+        Args:
+            first: x1, ``(*B, K, d)``, in the dtype of the set.
+            second: x2.
+            options: as in :meth:`upper_bound`.
+        """
+        difference, rest = two_sum(first, -second)
+        bound = self._upper_bound(difference, **options)
+        if bound.dtype == torch.float64:
+            return bound
+        more = self._bound_of_rest(rest)
+        # a set without an end in that direction has none by rounding alone
+        more = torch.where((rest == 0).all(-1) | torch.isinf(more), 0.0, more)
+        return round_up(bound.double() + more.double(), bound.dtype)
+
+    def _bound_of_rest(self, rest: Tensor) -> Tensor:
+        """A cheap upper bound for arms as short as roundings."""
+        return self._upper_bound(rest)
 
     def intersect(self, other: ConfidenceSet) -> IntersectionSet:
         """The points of both; its ``delta`` says what that costs.
