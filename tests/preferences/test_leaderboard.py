@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import os
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -23,6 +25,7 @@ from torchglb.preferences import Battles, battles_of, leaderboard, read_battles
 from torchglb.preferences.battle_set import SCALES, BattleSet
 from torchglb.preferences.battles import Columns, merged
 from torchglb.preferences.bradley_terry import BattleLoss, BattleRows, fit_scores
+from torchglb.preferences.kernels import squared_lengths
 
 
 def drawn(K, n, seed=0, spread=1.0):
@@ -427,3 +430,22 @@ def test_numbers_of_competitors_have_one_name():
     """A column with a gap had 2.0 where the other one has 2: two competitors."""
     frame = {"model_a": [1, 1, 2] * 5, "model_b": [2.0, 3.0, 3.0] * 5, "winner": ["tie"] * 15}
     assert sorted(leaderboard(frame).names) == ["1", "2", "3"]
+
+
+def test_lengths_of_battles_pay_for_what_cancels():
+    """A posterior that is narrow along a battle and wide across it."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        wide = rng.normal(size=(4, 1)) * 1e-3 + 1e3
+        root = np.concatenate([wide, 1e-4 * rng.normal(size=(4, 4))], axis=1)
+        cover = root @ root.T
+        cover = 0.5 * (cover + cover.T)
+        left, right, found = np.array([0, 2]), np.array([1, 0]), np.empty(2)
+        controls = rng.normal(size=(2, 1))
+        squared_lengths(left, right, controls, cover, found)
+        for p in range(2):
+            x = [Fraction(0)] * 4
+            x[left[p]], x[right[p]], x[3] = Fraction(1), Fraction(-1), Fraction(controls[p, 0])
+            pairs = itertools.product(range(4), repeat=2)
+            exact = sum(x[i] * x[j] * Fraction(cover[i, j]) for i, j in pairs)
+            assert Fraction(found[p]) >= max(exact, 0)

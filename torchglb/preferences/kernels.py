@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from torchglb.backend import Floats, Ints, entry, kernel
+from torchglb.backend.dense import EPS
 
 
 @kernel
@@ -109,18 +110,26 @@ def expand(
 def squared_lengths(
     left: Ints, right: Ints, controls: Floats, cover: Floats, found: Floats
 ) -> None:
-    """``x_p' M x_p`` of every row, for a symmetric M ``(d, d)``: O(n C^2)."""
+    """``x_p' M x_p`` of every row, from above, for a symmetric M ``(d, d)``: O(n C^2).
+
+    Where M is wide and narrow along a row, its terms cancel: d roundings of their sizes are paid.
+    """
     n, C = left.shape[0], controls.shape[1]
     K = cover.shape[0] - C
+    lost = (cover.shape[0] + C * C + 8.0) * EPS
     for p in range(n):
         a, b = left[p], right[p]
         total = cover[a, a] + cover[b, b] - 2.0 * cover[a, b]
+        size = abs(cover[a, a]) + abs(cover[b, b]) + 2.0 * abs(cover[a, b])
         for j in range(C):
             f = controls[p, j]
             total += 2.0 * f * (cover[a, K + j] - cover[b, K + j])
+            size += 2.0 * abs(f) * (abs(cover[a, K + j]) + abs(cover[b, K + j]))
             for k in range(C):
-                total += f * controls[p, k] * cover[K + j, K + k]
-        found[p] = max(total, 0.0)
+                product = f * controls[p, k] * cover[K + j, K + k]
+                total += product
+                size += abs(product)
+        found[p] = max(total, 0.0) + lost * size
 
 
 @entry
