@@ -1,6 +1,7 @@
 """Compiled code on disk: whoever asks for it gets that of his own types, whoever else compiles."""
 
 import importlib.util
+import os
 import sys
 
 import pytest
@@ -43,7 +44,7 @@ def test_two_processes_may_compile_at_once(processes):
     first, second = processes(), processes()
     file, other = first._cache._cache_file, second._cache._cache_file
     write = file._save_data
-    other._load_index = dict  # what it has read before the first began
+    other._load_index = dict  # of an index it would have read nothing yet
 
     def late(*arguments):
         second.compile((types.float64,))
@@ -55,6 +56,19 @@ def test_two_processes_may_compile_at_once(processes):
     assert third(1.5) == 3.0
     assert third(2) == 4
     assert loaded(third) == 2  # nobody has to compile it again
+
+
+def test_a_file_that_has_changed_is_compiled_again(processes, tmp_path):
+    """A number in it is no part of the bytecode; and what it calls may stand in the same file."""
+    assert processes()(2) == 4
+    (path,) = tmp_path.glob("*.py")
+    for later, (body, value) in enumerate([("3 * x", 6), ("50 * x", 100)], start=1):
+        path.write_text(SOURCE.replace("x + x", body), encoding="utf-8")
+        os.utime(path, (2e9 + later, 2e9 + later))  # Python's own cache looks at whole seconds
+        changed = processes()
+        assert changed(2) == value
+    assert loaded(changed) == 0
+    assert len(list(tmp_path.rglob("*.nbc"))) == 1
 
 
 def test_files_that_cannot_be_read_are_compiled_again(processes, tmp_path):

@@ -183,6 +183,10 @@ def fingerprint(module: str) -> str:
     return digest.hexdigest()
 
 
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
 class _CodeFiles(IndexDataCacheFile):
     """Compiled code on disk, in files whose names say what is in them.
 
@@ -193,22 +197,23 @@ class _CodeFiles(IndexDataCacheFile):
     def __init__(self, numbered: IndexDataCacheFile) -> None:
         vars(self).update(vars(numbered))
 
-    def _name(self, key: tuple[Any, ...]) -> tuple[str, str]:
-        """What all files of the function begin with; the file of a key, whose sources come last."""
+    def _name(self, key: tuple[Any, ...]) -> tuple[str, str, str]:
+        """What the files of the function begin with, those of its sources, and that of a key."""
         base = self._data_name_pattern.removesuffix("{number:d}.nbc")
-        whole = hashlib.sha256(repr((self._version, key)).encode()).hexdigest()
-        return base, f"{base}{key[-1][:16]}.{whole[:32]}.nbc"
+        # the stamp is that of its own file, which need not be one of the package's
+        sources = _digest(self._version, self._source_stamp, key[-1])[:16]
+        return base, f"{base}{sources}.", f"{base}{sources}.{_digest(key)[:32]}.nbc"
 
     def save(self, key: tuple[Any, ...], data: Any) -> None:
-        base, name = self._name(key)
+        base, current, name = self._name(key)
         self._save_data(name, data)  # type: ignore[no-untyped-call]
         for other in Path(self._cache_path).glob(f"{escape(base)}*"):
-            if not other.name.startswith(f"{base}{key[-1][:16]}"):  # of sources that have changed
+            if not other.name.startswith(current):  # of sources that have changed
                 other.unlink(missing_ok=True)
 
     def load(self, key: tuple[Any, ...]) -> Any:
         try:
-            return self._load_data(self._name(key)[1])  # type: ignore[no-untyped-call]
+            return self._load_data(self._name(key)[2])  # type: ignore[no-untyped-call]
         except Exception:  # there is none, or none that this version can read: compiled anew
             return None
 
