@@ -8,7 +8,7 @@ delta. The state is a flat dictionary of tensors, made by ``init``, advanced by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from torchglb.radii.statistics import RowStatistics, carried_statistics, empty_s
 from torchglb.rounding import round_up
 from torchglb.ucb.program import ConvexRegion
 
-State = dict[str, Tensor]
+State = Mapping[str, Tensor]
 
 
 class Refinement(NamedTuple):
@@ -148,7 +148,7 @@ class Radius(ABC):
         rows: RowArrays | None = None,
         known: int = 0,
     ) -> tuple[Floats, State] | None:
-        """The levels of N problems without an estimate, ``(N,)``, and the state to carry on.
+        """The levels of N problems without an estimate, ``(N,)``, and the mapping to carry on.
 
         As valid as those of :meth:`evaluate`; None if it takes an estimate. The likelihood is asked
         for only if rows are needed.
@@ -192,7 +192,7 @@ class StatisticsRadius(Radius):
         self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
     ) -> State:
         sums = carried_statistics(problem, state["statistics"], x, r, w)
-        return state | {"statistics": sums}
+        return {**state, "statistics": sums}
 
 
 class LipschitzRadius(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -64,7 +64,7 @@ EXACT = 1e-18  # of a centre that is to be differentiated, as a tolerance of its
 NEAR = 1e-6  # a held level that is lower by this need not be compared with the fallback
 #: of no point, the sums that :func:`search_posteriors` is offered
 NOTHING_OFFERED = np.empty((1, 0))
-NO_NUMBERS, NO_LEVELS = np.empty(0), np.empty((0, 4))
+NO_NUMBERS, NO_LEVELS = np.empty(0), np.empty((0, 0))
 NO_ROWS = RowArrays(np.empty((1, 1, 0)), np.empty((1, 0)), np.empty((1, 0)), 0)
 #: calls of :func:`held_levels` with the priors as they lie in memory
 LEVELS = StoredCalls(
@@ -72,12 +72,57 @@ LEVELS = StoredCalls(
 )
 
 
-class _Memory(NamedTuple):
-    """A state and the arrays of its tensors, for which torch takes as long as a small round."""
+class HeldState(Mapping[str, Tensor]):
+    """The state of a held posterior: arrays, of which tensors are made when somebody asks for them.
 
-    tensors: State
-    statistics: Floats
-    held: Floats
+    To make them takes torch as long as a tenth of a small round.
+
+    Args:
+        shape: ``(*B)``.
+        statistics: ``(N, size)``.
+        posterior: of :func:`.search_kernels.held_in`, ``(N, size)``.
+    """
+
+    names = ("statistics", "posterior")
+
+    def __init__(self, shape: tuple[int, ...], statistics: Floats, posterior: Floats) -> None:
+        self.shape, self.statistics, self.posterior = shape, statistics, posterior
+
+    @classmethod
+    def of(cls, problem: Problem, state: State) -> HeldState | None:
+        """The numbers of a state; None if there are none, or they are of rows that nobody shows."""
+        if isinstance(state, HeldState):
+            return state
+        known = state.get("posterior")
+        if known is None or is_transformed(known) or math.isnan(known.numpy().item(-1)):
+            return None
+        N = problem.S.numel()
+        arrays = (state[name].detach().numpy().reshape(N, -1) for name in cls.names)
+        return cls(problem.batch_shape, *arrays)
+
+    def copy(self) -> HeldState:
+        """To be changed, which a state is not."""
+        return HeldState(self.shape, self.statistics.copy(), self.posterior.copy())
+
+    def after(self, before: State) -> State:
+        """This, with the graph of statistics that carry one and were asked without grad."""
+        if isinstance(before, HeldState) or not before["statistics"].requires_grad:
+            return self
+        return {**self, "statistics": before["statistics"]}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.names:
+            raise KeyError(name)
+        return torch.from_numpy(getattr(self, name).reshape(*self.shape, -1))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 class Prepared(NamedTuple):
@@ -87,39 +132,11 @@ class Prepared(NamedTuple):
         radius: whose they are.
         priors: as compiled code knows them.
         levels: :func:`held_levels` with these priors.
-        last: the state that was made last, and the arrays that it was made of.
     """
 
     radius: PosteriorRadius
     priors: Priors
     levels: Callable[..., bool]
-    last: list[_Memory]
-
-    def arrays(self, state: State) -> tuple[Floats, Floats]:
-        """Statistics and held numbers of a state, each ``(N, size)``, to be read only."""
-        memory = self.last[0] if self.last else None  # once: other threads may put theirs there
-        if memory is not None and memory.tensors is state:
-            return memory.statistics, memory.held
-        N = len(self.priors.numbers)
-        statistics, held = state["statistics"].detach().numpy(), state["posterior"].numpy()
-        return statistics.reshape(N, -1), held.reshape(N, -1)
-
-    def made(self, state: State) -> bool:
-        """Whether a state is the last one that :meth:`state` has made, of known numbers."""
-        memory = self.last[0] if self.last else None
-        return (
-            memory is not None and memory.tensors is state and not math.isnan(memory.held.item(-1))
-        )
-
-    def state(self, problem: Problem, statistics: Floats, held: Floats) -> State:
-        """A state of new arrays, ``(N, size)``."""
-        shape = (*problem.batch_shape, -1)
-        tensors = {
-            "statistics": torch.from_numpy(statistics.reshape(shape)),
-            "posterior": torch.from_numpy(held.reshape(shape)),
-        }
-        self.last[:] = [_Memory(tensors, statistics, held)]
-        return tensors
 
 
 class PosteriorRadius(StatisticsRadius):
@@ -159,10 +176,10 @@ class PosteriorRadius(StatisticsRadius):
         state, d, P = super().init(problem), problem.dim, len(self.centre_weights(problem))
         variance = self.prior(problem).variance
         if self.increments != "auto" or problem.compiled is None:
-            return state | {"centres": problem.zeros(P, d)}
+            return {**state, "centres": problem.zeros(P, d)}
         held = problem.zeros(d * d + 4 + memory_size(d, P + 1, monomials(d, 2).count))
         held[..., : d * d : d + 1] = variance.sqrt()[..., None]  # the prior
-        return state | {"posterior": held}
+        return {**state, "posterior": held}
 
     def update(  # noqa: D102
         self, problem: Problem, state: State, x: Tensor, r: Tensor, w: Tensor | None = None
@@ -170,18 +187,18 @@ class PosteriorRadius(StatisticsRadius):
         if "posterior" not in state:
             return super().update(problem, state, x, r, w)
         given = (x, r) if w is None else (x, r, w)
-        if is_transformed(state["statistics"], *given):  # values that nobody shows: not carried
+        held = None if is_transformed(*given) else HeldState.of(problem, state)
+        if held is None:  # values that nobody shows: not carried
             unknown = torch.full_like(state["posterior"], torch.nan)
-            return super().update(problem, state, x, r, w) | {"posterior": unknown}
+            return {**super().update(problem, state, x, r, w), "posterior": unknown}
         x_, r_, w_ = row_arrays(*(constant(t) for t in given))
         late = RowArrays(np.ascontiguousarray(x_.transpose(0, 2, 1)), w_, w_ * r_, r_.shape[1])
         ready = self._prepared(problem)
-        sums, held = (memory.copy() for memory in ready.arrays(state))
-        ready.levels(late, 0, sums, held, NO_NUMBERS, NO_LEVELS)
-        new = ready.state(problem, sums, held)
+        new = held.copy()
+        ready.levels(late, 0, new.statistics, new.posterior, NO_NUMBERS, NO_LEVELS)
         if is_recorded(state["statistics"], *given):
-            return super().update(problem, state, x, r, w) | {"posterior": new["posterior"]}
-        return new
+            return {**super().update(problem, state, x, r, w), "posterior": new["posterior"]}
+        return dict(new)
 
     def levels(  # noqa: D102
         self,
@@ -191,16 +208,16 @@ class PosteriorRadius(StatisticsRadius):
         rows: RowArrays | None = None,
         known: int = 0,
     ) -> tuple[Floats, State] | None:
-        if "posterior" not in state:
+        held = HeldState.of(problem, state)
+        if held is None:
             return None
-        ready = problem.prepared.get(id(self))
-        if (ready is None or not ready.made(state)) and (
-            wants_gradient(state["statistics"]) or not _is_known(state)
-        ):
-            return None
+        if held is not state:
+            recorded = state["statistics"]
+            if wants_gradient(recorded) or (rows is not None and recorded.requires_grad):
+                return None
         given = (NO_NUMBERS, NOTHING_OFFERED, rows or NO_ROWS, known)
-        out, new, _ = self._search(problem, state, likelihood, *given)
-        return out[:, LEAST].copy(), new
+        out, new, _ = self._search(problem, held, likelihood, *given)
+        return out[LEAST], new.after(state)
 
     def evaluate(  # noqa: D102
         self, problem: Problem, state: State, likelihood: NegativeLogLikelihood, estimate: Estimate
@@ -214,19 +231,20 @@ class PosteriorRadius(StatisticsRadius):
         check_likelihood(likelihood)
         loss = estimate.loss.double()
         smooth = wants_gradient(*likelihood.tensors(), loss, state["statistics"])
-        held = not smooth and "posterior" in state and _is_known(state)
-        if held and compiled_family(likelihood) is not None:
+        held = None if smooth else HeldState.of(problem, state)
+        if held is not None and compiled_family(likelihood) is not None:
             offers = _offered(problem, estimate)
             at = loss.detach().reshape(-1).contiguous().numpy()  # one number may stand for all
-            level, new, passes = self._search(problem, state, lambda: likelihood, at, offers)
-            best = torch.from_numpy(level[:, LEVEL].copy()).reshape(problem.batch_shape)
-            points = self.centres(problem, new).reshape(len(level), -1, problem.dim)
-            compare = not (level[:, LEVEL] < level[:, MEAN_LOSS] - NEAR).all()
+            out, kept, passes = self._search(problem, held, lambda: likelihood, at, offers)
+            best = torch.from_numpy(out[LEVEL]).reshape(problem.batch_shape)
+            points = self.centres(problem, kept).reshape(out.shape[1], -1, problem.dim)
+            compare = not (out[LEVEL] < out[MEAN_LOSS] - NEAR).all()
+            new = dict(kept.after(state))
         else:
             best, points, passes = self._refit(problem, state, likelihood, smooth)
-            new = state
+            new = dict(state)
             if "centres" in state:
-                new = state | {"centres": points.detach().reshape(state["centres"].shape)}
+                new["centres"] = points.detach().reshape(state["centres"].shape)
             compare = True
         if compare:
             statistics = statistics_of(problem, state)
@@ -268,38 +286,34 @@ class PosteriorRadius(StatisticsRadius):
             table = monomials(problem.dim, 2)
             priors = Priors(family, not self.confined, numbers, etas, candidates, table)
             (levels,) = LEVELS.with_stored(priors, None)
-            ready = problem.prepared[id(self)] = Prepared(self, priors, levels, [])
+            ready = problem.prepared[id(self)] = Prepared(self, priors, levels)
         return ready
 
     def _search(
         self,
         problem: Problem,
-        state: State,
+        held: HeldState,
         likelihood: Callable[[], NegativeLogLikelihood],
         loss_hat: Floats,
         offers: Floats,
         rows: RowArrays = NO_ROWS,
         known: int = 0,
-    ) -> tuple[Floats, State, float]:
+    ) -> tuple[Floats, HeldState, float]:
         """What :func:`held_levels` puts out; the new state; the passes."""
-        ready = self._prepared(problem)
-        sums, held = ready.arrays(state)
-        N, grows = len(sums), rows.used > known
-        out = np.empty((N, 4))
-        if grows:
-            sums, held = sums.copy(), held.copy()
-        if not ready.levels(rows, known, sums, held, loss_hat, out):
-            return out, ready.state(problem, sums, held) if grows else state, 0.0
-        where, held, part = out[:, WANTED].nonzero()[0], held.copy(), likelihood()
+        ready, N = self._prepared(problem), len(held.statistics)
+        out, new = np.empty((4, N)), held.copy() if rows.used > known else held
+        if not ready.levels(rows, known, new.statistics, new.posterior, loss_hat, out):
+            return out, new, 0.0
+        if new is held:
+            new = held.copy()
+        where, part = out[WANTED].nonzero()[0], likelihood()
         if len(where) < N:
             part = select(flatten_batch(part), torch.from_numpy(where))
         offered = offers if len(offers) == N else np.repeat(offers, N, axis=0)
         for block in blocks(part, ready.priors.family, 1.0, None):
-            search_posteriors(ready.priors, block.rows, held, offered, where[block.where], out)
-        new = ready.state(problem, sums, held)
-        if not grows and state["statistics"].requires_grad:  # asked without grad: keep the graph
-            new = new | {"statistics": state["statistics"]}
-        return out, new, float(out[:, WANTED].sum()) / N
+            wanted = where[block.where]
+            search_posteriors(ready.priors, block.rows, new.posterior, offered, wanted, out)
+        return out, new, float(out[WANTED].sum()) / N
 
     # ---- found anew ----------------------------------------------------------------------
 
@@ -350,8 +364,3 @@ def _offered(problem: Problem, estimate: Estimate) -> Floats:
         parts += [estimate.loss, estimate.gradient, estimate.hessian[..., upper[0], upper[1]]]
     N = problem.S.numel()
     return np.concatenate([t.detach().numpy().reshape(N, -1) for t in parts], axis=-1, dtype=float)
-
-
-def _is_known(state: State) -> bool:
-    """Whether the numbers of the held posterior are: not those of rows that nobody shows."""
-    return not math.isnan(state["posterior"].numpy().item(-1))

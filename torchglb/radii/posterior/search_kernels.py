@@ -62,7 +62,7 @@ NOTHING, REFRESH, LOOK = 0, 1, 2
 #: numbers of a held posterior: k of its density; its ``KL(P || Q)`` with its increments ``E_P L -
 #: L(c)``; which of all candidates the last search preferred; the rows at the last look
 DENSITY, COST, PREFERRED, LOOKED = 0, 1, 2, 3
-#: columns of what comes out: the level, that of the mean loss, the smaller one, and what is wanted
+#: rows of what comes out: the level, that of the mean loss, the smaller one, and what is wanted
 #: of the rows (or, after a search, the passes over them)
 LEVEL, MEAN_LOSS, LEAST, WANTED = 0, 1, 2, 3
 #: a look after so many times the rows
@@ -180,7 +180,7 @@ def held_levels(
         statistics: ``(N, size)``.
         held: of :func:`held_in`, ``(N, size)``.
         loss_hat: loss at a point of the ball, ``(N,)``, or nothing for that of the centre in use.
-        out: ``(N, 4)``, at LEVEL, MEAN_LOSS, LEAST and WANTED; or nothing, if the rows are all that
+        out: ``(4, N)``, at LEVEL, MEAN_LOSS, LEAST and WANTED; or nothing, if the rows are all that
             is to be done.
 
     Returns:
@@ -213,7 +213,7 @@ def held_levels(
         if number >= GROWTH * found.rest[LOOKED] and number > found.rest[LOOKED]:
             wanted = LOOK
         any_wanted = any_wanted or wanted != NOTHING
-        out[b, LEVEL], out[b, MEAN_LOSS], out[b, LEAST], out[b, WANTED] = (
+        out[LEVEL, b], out[MEAN_LOSS, b], out[LEAST, b], out[WANTED, b] = (
             level,
             mean,
             smaller(level, mean),
@@ -260,14 +260,14 @@ def search_posteriors(
         sums, mine = found.carried, LossRows(rows.X[m], rows.w[m], rows.y[m])
         data = Pass(family, mine, table, work)
         bold = safe = int(found.rest[PREFERRED])
-        slot, full = bold // candidates.shape[0], out[b, WANTED] == LOOK
+        slot, full = bold // candidates.shape[0], out[WANTED, b] == LOOK
         for a in range(0 if full else slot, slots if full else slot + 1):
             passes += recentre(data, prior, etas[a], sums, a, offers[b], memory)
         if full:
             found.rest[LOOKED] = sums.totals[2]
             screened = screen(family, prior, etas, candidates, sums, memory)
             bold = safe = -1
-            if screened.hoped < min(out[b, LEVEL], out[b, MEAN_LOSS]) - prior.tolerance:
+            if screened.hoped < min(out[LEVEL, b], out[MEAN_LOSS, b]) - prior.tolerance:
                 bold, safe = screened.bold, screened.safe
                 found.rest[PREFERRED] = bold  # which centre is to be watched
         if bold >= 0:
@@ -277,8 +277,8 @@ def search_posteriors(
             hold_if_better(data, prior, priors, safe, found, memory)
             passes += 1
         level = held_level(prior, found, point)
-        out[b, LEVEL], out[b, LEAST], out[b, WANTED] = (
+        out[LEVEL, b], out[LEAST, b], out[WANTED, b] = (
             level,
-            smaller(level, out[b, MEAN_LOSS]),
+            smaller(level, out[MEAN_LOSS, b]),
             passes,
         )
