@@ -17,7 +17,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 PAGE = PROJECT / "docs" / "tests.md"
 BEGIN, END = "<!-- coverage -->", "<!-- end of coverage -->"
-SOLVERS = ("ucb", "optim", "mle.py")
+SOLVERS = ("ucb", "optim", "mle")
 COUNTS = ("num_statements", "covered_lines", "num_branches", "covered_branches")
 
 

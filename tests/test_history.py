@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchglb as glb
-import torchglb.row_buffers
+import torchglb.rows.buffers
 
 DTYPES = [torch.float32, torch.float64]
 BATCHES = [(), (1,), (3,), (2, 3)]
@@ -24,7 +24,7 @@ def uniform(*shape: int, generator, dtype=torch.float64) -> torch.Tensor:
 
 def state_of(history: glb.History) -> dict:
     """Everything observable, and the buffers behind it, but for the room that nobody has filled."""
-    held = torchglb.row_buffers.trimmed(history._held)
+    held = torchglb.rows.buffers.trimmed(history._held)
     hidden = {k: v for k, v in held._asdict().items() if v is not None}
     return {
         **history.state_dict(),
@@ -110,7 +110,7 @@ def test_weight_zero_keeps_a_problem_out(generator):
 
 def test_growth_is_amortised(generator, monkeypatch):
     """Buffers double: n appends move O(n) rows, and reallocate O(log n) times."""
-    monkeypatch.setattr("torchglb.row_buffers.ROOM", 0)
+    monkeypatch.setattr("torchglb.rows.buffers.ROOM", 0)
     history = glb.History(2, (2,))
     moved, reallocations = 0, 0
     x, r = unit(2, 2, generator=generator), torch.ones(2, dtype=torch.float64)
@@ -520,8 +520,8 @@ def test_what_is_not_plain_or_does_not_fit_is_left_to_others():
 
 
 def test_many_rows_get_much_room_and_copies_keep_its_size(monkeypatch, generator):
-    monkeypatch.setattr("torchglb.row_buffers.MANY", 100)
-    monkeypatch.setattr("torchglb.row_buffers.ROOM", 0)
+    monkeypatch.setattr("torchglb.rows.buffers.MANY", 100)
+    monkeypatch.setattr("torchglb.rows.buffers.ROOM", 0)
     history = glb.History(3)
     x = unit(250, 3, generator=generator)
     for part in x.split(50):
@@ -558,16 +558,16 @@ def test_one_bandit_never_waits_for_buffers_to_grow(dtype, aggregate, generator)
 
 
 def test_room_that_nobody_promises_is_doubled(monkeypatch, generator):
-    monkeypatch.setattr("torchglb.row_buffers.MANY", 64)
-    monkeypatch.setattr("torchglb.row_buffers.ROOM", 0)
-    enlarged = torchglb.row_buffers.enlarged
+    monkeypatch.setattr("torchglb.rows.buffers.MANY", 64)
+    monkeypatch.setattr("torchglb.rows.buffers.ROOM", 0)
+    enlarged = torchglb.rows.buffers.enlarged
 
     def poor(held, capacity):
         if capacity > 200:
             raise RuntimeError("not enough memory")
         return enlarged(held, capacity)
 
-    monkeypatch.setattr("torchglb.row_buffers.enlarged", poor)
+    monkeypatch.setattr("torchglb.rows.buffers.enlarged", poor)
     history, x = glb.History(2), unit(90, 2, generator=generator)
     for row in x:
         history.append(row, 1.0)

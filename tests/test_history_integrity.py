@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import torchglb as glb
-from torchglb.merging import MergedRows, merge, merge_at_once
 from torchglb.rounding import combine_rows, lost_in_sum, scatter_exactly, two_product, two_sum
+from torchglb.rows.merging import MergedRows, merge, merge_at_once
 
 DTYPES = [torch.float32, torch.float64]
 DOUBLE = torch.float64

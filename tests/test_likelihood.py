@@ -292,7 +292,7 @@ def test_many_rows_are_summed_in_parts(dtype, points, generator, monkeypatch):
         return [*first, *loss.expand(theta), *at], errors
 
     (whole, errors), sizes = everything(), []
-    monkeypatch.setattr("torchglb.row_sums.MANY", 400)
+    monkeypatch.setattr("torchglb.rows.sums.MANY", 400)
     sizes = [part.X.shape[-2] for part in loss.parts()]
     assert sizes == [33] * 15 + [5]
     parts, wider = everything()

@@ -13,7 +13,7 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap, newton
 from torchglb.optim.numbers import numbers
-from torchglb.row_sums import RowSums
+from torchglb.rows.sums import RowSums
 
 BATCHES = [(), (1,), (3,), (2, 3)]
 DTYPES = [torch.float32, torch.float64]
@@ -336,7 +336,7 @@ def test_tilted_likelihood(generator):
 
 
 def test_default_solver_goes_by_size(generator, monkeypatch):
-    import torchglb.mle as module
+    import torchglb.mle.constrained as module
 
     used = []
     for name in (*SOLVERS, "fit_bound"):

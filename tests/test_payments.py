@@ -11,7 +11,7 @@ import torch
 import torchglb as glb
 from torchglb.inference.tests import likelihood_ratio_test
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.row_sums import Errors, Expansion
+from torchglb.rows.sums import Errors, Expansion
 from torchglb.ucb.bounds import certified_cut, value_at_least
 from torchglb.ucb.kernels import cut_value, feasible_share
 

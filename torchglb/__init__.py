@@ -20,13 +20,13 @@ from torchglb.families import (
 )
 from torchglb.forgetting import Discount, Window
 from torchglb.heads import GLMHead, NeuralPolicy, UnitBall
-from torchglb.history import History
 from torchglb.inference.estimation import Incremental, Refit
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, constrained_mle
 from torchglb.optim import SolveResult, Status
 from torchglb.preferences import PairHead, PreferenceSequence, leaderboard
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
+from torchglb.rows.history import History
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import EllipsoidSet, Interval, LikelihoodRatioSet
 from torchglb.ucb import (

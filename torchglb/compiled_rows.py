@@ -17,7 +17,7 @@ from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SCRATCH, TERMS, W, Y, row_terms
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.recording import is_plain
-from torchglb.row_sums import RowSums
+from torchglb.rows.sums import RowSums
 
 #: numbers that the copies of one block's rows take, unless a single problem takes more
 BLOCK = 1 << 22

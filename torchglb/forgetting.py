@@ -23,10 +23,10 @@ from torchglb.backend import Reals
 from torchglb.checks import check_count, check_probability, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.row_buffers import Rows
-from torchglb.row_sums import Expansion
+from torchglb.rows.buffers import Rows
+from torchglb.rows.history import History
+from torchglb.rows.sums import Expansion
 
 #: rows whose weight has fallen below this are let go: together they would hold this share of what
 #: is known

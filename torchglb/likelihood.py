@@ -17,9 +17,9 @@ from torchglb.array_like import ArrayLike
 from torchglb.checks import ValueChecks, as_floats, as_like, check_shape, check_tensors, refuse
 from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
-from torchglb.history import History
-from torchglb.row_buffers import Rows
-from torchglb.row_sums import NUMBER, RowSums
+from torchglb.rows.buffers import Rows
+from torchglb.rows.history import History
+from torchglb.rows.sums import NUMBER, RowSums
 
 #: what a likelihood holds of its rows
 ROW_TENSORS = ("X", "r", "w", "regularization", "tilt")

@@ -26,7 +26,6 @@ from torchglb.errors import SolverError
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.forgetting import ForgettingGiven, ForgettingHistory, as_forgetting
-from torchglb.history import History
 from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.inference.estimation import EstimatorSettings, Refit, RunningEstimate
 from torchglb.inference.level import GrowingLevel
@@ -43,7 +42,8 @@ from torchglb.radii import (
     warn_of_boundary,
 )
 from torchglb.recording import is_transformed, without_autocast
-from torchglb.row_checks import as_rows, as_weights, within_norm
+from torchglb.rows.checks import as_rows, as_weights, within_norm
+from torchglb.rows.history import History
 from torchglb.sets import (
     CentredSet,
     EllipsoidSet,

@@ -47,7 +47,7 @@ def solve() -> None:
     from torchglb.families import Bernoulli
     from torchglb.likelihood import NegativeLogLikelihood
     from torchglb.mle import constrained_mle
-    from torchglb.row_buffers import Rows
+    from torchglb.rows.buffers import Rows
     from torchglb.ucb import SublevelProgram, support
 
     family, ball, arms = Bernoulli(), Ball(2, 2.0), 0.9 * torch.eye(2, dtype=torch.float64)

@@ -245,7 +245,7 @@ def test_many_rows_are_looked_at_in_parts(family, monkeypatch):
     whole = fed(family, 3, 400)[0]
     expected, weights = whole.current(), weights_of(whole)
     monkeypatch.setattr("torchglb.contrasts.weights.CHUNK", 150)
-    monkeypatch.setattr("torchglb.row_sums.MANY", 900)
+    monkeypatch.setattr("torchglb.rows.sums.MANY", 900)
     parts = fed(family, 3, 400)[0]
     found = parts.current()
     assert torch.equal(weights_of(parts), weights)

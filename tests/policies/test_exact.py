@@ -23,7 +23,7 @@ from torchglb.policies.emk import EMK
 from torchglb.policies.exact import ExactPolicy, Height
 from torchglb.policies.ofuglb import PAPER
 from torchglb.radii import Lipschitz, PACBayes
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
 from torchglb.sequence import ConfidenceSequence
 from torchglb.testing.policies import PolicyContract, World, rows_of, unit_arms
 

@@ -14,11 +14,11 @@ from torchglb.carried.free_minimum import FreeMinimum
 from torchglb.carried.source import RowSource
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, Gaussian, GLMFamily, Poisson, QuasiBounded
-from torchglb.history import History
 from torchglb.inference.fits import minimum_in_ball, ridge_minimum
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import inverse_forms
 from torchglb.policies.geometry import cholesky_change, farthest_point
+from torchglb.rows.history import History
 from torchglb.testing.policies import unit_arms
 
 DTYPE = torch.float64

@@ -21,10 +21,10 @@ from torchglb import (
 from torchglb.checks import ValueChecks
 from torchglb.estimate import Estimate
 from torchglb.families import CustomFamily, QuasiBounded
-from torchglb.history import History
 from torchglb.mle import minimize_likelihood
 from torchglb.plotting import radii_plot
 from torchglb.radii.posterior.laws import BallLaw, series_terms
+from torchglb.rows.history import History
 
 ALL = {
     "lipschitz-table1": radii.Lipschitz(),

@@ -19,7 +19,7 @@ from torchglb.carried.monomials import Packed, unpack
 from torchglb.errors import SolverError
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
-from torchglb.history import History
+from torchglb.rows.history import History
 
 #: stands for the family in compiled code that never looks at it
 NO_FAMILY = CompiledFamily(0, 1.0, 1.0, 0.0, 0.0, False, 0.0)

@@ -34,7 +34,7 @@ from torchglb.environments.settings import (
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily, Poisson
 from torchglb.mle import constrained_mle
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
 
 #: rows longer than this share of all are drawn in
 QUANTILE = 0.95

@@ -32,7 +32,7 @@ from torchglb.checks import (
 from torchglb.environments.base import Environment
 from torchglb.policies import Policy
 from torchglb.random_streams import RandomStreams, derived_seed
-from torchglb.row_checks import within_norm
+from torchglb.rows.checks import within_norm
 
 #: bits of the numbers that the choices between two observations may use
 STRIDE = 32

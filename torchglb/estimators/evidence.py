@@ -24,7 +24,7 @@ from torchglb.choices import Relation
 from torchglb.families import Binomial, Gaussian, Poisson
 from torchglb.inference.tests import TestResult, anytime_p
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.row_sums import Expansion
+from torchglb.rows.sums import Expansion
 
 STEPS = 60
 #: rows that are summed at a time

@@ -27,7 +27,7 @@ from torchglb.checks import (
 from torchglb.errors import TrainingModeWarning
 from torchglb.heads.unit_ball import UnitBall
 from torchglb.recording import is_transformed
-from torchglb.row_checks import as_weights
+from torchglb.rows.checks import as_weights
 
 
 @dataclass(frozen=True)

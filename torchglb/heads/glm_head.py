@@ -32,7 +32,7 @@ from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.mle import constrained_mle
 from torchglb.policies.saving import taken
 from torchglb.radii import Radius
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import EllipsoidSet, Interval, LikelihoodRatioSet
 from torchglb.turns import TakesTurns

@@ -32,7 +32,7 @@ from torchglb.inference.estimator_base import (
     TiltedChoice,
 )
 from torchglb.inference.fits import Fit
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
 
 #: derivatives of the highest order of a carried polynomial
 LARGEST_ORDER = 1600

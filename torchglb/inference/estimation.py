@@ -21,13 +21,13 @@ from torchglb.checks import check_tolerance, refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.forgetting import ForgettingHistory
-from torchglb.history import History
 from torchglb.inference.estimator_base import HESSIAN_ERROR
 from torchglb.inference.estimators import BallEstimator, ball_estimator
 from torchglb.inference.fits import Fit
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
+from torchglb.rows.history import History
 
 #: the loss of the estimate may lie this far above the minimum, relative to ``1 + |loss|``
 NEAR = 1e-4

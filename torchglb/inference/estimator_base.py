@@ -16,10 +16,10 @@ from torch import Tensor
 from torchglb.arrays import which
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.inference.fits import Fit, minimum_in_ball, ridge_minimum
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
+from torchglb.rows.history import History
 
 
 class Accuracy(NamedTuple):

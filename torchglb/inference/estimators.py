@@ -16,11 +16,11 @@ from torch import Tensor
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.inference.carried_estimators import CarriedBall, CarriedFree
 from torchglb.inference.estimator_base import BallEstimator, Estimator, FreeEstimator, TiltedChoice
 from torchglb.inference.fits import Fit, minimum_in_ball, ridge_minimum
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
+from torchglb.rows.history import History
 
 __all__ = ["BallEstimator", "Estimator", "FreeEstimator", "ball_estimator", "free_estimator"]
 

@@ -29,7 +29,7 @@ from torchglb.radii.base import State, as_level
 from torchglb.radii.posterior.base import PosteriorRadius
 from torchglb.radii.theorems.theorem32 import fixed_point_around, gap_of_rounding
 from torchglb.rounding import round_up
-from torchglb.row_checks import as_rows
+from torchglb.rows.checks import as_rows
 
 
 class Height:

@@ -13,11 +13,11 @@ from torchglb.checks import ValueChecks, as_tensor, check_choice, check_probabil
 from torchglb.choices import SCALES, ScaleName
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import constrained_mle
 from torchglb.optim import Status, raise_unless_converged
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
+from torchglb.rows.history import History
 from torchglb.ucb import SublevelProgram, support
 
 #: a maximiser this close to the sphere, relative to S, has been stopped by it

@@ -30,7 +30,6 @@ from torchglb.checks import (
 )
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.identity import check_belongs, describe, reading_state
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
@@ -39,7 +38,8 @@ from torchglb.policies.saving import own_settings
 from torchglb.radii import radius_refuted, warn_of_boundary
 from torchglb.random_streams import RandomStreams
 from torchglb.recording import is_transformed
-from torchglb.row_checks import TOO_LONG, as_rows, as_weights, within_norm
+from torchglb.rows.checks import TOO_LONG, as_rows, as_weights, within_norm
+from torchglb.rows.history import History
 from torchglb.sets import ConfidenceSet, Interval
 from torchglb.turns import TakesTurns
 

@@ -34,7 +34,6 @@ from torch import Tensor
 from torchglb.checks import check_choice, check_positive, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.inference.estimators import BallEstimator, ball_estimator
 from torchglb.inference.level import Height
 from torchglb.policies.exact import ExactPolicy
@@ -44,7 +43,8 @@ from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import REGULARIZERS, ExactSettings, Regularizer
 from torchglb.radii import Problem
 from torchglb.rounding import EVALUATION, round_up
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
+from torchglb.rows.history import History
 
 
 @register

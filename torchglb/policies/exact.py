@@ -29,7 +29,6 @@ from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.forgetting import ForgettingGiven, as_forgetting
-from torchglb.history import History
 from torchglb.inference.estimation import RunningEstimate
 from torchglb.inference.level import Height
 from torchglb.likelihood import NegativeLogLikelihood
@@ -40,6 +39,7 @@ from torchglb.policies.settings import SOLVERS, ExactSettings, PolicySettings, S
 from torchglb.radii import Lipschitz, Radius, by_name
 from torchglb.recording import is_plain
 from torchglb.rounding import round_up
+from torchglb.rows.history import History
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import Interval, LikelihoodRatioSet
 from torchglb.ucb import (

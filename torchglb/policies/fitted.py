@@ -17,13 +17,13 @@ from torch import Tensor
 
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.inference.estimators import Estimator, ball_estimator, free_estimator
 from torchglb.inference.fits import Fit
 from torchglb.policies.base import Policy
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import PolicySettings
+from torchglb.rows.history import History
 
 
 class FittedPolicy(Policy):

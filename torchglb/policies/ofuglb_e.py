@@ -30,7 +30,6 @@ from torchglb.checks import refuse
 from torchglb.choices import EllipsoidKind
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
-from torchglb.history import History
 from torchglb.inference.estimation import CarriedEstimate, estimate_of
 from torchglb.inference.estimators import BallEstimator, ball_estimator
 from torchglb.inference.fits import Fit
@@ -45,6 +44,7 @@ from torchglb.policies.registry import register
 from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import PolicySettings
 from torchglb.radii import Problem, Radius, theorem32
+from torchglb.rows.history import History
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import EllipsoidSet
 

@@ -38,7 +38,6 @@ from torchglb.arrays import idle, which
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.inference.fits import minimum_in_ball, ridge_minimum
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.policies.base import Policy
@@ -47,7 +46,8 @@ from torchglb.policies.registry import register
 from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import PolicySettings
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
+from torchglb.rows.history import History
 
 
 @register

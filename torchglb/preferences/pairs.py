@@ -25,11 +25,11 @@ from torchglb.checks import (
 from torchglb.choices import ScaleName
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli
-from torchglb.history import History
 from torchglb.preferences.widest import WidestPair, widest_pair
 from torchglb.radii import Radius
-from torchglb.row_buffers import Rows
-from torchglb.row_checks import TOO_LONG, within_norm
+from torchglb.rows.buffers import Rows
+from torchglb.rows.checks import TOO_LONG, within_norm
+from torchglb.rows.history import History
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import Interval, LikelihoodRatioSet
 from torchglb.sets.base import on_mean_scale

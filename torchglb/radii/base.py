@@ -172,7 +172,7 @@ class Radius(ABC):
             problem: as in ``init``.
             state: with all rows of ``likelihood``.
             likelihood: the loss of the history, without ridge or tilt. The same rows may be merged
-                (:class:`torchglb.history.History` with ``aggregate``).
+                (:class:`torchglb.rows.history.History` with ``aggregate``).
             estimate: any point of the ball with its loss; the better, the smaller the level.
         """
 

@@ -34,7 +34,7 @@ from torchglb.radii.posterior.curvature import kept_ellipsoid
 from torchglb.radii.theorems.theorem32 import fixed_point_around, gap_of_rounding
 from torchglb.recording import is_transformed
 from torchglb.rounding import moved_up, power_of_two
-from torchglb.row_sums import Expansion
+from torchglb.rows.sums import Expansion
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.sets.ellipsoid import EllipsoidSet, frame_of
 from torchglb.ucb import SublevelProgram, SupportResult

@@ -20,10 +20,10 @@ from torchglb.checks import (
 from torchglb.choices import Relation
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.inference.tests import TestResult
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii import Refinement
+from torchglb.rows.history import History
 from torchglb.sets.base import ConfidenceSet, Event, IntersectionSet, Interval
 from torchglb.sets.centred import CentredSet
 from torchglb.sets.ellipsoid import EllipsoidSet

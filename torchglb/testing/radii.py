@@ -14,7 +14,7 @@ from torchglb.families import Bernoulli, GLMFamily
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import constrained_mle
 from torchglb.radii import Evaluation, Problem, Radius
-from torchglb.row_buffers import Rows
+from torchglb.rows.buffers import Rows
 
 DTYPE = torch.float64
 

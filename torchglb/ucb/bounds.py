@@ -10,7 +10,7 @@ from torch import Tensor
 from torchglb.arrays import dot, length, limits
 from torchglb.linalg import Cut, cut_ball
 from torchglb.optim.loop import Progress
-from torchglb.row_sums import Errors, Expansion
+from torchglb.rows.sums import Errors, Expansion
 
 
 def certified_cut(

@@ -31,10 +31,10 @@ from torchglb.checks import (
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import raise_unless_converged
 from torchglb.rounding import round_up
+from torchglb.rows.history import History
 from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.program import SublevelProgram
 

@@ -22,11 +22,11 @@ from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.forgetting import Forgetting, ForgettingHistory
-from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap
 from torchglb.rounding import round_up
+from torchglb.rows.history import History
 from torchglb.ucb.growing import Choice, GrowingProgram
 from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.program import SublevelProgram

@@ -17,7 +17,7 @@ from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import exit_distance
 from torchglb.optim import loop
 from torchglb.optim.implicit import newton_polish
-from torchglb.row_sums import Expansion
+from torchglb.rows.sums import Expansion
 
 MAX_STEPS = 40
 

@@ -60,7 +60,7 @@ from torchglb.radii.posterior.gaussian import (
 from torchglb.radii.posterior.uniform import PACBayes
 from torchglb.radii.problem import Problem
 from torchglb.rounding import round_up
-from torchglb.row_sums import Expansion
+from torchglb.rows.sums import Expansion
 from torchglb.ucb import ConvexRegion
 
 #: of the sums over a dozen priors, relative to their sizes

@@ -25,7 +25,7 @@ from torchglb.radii.theorems.theorem32 import (
     regularization_for,
 )
 from torchglb.rounding import round_up
-from torchglb.row_sums import Expansion
+from torchglb.rows.sums import Expansion
 from torchglb.ucb import ConvexRegion
 
 #: relative roundings of norms and sums in float64 that the ellipsoid and the curvature pay for

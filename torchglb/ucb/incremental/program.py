@@ -21,9 +21,9 @@ from torchglb.checks import check_count, refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
-from torchglb.history import History
 from torchglb.recording import is_plain
 from torchglb.rounding import round_up
+from torchglb.rows.history import History
 from torchglb.ucb.growing import Choice, GrowingProgram
 from torchglb.ucb.incremental.batches import RoundBuffers
 from torchglb.ucb.incremental.round_state import Settings

@@ -16,7 +16,7 @@ from torchglb.carried.kernels import ProblemRows
 from torchglb.compiled_rows import RADIUS, RIDGE, TILT, array, blocks, per_problem
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK
-from torchglb.mle_kernels import (
+from torchglb.mle.newton import (
     INACCURATE,
     INFEASIBLE,
     NONFINITE,

@@ -25,7 +25,7 @@ from torchglb.optim.implicit import opaque
 from torchglb.optim.loop import Progress, iterate
 from torchglb.recording import is_plain, is_transformed, wants_gradient, without_autocast
 from torchglb.rounding import short_scale
-from torchglb.row_sums import Errors, Expansion
+from torchglb.rows.sums import Errors, Expansion
 from torchglb.ucb.bounds import Feasibility, TwoSidedBounds, rounded_off, value_at_least
 from torchglb.ucb.gradients import differentiable
 from torchglb.ucb.program import SublevelProgram, SupportResult

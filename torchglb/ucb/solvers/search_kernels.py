@@ -21,7 +21,7 @@ from torchglb.carried.kernels import Workspace
 from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated
 from torchglb.families.row_terms import CHUNK
-from torchglb.mle_kernels import (
+from torchglb.mle.newton import (
     CONVERGED,
     INACCURATE,
     MAX_STEPS,
@@ -38,7 +38,7 @@ from torchglb.mle_kernels import (
     pass_memory,
     pass_table,
 )
-from torchglb.mle_secant import SecantMemory, secant_memory, slope_pass
+from torchglb.mle.secant import SecantMemory, secant_memory, slope_pass
 from torchglb.ucb.kernels import (
     ON_SPHERE,
     STEP_ROWS,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import dot, idle, length, limits, matvec
-from torchglb.row_sums import Expansion
+from torchglb.rows.sums import Expansion
 
 #: limit of the root search for omega; an inexact root still gives a usable point
 ROOT_STEPS = 40

@@ -15,7 +15,7 @@ from torchglb.checks import (
     check_tensors,
     refuse,
 )
-from torchglb.row_buffers import RowBuffers, enlarged
+from torchglb.rows.buffers import RowBuffers, enlarged
 
 
 def saved_rows(held: RowBuffers) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from torchglb.carried.kernels import (
     features,
 )
 from torchglb.families.row_terms import CHUNK, FIRST, SECOND, TERMS, W, Y, row_terms
-from torchglb.mle_kernels import RUNNING, NewtonMemory, Outcome, RowLoss, status_at
+from torchglb.mle.newton import RUNNING, NewtonMemory, Outcome, RowLoss, status_at
 
 #: steps of an approach at most
 PAIRS = 16

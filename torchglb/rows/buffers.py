@@ -17,8 +17,8 @@ from torch import Tensor
 
 from torchglb.arrays import array
 from torchglb.backend import Reals
-from torchglb.merging import MergedRows, merge
 from torchglb.recording import is_recorded
+from torchglb.rows.merging import MergedRows, merge
 
 #: from so many rows on buffers grow eightfold, so that few rows are ever there twice; 2 MB for each
 #: feature, the largest pages of the usual systems: of them at most one is there in vain

@@ -30,10 +30,9 @@ from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
-from torchglb.history import History
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.mle_fit import Estimates, fit_bound, new_estimates
-from torchglb.mle_gradients import differentiable
+from torchglb.mle.fit import Estimates, fit_bound, new_estimates
+from torchglb.mle.gradients import differentiable
 from torchglb.optim import (
     Derivatives,
     SolveResult,
@@ -44,8 +43,9 @@ from torchglb.optim import (
 )
 from torchglb.optim.implicit import opaque, refuse_singular, withheld
 from torchglb.recording import is_plain, is_transformed, wants_gradient, without_autocast
-from torchglb.row_buffers import Rows
-from torchglb.row_sums import RowSums
+from torchglb.rows.buffers import Rows
+from torchglb.rows.history import History
+from torchglb.rows.sums import RowSums
 
 #: above this many features a Hessian costs more than the steps it saves
 NEWTON_LIMIT = 200
@@ -269,6 +269,14 @@ def minimize_likelihood(
     rows contradict each other in a direction that they do not span, as repeated features with
     different rewards do, the least loss has a kink in the features: its derivative is then that
     of the loss at the minimiser that was found, one of the generalised gradients.)
+
+    Example:
+        >>> import torchglb as glb
+        >>> rows = glb.Rows([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+        >>> loss = glb.NegativeLogLikelihood(glb.Bernoulli(), *rows, regularization=0.5)
+        >>> fit = minimize_likelihood(loss, glb.Ball(2, 3.0))
+        >>> bool(fit.gap < 1e-6), fit.hessian.shape
+        (True, torch.Size([2, 2]))
     """
     _check_domain(domain, likelihood)
     X, radius = likelihood.X, domain.radius

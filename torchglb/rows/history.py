@@ -31,7 +31,7 @@ from torchglb.distributed import Shards, current
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
 from torchglb.recording import is_plain, is_recorded, is_transformed
-from torchglb.row_buffers import (
+from torchglb.rows.buffers import (
     RowBuffers,
     Rows,
     RowViews,
@@ -44,8 +44,8 @@ from torchglb.row_buffers import (
     reserved,
     trimmed,
 )
-from torchglb.row_checks import TOO_LONG, within_norm
-from torchglb.row_states import restored_rows, saved_rows
+from torchglb.rows.checks import TOO_LONG, within_norm
+from torchglb.rows.states import restored_rows, saved_rows
 
 _write_rows = bound_once(write_rows)
 

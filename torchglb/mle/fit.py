@@ -1,7 +1,7 @@
 """Many estimates in compiled code, problem by problem.
 
-With few features every step is Newton's (:mod:`torchglb.mle_kernels`); with many, cheaper steps
-lead close to the minimum first (:mod:`torchglb.mle_secant`).
+With few features every step is Newton's (:mod:`torchglb.mle.newton`); with many, cheaper steps
+lead close to the minimum first (:mod:`torchglb.mle.secant`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchglb.carried.kernels import ProblemRows, Workspace
 from torchglb.carried.monomials import Monomials
 from torchglb.compiled_rows import RADIUS, RIDGE, TILT
 from torchglb.families.compiled import CompiledFamily
-from torchglb.mle_kernels import (
+from torchglb.mle.newton import (
     INACCURATE,
     MAX_STEPS,
     RUNNING,
@@ -28,7 +28,7 @@ from torchglb.mle_kernels import (
     pass_memory,
     pass_table,
 )
-from torchglb.mle_secant import SecantMemory, approach, secant_memory
+from torchglb.mle.secant import SecantMemory, approach, secant_memory
 
 #: up to so many features every step has a Hessian of its own
 NEWTON_UP_TO = 16
