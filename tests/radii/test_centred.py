@@ -46,7 +46,7 @@ def evaluated(
     problem = radii.Problem(family, glb.Ball(d, S), DELTA)
     state = radius.update(problem, radius.init(problem), X, r)
     loss = glb.NegativeLogLikelihood(family, X, r)
-    fit = glb.constrained_mle(family, glb.history.Rows(X, r), glb.Ball(d, S))
+    fit = glb.constrained_mle(family, glb.Rows(X, r), glb.Ball(d, S))
     return radius.evaluate(problem, state, loss, fit.estimate()), loss, fit.theta
 
 
@@ -185,7 +185,7 @@ def test_curvature_is_a_lower_bound_all_over_the_region(name):
     X, r = rows(family, 300, d)
     w = torch.linspace(0.1, 1.0, 300).double()
     loss = glb.NegativeLogLikelihood(family, X, r, w)
-    fit = glb.constrained_mle(family, glb.history.Rows(X, r, w), glb.Ball(d, S))
+    fit = glb.constrained_mle(family, glb.Rows(X, r, w), glb.Ball(d, S))
     at, number = loss.expand(fit.theta), torch.tensor(S).double()
     concordance = torch.tensor(radii.self_concordance_of(family, S)).double()
     height, gap = torch.tensor(4.0).double(), torch.tensor(1e-6).double()

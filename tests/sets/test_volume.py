@@ -92,3 +92,19 @@ def test_boundaries_of_thin_sets_show_their_ends(aspect):
     assert float(made.slack(points + made.center).abs().max()) <= 1e-6
     turns = torch.atan2(points[:, 1], points[:, 0]).diff() % (2 * math.pi)
     assert float(turns.sum()) <= 2 * math.pi  # counter-clockwise, once around
+
+
+def test_the_last_digit_of_a_level_does_not_move_the_boundary():
+    """A search that stops where rounding decides must not choose the frame of the points."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(200, 6, 2, generator=generator, dtype=DOUBLE)
+    X = X / torch.linalg.vector_norm(X, dim=-1, keepdim=True).clamp_min(1.0)
+    r = X.sum(-1) + torch.randn(200, 6, generator=generator, dtype=DOUBLE)
+    family, ball = glb.Gaussian(1.0), glb.Ball(2, 3.0)
+    fit = glb.constrained_mle(family, glb.Rows(X, r), ball)
+    loss = glb.NegativeLogLikelihood(family, X, r)
+    near, far = (
+        glb.LikelihoodRatioSet(loss, ball, fit.loss + beta2, fit.theta, confined=False)
+        for beta2 in (6.0, 6.0 * (1.0 + 1e-13))
+    )
+    torch.testing.assert_close(near.boundary(16), far.boundary(16), rtol=1e-10, atol=1e-10)

@@ -148,7 +148,7 @@ class Radius(ABC):
         rows: RowArrays | None = None,
         known: int = 0,
     ) -> tuple[Floats, State] | None:
-        """The levels of N problems without an estimate, ``(N,)``, and the mapping to carry on.
+        """The levels of N problems without an estimate, ``(N,)``, and the state to carry on.
 
         As valid as those of :meth:`evaluate`; None if it takes an estimate. The likelihood is asked
         for only if rows are needed.

@@ -18,8 +18,8 @@ from torchglb.recording import is_transformed, without_autocast
 from torchglb.rounding import EVALUATION, round_up, two_sum
 from torchglb.ucb.solvers.settings import BoundSettings
 
-#: rounds in which the coordinates that make a set round are found
-LOOKS = 4
+#: rounds in which the coordinates that make a set round are found, and spokes of each
+LOOKS, SPOKES = 4, 24
 
 
 class Interval(NamedTuple):
@@ -283,7 +283,7 @@ class ConfidenceSet(ABC):
         Args:
             num: how many.
             tol: how far inside they may be, relative to their distance from the middle; by default
-                nothing but rounding, which takes twice the time.
+                nothing but rounding, which takes up to twice the time.
         """
         view = self._polar(num, tol)
         return view.origin[..., None, :] + view.points
@@ -309,8 +309,10 @@ class ConfidenceSet(ABC):
         if isinstance(num, bool) or not isinstance(num, int) or num < 3:
             raise refuse("num", "an integer of at least 3", repr(num))
         origin, frame = self.center, self._first_frame()
-        for _ in range(LOOKS):  # the centre may lie on the edge, and the first frame be wrong
-            origin, frame = self._seen(origin, frame, 36, 1e-3).rounder()
+        # the centre may lie on the edge, and the first frame be wrong; a rough look would not do,
+        # since where it stops hangs on the last digit, and with it the frame
+        for _ in range(LOOKS):
+            origin, frame = self._seen(origin, frame, SPOKES, None).rounder()
         return self._seen(origin, frame, num, tol)
 
     def _first_frame(self) -> Tensor:
