@@ -85,7 +85,7 @@ bench: $(STAMP)
 	  echo "make bench took $$(( $$(date +%s) - begin )) s"; exit $$status
 
 # A subset that takes minutes; `make coverage COVERED=tests` measures all.
-COVERED ?= tests/test_history.py tests/test_domain.py tests/families/test_families.py tests/optim/test_optim.py tests/sets/test_sets.py \
+COVERED ?= tests/rows/test_history.py tests/test_domain.py tests/families/test_families.py tests/optim/test_optim.py tests/sets/test_sets.py \
   tests/test_theory.py tests/inference/test_tests.py tests/docs/test_docstrings.py
 coverage: $(STAMP)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) --cov=torchglb --cov-branch --cov-report= $(COVERED)

@@ -92,7 +92,7 @@ MUTANTS = (
         "optim/ball.py",
         "return steepness * ((inside > 0) * inside + distance * distance) / (2.0 * radius)",
         "return steepness * (distance * distance) / (2.0 * radius)",
-        "tests/optim/test_optim.py tests/test_mle.py",
+        "tests/optim/test_optim.py tests/mle/test_constrained.py",
     ),
     Mutant(
         "values that are feasible without paying for rounding",
