@@ -79,7 +79,7 @@ class PointExpansion(NamedTuple):
 
 @inlined
 def new_point(dim: int) -> PointExpansion:
-    """NewtonMemory for a point."""
+    """Memory for a point."""
     return PointExpansion(np.zeros(dim), np.zeros(dim), np.zeros((dim, dim)))
 
 
