@@ -79,7 +79,7 @@ def room_page(room: str) -> str:
 DEFINED = {"environments": ("replay",), "radii": ("covering", "theorem31", "theorem32")}
 
 #: public modules that are a file and not a room: what users call by their dotted name
-MODULES = ("domain", "history", "likelihood", "mle", "sequence", "distributed", "theory", "checks")
+MODULES = ("domain", "likelihood", "sequence", "distributed", "theory", "checks")
 
 
 def modules_page() -> str:

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -74,3 +75,27 @@ def test_no_example_is_skipped():
         if "doctest: +SKIP" in path.read_text(encoding="utf-8")
     ]
     assert not skipped
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a dotted name is that of a module, or of something in one."""
+    name, *rest = dotted.split(".")
+    found = importlib.import_module(name)
+    for part in rest:
+        name = f"{name}.{part}"
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                return False
+        found = getattr(found, part)
+    return True
+
+
+def test_what_the_reference_and_the_docstrings_name_is_there():
+    sources = [*PACKAGE.rglob("*.py"), *(PROJECT / "docs").rglob("*.md"), PROJECT / "README.md"]
+    named = {f"torchglb.{name}" for name in reference.MODULES}
+    for path in sources:
+        named.update(re.findall(r"\btorchglb(?:\.[A-Za-z_]\w*)+", path.read_text(encoding="utf-8")))
+    assert len(named) > 100
+    assert sorted(name for name in named if not resolves(name)) == []

@@ -251,7 +251,7 @@ class CarriedLoss:
 
         Raises:
             SolverError: if they differ by more than both may have lost by rounding. Loss and
-                gradient: see :func:`torchglb.carried.taylor.error_at`. A sum of order k >= 2 has
+                gradient: see :func:`torchglb.carried.model.error_at`. A sum of order k >= 2 has
                 terms of at most ``C_k w m'' |x|^2/g``, for rows in the unit ball.
         """
         carried, work = self.of(b), workspace(self.dim, self.table.count)

@@ -48,7 +48,8 @@ class Native:
 
 @dataclass(frozen=True)
 class Conic:
-    """A cone solver of cvxpy, the oracle; see :func:`torchglb.ucb.solvers.conic.conic_support`.
+    """A cone solver of cvxpy, the oracle; see
+    :func:`torchglb.ucb.solvers.conic.oracle.conic_support`.
 
     Example:
         >>> import torchglb as glb
