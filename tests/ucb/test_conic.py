@@ -1,6 +1,7 @@
 """The conic oracle against closed forms, brute force and fifty digits, and in every failure."""
 
 import math
+from fractions import Fraction
 
 import cvxpy as cp
 import mpmath
@@ -262,6 +263,22 @@ def test_any_point_proves_true_bounds(family, generator):
     assert proof.upper[0] == torch.inf
     assert proof.upper[2] - proof.lower[2] < 1e-6
     assert proof.upper[3:].min() > value.upper[0] + 1e-4  # the others are not that good
+
+
+@pytest.mark.parametrize("dim", [2, 7, 40])
+def test_bounds_pay_for_the_rounding_of_products(dim, generator):
+    """In exact fractions: a lower bound is below what its point attains, an upper one above S|x|."""
+    X, r = rows(Gaussian(1.0), 4, dim, generator)
+    loss, center = NegativeLogLikelihood(Gaussian(1.0), X, r), torch.zeros(dim).double()
+    for _ in range(30):
+        x = torch.randn(dim, generator=generator, dtype=torch.float64)
+        pole = 2.0 * x / torch.linalg.vector_norm(x)
+        proof = certify(loss, 2.0, 1e6, center, x, pole[None])  # the set is the ball
+        exact = [Fraction(value) for value in x.tolist()]
+        reached = [Fraction(value) for value in proof.theta[0].tolist()]
+        attained = sum(a * b for a, b in zip(exact, reached, strict=True))
+        assert Fraction(float(proof.lower[0])) <= attained
+        assert Fraction(float(proof.upper[0])) ** 2 >= 4 * sum(a * a for a in exact)
 
 
 # ---- weights, ridge, batches ----------------------------------------------------------------

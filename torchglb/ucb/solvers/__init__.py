@@ -48,8 +48,7 @@ class Native:
 
 @dataclass(frozen=True)
 class Conic:
-    """A cone solver of cvxpy, the oracle; see
-    :func:`torchglb.ucb.solvers.conic.oracle.conic_support`.
+    """A cone solver of cvxpy, the oracle (:mod:`torchglb.ucb.solvers.conic.oracle`).
 
     Example:
         >>> import torchglb as glb

@@ -51,6 +51,7 @@ def certify(
     few chords reach the boundary. Rounding is paid for, and what proves nothing is infinite.
     """
     S, c = torch.tensor(radius, dtype=torch.float64), into_ball(center, radius)
+    lost = (len(x) + 6) * _EPS  # of a sum of d products, relative to the sum of their sizes
     finite = torch.isfinite(points).all(-1)
     inner = into_ball(torch.where(finite[:, None], points, c), radius)
     end, (_, gradient) = loss.value(inner), loss.value_and_gradient(inner)
@@ -59,8 +60,9 @@ def certify(
     cut = cut_ball(x, gradient, offset, S)
     alpha = cut.multiplier
     rest = torch.linalg.vector_norm(x - alpha[:, None] * gradient, dim=-1)
-    dual = torch.where(alpha > 0, alpha * offset, 0.0) + S * rest
-    upper = dual + 4 * _EPS * S * torch.linalg.vector_norm(x)
+    first, size = torch.where(alpha > 0, alpha * offset, 0.0), torch.linalg.vector_norm(x)
+    # |alpha g| <= |x| + |rest|, which is what subtracting, squaring and adding may err by
+    upper = first + S * rest + lost * (first.abs() + S * (size + rest))
     upper = torch.where(cut.value == -torch.inf, cut.value, upper)
     upper = torch.where(finite & ~torch.isnan(upper), upper, torch.inf)
 
@@ -75,7 +77,7 @@ def certify(
         t, there = torch.where(better, ahead, t), torch.where(better, loss_ahead, there)
     theta = torch.where((t == 1.0)[:, None], inner, c + t[:, None] * (inner - c))
     theta = torch.where((t >= 0)[:, None], theta, torch.nan)
-    lower = torch.where(t >= 0, theta @ x, -torch.inf)
+    lower = torch.where(t >= 0, theta @ x - lost * S * size, -torch.inf)
     return Certificate(upper, alpha, rest, lower, theta)
 
 
