@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from programs import FAMILIES, family_of
@@ -188,3 +189,50 @@ def test_nan_stays_in_its_element(generator):
         assert torch.isnan(after.theta[1]).all()
         torch.testing.assert_close(after.lower[::2], before.lower[::2], rtol=2e-6, atol=0)
         torch.testing.assert_close(after.upper[::2], before.upper[::2], rtol=2e-6, atol=0)
+
+
+def longest_exactly(X, r, S, level):
+    """The longest theta of ``|X theta|^2/2 - <r, X theta> <= level`` in the disc, to forty digits."""
+    X, r = mpmath.matrix(X.tolist()), mpmath.matrix(r.tolist())
+    eigenvalues, basis = mpmath.eigsy(X.T * X)
+    c = basis.T * mpmath.lu_solve(X.T * X, X.T * r)
+    least = -sum(e * u * u for e, u in zip(eigenvalues, c, strict=True)) / 2
+    room = 2 * (mpmath.mpf(level) - least)
+
+    def on_ellipse(mu):  # where c + u is longest, u_i = c_i/(mu e_i - 1) for the largest such mu
+        return [u / (mu * e - 1) for e, u in zip(eigenvalues, c, strict=True)]
+
+    low, high = 1 / min(eigenvalues), 2 / min(eigenvalues)
+
+    def size(mu):
+        return sum(e * u * u for e, u in zip(eigenvalues, on_ellipse(mu), strict=True))
+
+    while size(high) > room:
+        high *= 2
+    for _ in range(140):
+        middle = (low + high) / 2
+        low, high = (middle, high) if size(middle) > room else (low, middle)
+    longest = sum((a + u) ** 2 for a, u in zip(c, on_ellipse(high), strict=True))
+    return min(mpmath.sqrt(longest), mpmath.mpf(S))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_bounds_hold_to_the_last_digit(dtype, generator):
+    """In single precision the length of a rounded point was above the longest of the set."""
+    family, S = glb.Gaussian(1.0), 3.3
+    with mpmath.workdps(40):
+        for trial in range(40):
+            X = torch.randn(6, 2, generator=generator, dtype=torch.float64)
+            X = X / torch.linalg.vector_norm(X, dim=-1, keepdim=True).clamp_min(1.0)
+            noise = torch.randn(6, generator=generator, dtype=torch.float64)
+            X, r = X.to(dtype), (X.sum(-1) + 0.3 * noise).to(dtype)
+            fit = glb.constrained_mle(family, glb.Rows(X, r), glb.Ball(2, S))
+            level = fit.loss + 10.0 ** (trial % 5 - 3)
+            program = glb.SublevelProgram(
+                glb.NegativeLogLikelihood(family, X, r), glb.Ball(2, S), level
+            )
+            choice = glb.argmax_ball(program, throw=False)
+            exact = longest_exactly(X, r, S, float(level))
+            assert mpmath.mpf(float(choice.lower)) <= exact <= mpmath.mpf(float(choice.upper))
+            assert choice.lower.dtype == choice.arm.dtype == dtype
+            assert float(choice.upper - choice.lower) <= 1e-5

@@ -9,13 +9,14 @@ best point found are dropped, the others are split, and the gap shrinks with del
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchglb.arrays import numbers_on, settled
 from torchglb.optim import Status, raise_unless_converged
+from torchglb.rounding import round_up
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.native import native_support
 
@@ -31,8 +32,9 @@ class BallChoice:
 
     Attributes:
         arm: ``(*B, d)``, a unit vector.
-        theta: ``(*B, d)``, a feasible point with ``<arm, theta> = lower``; NaN where none is known.
-        lower: ``(*B)``, its norm: a certified lower bound on the maximum.
+        theta: ``(*B, d)``, its multiple that is feasible, but for the rounding of its dtype; NaN
+            where none is known.
+        lower: ``(*B)``, its norm, rounded down: a certified lower bound on the maximum.
         upper: ``(*B)``, a certified upper bound.
         is_global: whether upper and lower agree to the tolerance, ``(*B)``.
         status: ``(*B)``, of :class:`torchglb.optim.Status`.
@@ -77,14 +79,27 @@ def argmax_ball(
         >>> choice.arm.shape, choice.is_global
         (torch.Size([2]), tensor(True))
     """
-    d = program.likelihood.dim
-    if d <= 2:
+    X = program.likelihood.X
+    if X.is_cpu and X.dtype != torch.float64:  # a storage format
+        program = program.rebuild(tuple(t.double() for t in program.tensors()))
+    if program.likelihood.dim <= 2:
         choice = _plane(program, tol, max_rounds)
     else:
         choice = _ascend(program, tol, max_rounds)
     if throw:
         raise_unless_converged(choice.status, "argmax_ball")
-    return choice
+    return _narrowed(choice, X.dtype)
+
+
+def _narrowed(choice: BallChoice, dtype: torch.dtype) -> BallChoice:
+    """The same in a dtype, bounds rounded away from each other."""
+    return replace(
+        choice,
+        arm=choice.arm.to(dtype),
+        theta=choice.theta.to(dtype),
+        lower=-round_up(-choice.lower, dtype),
+        upper=round_up(choice.upper, dtype),
+    )
 
 
 def _solve(program: SublevelProgram, directions: Tensor, tol: float) -> tuple[Tensor, ...]:
@@ -104,15 +119,16 @@ def _best(theta: Tensor) -> tuple[Tensor, Tensor]:
 def _finish(
     program: SublevelProgram, theta: Tensor, upper: Tensor, status: Tensor, tol: float
 ) -> BallChoice:
-    radius = program.domain.radius_like(theta)
-    lower = torch.linalg.vector_norm(theta, dim=-1)
-    upper = torch.minimum(upper, radius * (1 + 4 * torch.finfo(theta.dtype).eps))
+    radius, limits = program.domain.radius_like(theta), torch.finfo(theta.dtype)
+    length = torch.linalg.vector_norm(theta, dim=-1)
+    lower = length * (1 - (theta.shape[-1] + 2) * limits.eps)
+    upper = torch.minimum(upper, radius * (1 + 4 * limits.eps))
     upper = torch.maximum(upper, lower)
     # without a feasible point nothing is attained; if there is none at all, the maximum is -inf
     unknown = torch.isnan(lower)
     lower = lower.masked_fill(unknown, -torch.inf)
     upper = upper.masked_fill(status == Status.INFEASIBLE, -torch.inf)
-    arm = theta / lower.clamp_min(torch.finfo(theta.dtype).tiny)[..., None]
+    arm = theta / length.clamp_min(limits.tiny)[..., None]
     closed = (upper - lower <= tol * (1.0 + upper.abs())) & ~unknown
     return BallChoice(arm, theta, lower, upper, closed, status)
 
@@ -126,6 +142,7 @@ def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
         best, _ = _best(theta)
         return _finish(program, best, upper.amax(-1), _worst(status), tol)
     half = math.pi / FIRST  # half the angle of a sector
+    rounded = 1.0 + 6 * torch.finfo(X.dtype).eps  # angles, unit vectors, quotients
     first = torch.arange(FIRST, dtype=X.dtype, device=X.device) * (2.0 * half)
     angle = first.expand(*batch, FIRST)
     retired = X.new_full(batch, -torch.inf)  # the largest bound of the sectors dropped
@@ -141,7 +158,7 @@ def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
         best = torch.where(better[..., None], found, best)
         lower = torch.where(better, length, lower)
         # h(x_i) >= |theta*| cos(delta) for the sector that holds theta*
-        sector = support.clamp_min(0.0) / math.cos(half)
+        sector = support.clamp_min(0.0) / math.cos(half) * rounded
         kept, place = sector.topk(min(KEPT, sector.shape[-1]), dim=-1)
         rest = sector.scatter(-1, place, -torch.inf).amax(-1)
         retired = torch.maximum(retired, rest)
@@ -175,6 +192,7 @@ def _ascend(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice
         if box is None:  # from the axes: the largest coordinate in either direction
             axes = torch.maximum(upper[..., :d], upper[..., d : 2 * d]).clamp_min(0.0)
             box, status = torch.linalg.vector_norm(axes, dim=-1), _worst(solved)
+            box = box * (1.0 + (d + 2) * torch.finfo(X.dtype).eps)
         # h is convex: moving x to theta(x)/|theta(x)| never lowers it
         length = torch.linalg.vector_norm(theta, dim=-1, keepdim=True).clamp_min(tiny)
         moved = theta / length
