@@ -316,7 +316,7 @@ class CarriedLoss:
             raise refuse(f"{name}['sums']", expected, rows.tolist())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a saved state."""
+        """Continues from a saved state, of the same family and ball."""
         self.check_state("state", state)
         self.memory[:] = state["sums"].detach().numpy()
 

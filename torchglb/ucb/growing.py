@@ -31,6 +31,7 @@ from torchglb.checks import (
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
+from torchglb.identity import check_belongs, describe
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import raise_unless_converged
 from torchglb.rounding import round_up
@@ -129,7 +130,14 @@ class GrowingProgram(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit, as plain tensors and numbers."""
-        return {"history": self.history.state_dict(), **self._state()}
+        rows = self.history.state_dict()
+        return {"settings": self._settings(), "history": rows, **self._state()}
+
+    def _settings(self) -> dict[str, Any]:
+        """What the sums depend on; another would make them wrong."""
+        S = self.domain.radius_like(torch.zeros(1, dtype=torch.float64))
+        radii = S.expand(self.batch_shape).reshape(-1).tolist()
+        return {"family": describe(self.family), "S": radii}
 
     def load_state_dict(self, state: Mapping[str, Any], *, history: bool = True) -> None:
         """Continues from a saved state; refuses one of another kind.
@@ -139,9 +147,10 @@ class GrowingProgram(ABC):
             history: whether the rows are loaded too; else they are there already, those of a
                 program beside this one.
         """
-        wanted = set(self._state()) | ({"history"} if history else set())
+        wanted = {"settings"} | set(self._state()) | ({"history"} if history else set())
         if missing := wanted - set(state):
             raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        check_belongs("state['settings']", state["settings"], self._settings())
         self._check_state(state)
         if history:
             self.history.load_state_dict(state["history"])
