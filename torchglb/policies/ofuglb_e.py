@@ -29,7 +29,7 @@ from torchglb.arrays import idle
 from torchglb.checks import refuse
 from torchglb.choices import EllipsoidKind
 from torchglb.domain import Ball
-from torchglb.families import Gaussian, GLMFamily
+from torchglb.families import Gaussian, GLMFamily, has_formulas_of
 from torchglb.inference.estimation import CarriedEstimate, estimate_of
 from torchglb.inference.estimators import BallEstimator, ball_estimator
 from torchglb.inference.fits import Fit
@@ -133,7 +133,7 @@ class OFUGLBE(Policy):
         self._lam = self._sequence.ridge
         self._tol = SPAN_TOLERANCE if self.dtype == torch.float64 else 1e-6
         self._inverse: RankOneInverse | None = None  # of H + lambda I, where H is free of theta
-        if isinstance(family, Gaussian):
+        if has_formulas_of(family, Gaussian):
             self._inverse = RankOneInverse.scaled_identity(self._lam, batch, domain.dim, like)
         self._fit = self._span(like.new_zeros((*batch, domain.dim)))
         self._ellipsoid = self._around(self._fit)

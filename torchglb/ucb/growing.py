@@ -135,9 +135,7 @@ class GrowingProgram(ABC):
 
     def _settings(self) -> dict[str, Any]:
         """What the sums depend on; another would make them wrong."""
-        S = self.domain.radius_like(torch.zeros(1, dtype=torch.float64))
-        radii = S.expand(self.batch_shape).reshape(-1).tolist()
-        return {"family": describe(self.family), "S": radii}
+        return {"family": describe(self.family), "S": describe(self.domain.radius)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, history: bool = True) -> None:
         """Continues from a saved state; refuses one of another kind.

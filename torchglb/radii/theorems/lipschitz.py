@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchglb.arrays import length
 from torchglb.checks import check_probability
-from torchglb.families import Gaussian, GLMFamily, Poisson
+from torchglb.families import Gaussian, GLMFamily, Poisson, has_formulas_of
 from torchglb.radii.statistics import RowStatistics
 
 ROUNDING = 1e-12  # relative; above the error of any d x d eigenvalue here
@@ -132,11 +132,11 @@ def table1(
     g, dim = family.dispersion, statistics.residual.shape[-1]
     if high - low < math.inf:
         return table1_bounded(statistics.weight, S, max_variance, high - low, g)
-    if isinstance(family, Gaussian):
+    if has_formulas_of(family, Gaussian):
         return table1_subgaussian(
             statistics.number, S, dim, delta, sigma=family.sigma, dispersion=g
         )
-    if isinstance(family, Poisson):
+    if has_formulas_of(family, Poisson):
         return table1_poisson(statistics.number, S, dim, delta)
     return None
 
@@ -192,7 +192,7 @@ def data_lipschitz(family: GLMFamily, statistics: RowStatistics, S: Tensor) -> L
         >>> bool(data_lipschitz(glb.Bernoulli(), sums, problem.S).value <= 2.0)
         True
     """
-    if isinstance(family, Gaussian):
+    if has_formulas_of(family, Gaussian):
         return gaussian_lipschitz(statistics.slope_gram, -statistics.residual, S, family.dispersion)
     widest = torch.linalg.eigvalsh(statistics.width_gram)[..., -1].clamp_min(0.0)
     steepest = torch.linalg.eigvalsh(statistics.slope_gram)[..., -1].clamp_min(0.0)
