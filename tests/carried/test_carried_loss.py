@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -281,3 +282,50 @@ def test_problems_are_bit_by_bit_the_same_alone(generator):
     alone.append(given.X[2:3, 40:], given.r[2:3, 40:], given.w[2:3, 40:])
     carried.catch_up(source)
     assert (carried.memory[0] == given.loss.memory[2]).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "at", "asked"),
+    [
+        (glb.QuasiBounded("cloglog"), 7.0, 0.0),  # m'' underflows at the carried point
+        (glb.QuasiBounded("cloglog"), 8.0, 0.0),
+        (glb.QuasiBounded("probit"), 45.0, 0.0),
+        (glb.Poisson(), -360.0, 360.0),
+    ],
+    ids=["cloglog-7", "cloglog-8", "probit", "poisson"],
+)
+def test_a_remainder_beyond_all_numbers_is_infinite(family, at, asked):
+    """A cap on ``e^(R D)`` is no bound: it had certified 1e-10 where the error was 22."""
+    history = glb.History(1, (1,), family=family)
+    history.append(torch.ones(1, 100, 1).double(), torch.zeros(1, 100).double())
+    carried = CarriedLoss(family, glb.Ball(1, abs(at)), 1, 1, 2)
+    carried.rebuild(RowSource(family, history), np.full((1, 1, 1), at))
+    found = carried.expand(np.full((1, 1), asked))
+    exact = float(glb.NegativeLogLikelihood.of(family, history)(torch.full((1, 1), asked).double()))
+    assert found.errors["value"][0] >= abs(found.value[0] - exact)
+    assert found.errors["value"][0] == math.inf
+
+
+@pytest.mark.parametrize("S", [30.0, 3e5])
+def test_sums_pay_for_the_rounding_of_products(S):
+    """Poisson: z errs by some ``d eps S``, and ``e^z`` by that share of itself."""
+    generator = torch.Generator().manual_seed(1)
+    d, family = 8, glb.Poisson()
+    theta = torch.randn(d, generator=generator, dtype=torch.float64)
+    theta = 0.99 * S * theta / theta.norm()
+    X = torch.randn(400, d, generator=generator, dtype=torch.float64)
+    X = X - torch.outer(X @ theta, theta) / theta.square().sum()
+    X = 0.9 * X / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    X = X + 5.0 / S * theta / theta.norm()  # all z are 5, by large products that cancel
+    history = glb.History(d, (1,), family=family)
+    history.append(X[None], torch.zeros(1, 400).double())
+    carried = CarriedLoss(family, glb.Ball(d, S), 1, 1, 2)
+    carried.rebuild(RowSource(family, history), theta.numpy()[None, None])
+    found = carried.expand(theta.numpy()[None])
+    with mpmath.workdps(40):
+        point = [mpmath.mpf(v) for v in theta.tolist()]
+        exact = mpmath.fsum(
+            mpmath.exp(mpmath.fsum(mpmath.mpf(v) * t for v, t in zip(x, point, strict=True)))
+            for x in X.tolist()
+        )
+        assert found.errors["rounding"][0] >= abs(mpmath.mpf(found.value[0]) - exact)

@@ -33,7 +33,7 @@ import math
 from typing import NamedTuple, Protocol
 
 from torchglb.backend import Floats, Ints, kernel, record_type
-from torchglb.backend.dense import EPS, cholesky, distance, dot, forward, length
+from torchglb.backend.dense import EPS, cholesky, distance, dot, exponential, forward, length
 from torchglb.carried.kernels import LONGEST, ROWS
 from torchglb.carried.model import (
     Decrement,
@@ -129,7 +129,7 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
                 metric[i, j] = hessian[i, j] / scale
     else:
         shift = ridge
-        hessian_at(model.sums, 1.0 / grown, metric)
+        hessian_at(model.sums, math.exp(-reach), metric)
     if not convex:
         hessian_at(model.sums, grown, hessian)
         for i in range(d):
@@ -156,7 +156,7 @@ def _correct(search: FreeSearch, model: Model) -> float:
     local += lost * carried.trace[model.slot] * dot(v, v)
     order = model.objective.table.order
     off = remainder(far, 0.0, longest, constants.ratio, constants.concordance, order)
-    grown = math.exp(min(0.5 * constants.concordance * longest * near, 700.0))
+    grown = exponential(0.5 * constants.concordance * longest * near)
     return off.hessian * math.sqrt(local) * grown
 
 
@@ -195,7 +195,7 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
 def _tilt_error(search: FreeSearch, concordance: float) -> float:
     """By how much the tilt may be off, in the dual norm of the Hessian at theta."""
     away = distance(search.theta, search.reference)
-    return search.tilt_error * math.exp(min(0.5 * concordance * away, 300.0))
+    return search.tilt_error * exponential(0.5 * concordance * away)
 
 
 @kernel

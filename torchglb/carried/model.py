@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, entry, inlined, kernel, record, record_type
-from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, forward, inverse_trace, length
+from torchglb.backend.dense import (
+    EPS,
+    TINY,
+    cholesky,
+    copy_vector,
+    dot,
+    exponential,
+    forward,
+    inverse_trace,
+    length,
+)
 from torchglb.carried.kernels import LONGEST, MAGNITUDE, ROWS, Carried, carried_in
 from torchglb.carried.monomials import Monomials, Packed, unpack
 from torchglb.carried.rounding import compensated, plain
@@ -193,8 +203,10 @@ def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
     """Remainder and rounding of the polynomial, of order q >= 2, at theta, where F has this value.
 
     Rounding: the sums at the point have seen ``compensated`` roundings of terms that add up to at
-    most ``|L| + 2 S magnitude``; what the polynomial adds to loss and slope are terms of second and
-    higher order, at most ``(1 + C + R) tr H e^(R D) |p|`` each time |p| or 2S, p the displacement.
+    most ``|L| + 2 S magnitude``, and what an error of z does to them to ``S (magnitude + S tr H)``
+    (m >= 0, and ``|m^(k)| <= (1 + C + R) m''`` for 2 <= k <= q, as for all families that are
+    compiled). What the polynomial adds to loss and slope are terms of second and higher order, at
+    most ``(1 + C + R) tr H e^(max(R, 1) D) |p|`` each time |p| or 2S, p the displacement.
     """
     carried, constants = model.objective.carried, model.objective.constants
     sums, trace, order = model.sums, carried.trace[model.slot], model.objective.table.order
@@ -205,9 +217,10 @@ def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
     lost = plain(d, carried.totals[ROWS]) * EPS
     local = max(squared_in_hessian(sums, p), 0.0) + lost * trace * far * far
     off = remainder(far, local, longest, constants.ratio, constants.concordance, order)
-    grown = trace * math.exp(min(max(constants.concordance, 1.0) * longest * far, 700.0))
+    grown = max(trace, TINY) * exponential(max(constants.concordance, 1.0) * longest * far)
     terms = (1.0 + constants.ratio + constants.concordance) * grown * far * (far + 2.0 * radius)
-    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * magnitude)
+    steep = magnitude + radius * trace
+    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * steep)
     rounding += lost * terms
     return Error(off.value + rounding, off.slope, off.hessian, grown, rounding)
 
@@ -244,6 +257,7 @@ def decrement_of(
     value = length(y)
     terms = (
         2.0 * carried.totals[MAGNITUDE]
+        + model.objective.constants.radius * trace
         + length(gradient)
         + 2.0 * length(model.objective.quadratic.tilt)
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, kernel, vectorised
+from torchglb.backend.dense import exponential
 from torchglb.carried.kernels import row_powers
 from torchglb.carried.monomials import Monomials
 from torchglb.families.row_terms import HIGHEST
@@ -120,7 +121,9 @@ def remainder(
     reach = longest * distance
     if ratio == 0.0 or reach == 0.0:
         return Remainder(0.0, 0.0, 0.0)
-    growth = ratio * math.exp(min(concordance * reach, 700.0)) * reach ** (order - 1)
+    growth = ratio * exponential(concordance * reach) * reach ** (order - 1)
+    if not growth < math.inf:  # also where the Hessian has underflowed, and their product is NaN
+        return Remainder(math.inf, math.inf, math.inf)
     return Remainder(
         growth * local / FACTORIAL[order + 1],
         growth * math.sqrt(local) / FACTORIAL[order],
