@@ -306,7 +306,7 @@ def test_a_remainder_beyond_all_numbers_is_infinite(family, at, asked):
     assert found.errors["value"][0] == math.inf
 
 
-@pytest.mark.parametrize("S", [30.0, 3e5])
+@pytest.mark.parametrize("S", [30.0, 1e7])
 def test_sums_pay_for_the_rounding_of_products(S):
     """Poisson: z errs by some ``d eps S``, and ``e^z`` by that share of itself."""
     generator = torch.Generator().manual_seed(1)
