@@ -296,6 +296,27 @@ def test_e_values_reject_what_the_interval_excludes():
     assert model.test(f"age >= {lower - width:.17g}").p == 1.0
 
 
+@pytest.mark.parametrize("center", [1e6, -1e9])
+def test_a_prediction_far_from_zero_is_as_exact_as_its_row(center):
+    """``x/half - center/half`` has few digits, and its interval was short by as many widths."""
+    rng = np.random.default_rng(0)
+    tick, n = 1.0 / 1024, 400  # x in seconds: three milliseconds before and after
+    s = rng.integers(-3, 4, n).astype(float)
+    y = (rng.random(n) < 0.5).astype(float)
+    near, far = (
+        glb.glm("y ~ x", {"x": x, "y": y}, family="bernoulli", scaler=glb.Scaler(ranges=ends))
+        for x, ends in (
+            (s, {"x": (-3.0, 3.0)}),
+            (center + tick * s, {"x": (center - 3 * tick, center + 3 * tick)}),
+        )
+    )
+    at = np.array([-3.0, 0.5, 2.0])
+    expected = near.predict({"x": at}, interval=True, scale="linear")
+    found = far.predict({"x": center + tick * at}, interval=True, scale="linear")
+    for key in ("estimate", "lower", "upper"):
+        np.testing.assert_allclose(found[key], expected[key], rtol=0, atol=1e-10)
+
+
 def test_the_certified_minimum_is_below_the_minimum_and_near_it():
     model = fitted(formula="clicked ~ age")
     X, y, _ = model.core.rows()

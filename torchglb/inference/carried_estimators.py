@@ -80,6 +80,8 @@ class _CarriedEstimator(Estimator):
 
     def follow(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         carried, (N, k) = self._minimum.carried, (self.passes.numel(), r.shape[-1])
+        if carried.rows + k != len(self.history):
+            return  # others came to the history by another way: the next fit adds them in order
         weights = np.ones((N, k)) if w is None else self._array(w, N, k)
         rewards = weights * self._array(r, N, k)
         carried.append(self._minimum.source, self._array(x, N, k, x.shape[-1]), rewards, weights)
