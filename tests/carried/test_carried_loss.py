@@ -85,12 +85,18 @@ def test_tables_of_monomials(d, q):
     names = [n for k in range(q + 1) for n in itertools.combinations_with_replacement(range(d), k)]
     table = monomials(d, q)
     assert (table.dim, table.order, table.count) == (d, q, len(names))
-    ends = table.positions[: q + 1]
-    degree, parent, variable = table.positions[q + 1 : q + 1 + 3 * len(names)].reshape(3, -1)
-    assert degree.tolist() == [len(name) for name in names]
-    assert ends.tolist() == [math.comb(d + k, k) for k in range(q + 1)]
+    assert table.degree.tolist() == [len(name) for name in names]
+    assert table.ends.tolist() == [math.comb(d + k, k) for k in range(q + 1)]
     for i, name in enumerate(names[1:], 1):
-        assert tuple(sorted((*names[parent[i]], int(variable[i])))) == name
+        assert tuple(sorted((*names[table.parent[i]], int(table.variable[i])))) == name
+    for i in range(d):
+        assert [names[at] for at in table.gradient[i]] == [
+            tuple(sorted((*name, i))) for name in names if len(name) < q
+        ]
+    for i, j in itertools.product(range(d), repeat=2):
+        assert [names[at] for at in table.hessian[i, j]] == [
+            tuple(sorted((*name, i, j))) for name in names if len(name) < q - 1
+        ]
     counts = [[name.count(v) for v in set(name)] for name in names]
     factorials = [math.prod(math.factorial(c) for c in count) for count in counts]
     np.testing.assert_allclose(table.scale, 1.0 / np.array(factorials, dtype=float))

@@ -17,15 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchglb.backend import Floats, entry, record
-from torchglb.carried.carried_loss import CarriedLoss, add_rows, choose_order
+from torchglb.backend import Floats, entry, inlined, record
+from torchglb.carried.carried_loss import CarriedLoss, add_by_torch, choose_order
 from torchglb.carried.kernels import (
     TOTALS,
     Carried,
     Workspace,
-    carried_in,
     carry_row,
-    memory_size,
     workspace,
 )
 from torchglb.carried.minimum import (
@@ -40,7 +38,7 @@ from torchglb.carried.minimum import (
     vectors_in,
 )
 from torchglb.carried.model import Dense, Objectives, Polynomials, dense, objective_of, only_model
-from torchglb.carried.monomials import Packed, monomials, unpack
+from torchglb.carried.monomials import Monomials, monomials
 from torchglb.carried.source import RowArrays, RowSource, pass_over
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball
@@ -84,18 +82,23 @@ class ImaginedSource(RowSource):
         self.rows = rows
 
     def pass_at(  # noqa: D102
-        self, b: int, point: Floats, table: Packed, work: Workspace
+        self, b: int, point: Floats, table: Monomials, work: Workspace
     ) -> float:
-        trace = super().pass_at(b, point, table, work)
-        # the sums of the pass as those of a carried point, to which a row can be added
-        memory = np.zeros((1, memory_size(table.dim, 1, table.count)))
-        passed = carried_in(memory[0], table.dim, 1, table.count)
-        passed.points[:, 0], passed.trace[0] = point, trace
-        passed.sums[:, 0], passed.rest[:, 0] = work.sums, work.rest
-        x, y, w = (given[None, b : b + 1] for given in self.rows)
-        add_rows(self, x, y, w, memory, table, 1)
-        work.sums[:], work.rest[:] = passed.sums[:, 0], passed.rest[:, 0]
-        return float(passed.trace[0])
+        extra = np.array([super().pass_at(b, point, table, work), *np.zeros(TOTALS)])
+        x, y, w = (given[b] for given in self.rows)
+        add_by_torch(self.family, x, y, w, as_carried(point, work, extra), table)
+        return float(extra[0])
+
+
+@inlined
+def as_carried(point: Floats, work: Workspace, extra: Floats) -> Carried:
+    """The sums of a pass as those of a carried point, to which a row can be added.
+
+    Its trace is the first number of ``extra``, ``(1 + TOTALS,)``.
+    """
+    d, count = point.shape[0], work.sums.shape[0]
+    sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
+    return Carried(point.reshape(d, 1), sums, rest, extra[:1], extra[1:])
 
 
 class CarriedSearch(ABC):
@@ -130,7 +133,7 @@ class CarriedSearch(ABC):
         search_on: Callable[..., int],
         searches: Any,
         points: Floats,
-        make_pass: Callable[[int, Floats, Packed, Workspace], float],
+        make_pass: Callable[[int, Floats, Monomials, Workspace], float],
     ) -> None:
         """All searches where compiled code cannot read the rows: passes are made from here.
 
@@ -295,13 +298,11 @@ def find_minima(
     extra = np.zeros(1 + TOTALS)
     for b in range(searches.vectors.shape[0]):
         state, at = record(searches.state, b), vectors_in(searches.vectors[b]).trial
-        # the sums of a pass as those of a carried point, to which a row can be added
-        sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
-        passed = Carried(at.reshape(d, 1), sums, rest, extra[:1], extra[1:])
+        passed = as_carried(at, work, extra)
         state.passes, state.answered = 0, 0
         while search_on(b, searches, work, extra[0], memory):
             extra[0] = pass_over(family, rows, b, at, table, work)
             if more.x.shape[0] > 0:
                 x, scratch = more.x[b], work.scratch
-                carry_row(family, x, more.w[b], more.y[b], passed, unpack(table), scratch, monomial)
+                carry_row(family, x, more.w[b], more.y[b], passed, table, scratch, monomial)
             state.answered = 1

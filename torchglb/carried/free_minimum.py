@@ -33,7 +33,7 @@ from torchglb.carried.model import (
     model_at,
     objective_of,
 )
-from torchglb.carried.monomials import Packed, monomials
+from torchglb.carried.monomials import Monomials, monomials
 from torchglb.carried.source import RowArrays, RowSource, pass_over
 from torchglb.domain import Ball
 from torchglb.families.compiled import CompiledFamily
@@ -214,7 +214,7 @@ def search_free_on(
 
 @entry
 def find_free(
-    family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Packed
+    family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Monomials
 ) -> None:
     """The minimiser of every problem, with all passes that it needs."""
     table = searches.objectives.sums.table

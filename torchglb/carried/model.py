@@ -24,7 +24,7 @@ from torchglb.backend.dense import (
     length,
 )
 from torchglb.carried.kernels import LONGEST, MAGNITUDE, ROWS, Carried, carried_in
-from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.taylor import (
     remainder,
@@ -275,7 +275,13 @@ class CarriedSums(NamedTuple):
     memory: Floats  # of the sums, (N, size)
     number: int  # A, at so many points
     constants: Any  # S, C and R, (N,) records of dtype CONSTANTS
-    table: Packed  # the monomials of the sums
+    table: Monomials  # the monomials of the sums
+
+
+@inlined
+def carried_of(sums: CarriedSums, b: int) -> Carried:
+    """The sums of one problem."""
+    return carried_in(sums.memory[b], sums.table.dim, sums.number, sums.table.count)
 
 
 class Objectives(NamedTuple):
@@ -289,12 +295,12 @@ class Objectives(NamedTuple):
 @inlined
 def objective_of(sums: CarriedSums, b: int, ridge: float, tilt: Floats) -> Objective:
     """F of one problem."""
-    table, constants = sums.table, record(sums.constants, b)
+    constants = record(sums.constants, b)
     return Objective(
-        carried_in(sums.memory[b], table.dim, sums.number, table.count),
+        carried_of(sums, b),
         Quadratic(ridge, tilt),
         Constants(constants.radius, constants.ratio, constants.concordance),
-        unpack(table),
+        sums.table,
     )
 
 
