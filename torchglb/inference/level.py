@@ -19,15 +19,15 @@ from torchglb.estimate import Estimate
 from torchglb.forgetting import ForgettingHistory
 from torchglb.inference.estimation import RunningEstimate
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii import (
-    Problem,
-    Radius,
-    regularization_for,
-    theorem32,
-)
+from torchglb.radii import Problem, Radius
 from torchglb.radii.base import State, as_level
 from torchglb.radii.posterior.base import PosteriorRadius
-from torchglb.radii.theorems.theorem32 import fixed_point_around, gap_of_rounding
+from torchglb.radii.theorems.theorem32 import (
+    balanced_ridge,
+    fixed_point_around,
+    gap_of_rounding,
+    printed_gamma,
+)
 from torchglb.rounding import round_up
 from torchglb.rows.checks import as_rows
 
@@ -272,7 +272,7 @@ class GrowingLevel:
     def ridge(self) -> Tensor:
         """lambda of the ellipsoids ``H + lambda I``, ``(*B)``."""
         S, concordance = self._of_ellipsoids
-        return torch.as_tensor(regularization_for(S, concordance))
+        return torch.as_tensor(balanced_ridge(S, concordance))
 
     @cached_property
     def _of_ellipsoids(self) -> tuple[Tensor, Tensor]:
@@ -296,7 +296,7 @@ class GrowingLevel:
         farthest = S + torch.linalg.vector_norm(fit.theta, dim=-1)
         gap = fit.gap(S) + gap_of_rounding(hessian, farthest, self._hessian_doubt(likelihood))
         if self.ellipsoid == "theorem":
-            gamma = theorem32(radius, S, concordance, lam, gap)
+            gamma = printed_gamma(radius, S, concordance, lam, gap)
         else:
             gamma = fixed_point_around(
                 likelihood, fit.theta, hessian, radius, S, concordance, lam, gap
