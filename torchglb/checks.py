@@ -7,6 +7,7 @@ Checks of shape, dtype and device never look at values. Checks of values are gat
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from torchglb.array_like import ArrayLike
 from torchglb.errors import InputError
-from torchglb.recording import is_transformed
+from torchglb.recording import at_hand, is_transformed
 
 FLOATS = (torch.float32, torch.float64)
 NUMBERS = (int, float, np.integer, np.floating)
+#: what compiled code counts to
+LARGEST_COUNT = 2**63 - 1
 #: one of some words
 Word = TypeVar("Word", bound=str)
 
@@ -241,10 +244,70 @@ def check_tolerance(name: str, value: object) -> float:
 
 
 def check_count(name: str, value: int, least: int = 0) -> int:
-    """A whole number of at least ``least``."""
+    """A whole number of at least ``least`` that compiled code can count to."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise refuse(name, f"an integer of at least {least}", repr(value))
+    if value > LARGEST_COUNT:
+        raise refuse(name, f"an integer from {least} to 2**63 - 1", repr(value))
     return int(value)
+
+
+def check_sizes(
+    name: str, value: ArrayLike, *, positive: bool = False, finite: bool = True
+) -> float | Tensor:
+    """A number as it is, or a tensor of whatever holds numbers; none is negative or NaN.
+
+    Nobody looks at values on a device, which would have to be waited for.
+
+    Args:
+        name: of the argument.
+        value: a number, or numbers.
+        positive: refuse 0 too,
+        finite: and infinity.
+
+    Example:
+        >>> check_sizes("S", 3), check_sizes("S", [1, 2])
+        (3.0, tensor([1., 2.], dtype=torch.float64))
+    """
+    expected = ("positive" if positive else "non-negative") + (" finite" if finite else "")
+    if isinstance(value, (bool, np.bool_)):
+        raise refuse(name, f"{expected} numbers", repr(value))
+    tensor = as_floats(name, value)
+    if at_hand(sizes := tensor.detach()):
+        checks = ValueChecks()
+        holds = (sizes > 0.0) if positive else (sizes >= 0.0)
+        holds = holds & (sizes < math.inf) if finite else holds
+        checks.require(name, holds, f"{expected} numbers", sizes)
+        checks.settle()
+    return float(value) if isinstance(value, NUMBERS) else tensor
+
+
+def check_size_tensor(name: str, value: ArrayLike, *, finite: bool = True) -> Tensor:
+    """:func:`check_sizes` as a tensor; a number is one of float64."""
+    return as_floats(name, check_sizes(name, value, finite=finite))
+
+
+def check_numbers(
+    name: str, values: object, low: float, high: float, *, closed: bool = False
+) -> tuple[float, ...]:
+    """One or more numbers in (low, high), or in [low, high) if ``closed``, as a tuple.
+
+    Example:
+        >>> check_numbers("shapes", [0, 2.5], 0.0, 8.0, closed=True)
+        (0.0, 2.5)
+    """
+    if isinstance(values, np.ndarray | Tensor):
+        values = values.tolist()
+    expected = f"one or more numbers in {'[' if closed else '('}{low:g}, {high:g})"
+    if isinstance(values, NUMBERS):
+        raise refuse(name, f"{expected}, as a tuple", f"{values!r} (write ({values!r},))")
+    if not isinstance(values, list | tuple) or not values:
+        raise refuse(name, expected, repr(values))
+    for value in values:
+        number = isinstance(value, NUMBERS) and not isinstance(value, bool)
+        if not (number and (low < value < high or (closed and value == low))):
+            raise refuse(name, expected, repr(values))
+    return tuple(float(value) for value in values)
 
 
 def check_flag(name: str, value: object) -> bool:
@@ -372,9 +435,7 @@ class ValueChecks:
 def _at_hand(value: Tensor) -> np.ndarray[Any, Any] | None:
     """The entries as NumPy sees them; None on a device, and within a torch.func transform."""
     plain = value.detach()  # within a transform this is wrapped even if the value is not
-    if not plain.is_cpu or is_transformed(plain):
-        return None
-    return plain.numpy()
+    return plain.numpy() if at_hand(plain) else None
 
 
 def _first_offender(name: str, holds: Tensor, expected: str, value: Tensor) -> InputError | None:

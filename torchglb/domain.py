@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,6 +122,23 @@ class Ball:
         if value.ndim == 0 or value.shape[-1] != self.dim:
             check_shape(name, value, (*value.shape[:-1], self.dim))
         return value
+
+
+def check_ball(
+    domain: object, dim: int | None = None, batch_shape: Sequence[int] | None = None
+) -> Ball:
+    """A ball of dimension ``dim``, with a radius that broadcasts to a batch shape."""
+    if not isinstance(domain, Ball):
+        raise refuse("domain", "a Ball, such as Ball(dim, S)", repr(domain))
+    if dim is not None and domain.dim != dim:
+        raise refuse("domain", f"dim {dim}", f"dim {domain.dim}")
+    if batch_shape is not None and isinstance(domain.radius, Tensor):
+        shape, batch = tuple(domain.radius.shape), tuple(batch_shape)
+        fits = zip(shape[::-1], batch[::-1], strict=False)
+        if len(shape) > len(batch) or not all(have in (1, want) for have, want in fits):
+            expected = f"a radius that broadcasts to the batch shape {batch}"
+            raise refuse("domain", expected, f"radius of shape {shape}")
+    return domain
 
 
 def _checked_radius(given: ArrayLike) -> float | Tensor:

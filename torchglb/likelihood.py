@@ -57,6 +57,8 @@ class NegativeLogLikelihood(RowSums, nn.Module):
     w: Tensor | None
     regularization: float | Tensor
     tilt: Tensor | None
+    #: whether rows were merged, so that a weight is a sum of weights
+    merged: bool = False
 
     def __init__(
         self,
@@ -135,7 +137,9 @@ class NegativeLogLikelihood(RowSums, nn.Module):
             rows, shards = history.view(), history.shards
         else:
             rows, shards = history, WHOLE
-        return cls(family, *rows, regularization=regularization, tilt=tilt, shards=shards)
+        made = cls(family, *rows, regularization=regularization, tilt=tilt, shards=shards)
+        vars(made)["merged"] = isinstance(history, History) and history.aggregate
+        return made
 
     @property
     def num_rows(self) -> int:
@@ -160,9 +164,11 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         w = None if self.w is None else left.pop(0)
         ridge = left.pop(0) if isinstance(self.regularization, Tensor) else self.regularization
         tilt = None if self.tilt is None else left.pop(0)
-        return NegativeLogLikelihood(
+        made = NegativeLogLikelihood(
             self.family, X, r, w, regularization=ridge, tilt=tilt, shards=self.shards
         )
+        vars(made)["merged"] = self.merged
+        return made
 
     def check_values(self, *, rows: bool = True) -> None:
         """Raises :class:`InputError` unless the rows are finite, in support, with weights >= 0.

@@ -17,6 +17,11 @@ def is_transformed(*tensors: Tensor) -> bool:
     return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
+def at_hand(*tensors: Tensor) -> bool:
+    """Whether numbers may be looked at for nothing: on a CPU, and not within a transform."""
+    return all(t.is_cpu for t in tensors) and not is_transformed(*tensors)
+
+
 def is_recorded(*tensors: Tensor) -> bool:
     """Whether one of the tensors carries a graph, a tangent or the mark of a transform."""
     if any(t.requires_grad for t in tensors) or is_transformed(*tensors):

@@ -94,7 +94,11 @@ def test_an_ellipsoid_pays_for_an_uncertain_hessian_before_it_bounds_the_way():
     """In the fixed point: a larger beta^2 means a longer way, on which the curvature falls more."""
     sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
     sequence.update([[1.0, 0.0], [0.6, 0.8], [-0.8, 0.6]] * 20, [1.0, 0.0, 1.0] * 20)
-    fit, loss, radius = sequence.estimate(), sequence.current().likelihood, torch.tensor(4.0).double()
+    fit, loss, radius = (
+        sequence.estimate(),
+        sequence.current().likelihood,
+        torch.tensor(4.0).double(),
+    )
     error = torch.tensor(0.4).double()
     unsure = dataclasses.replace(fit, hessian_error=error)
     paid = sequence.ellipsoid_radius(loss, unsure, radius, fit.hessian)

@@ -401,3 +401,90 @@ def test_family_without_self_concordance():
     with pytest.raises(InputError, match="Table 1"):
         radii.Lipschitz().init(problem)
     assert radii.Lipschitz(constant="data").init(problem)
+
+
+# ---- what the functions refuse -----------------------------------------------------------------
+
+NAN = math.nan
+#: each function, what it is called with, and what its arguments may not be
+NEGATIVE = [-1.0, NAN, "1", True, torch.tensor(-1.0)]
+DIMS = {"dim": [2.5, 0, -1, True, NAN]}
+ASKED = {
+    radii.theorem31: (dict(lipschitz=9.0, S=4.0, dim=2, delta=0.05), DIMS | dict(lipschitz=NEGATIVE, S=NEGATIVE)),
+    radii.covering: (dict(lipschitz=9.0, S=4.0, dim=2, delta=0.05), DIMS | dict(lipschitz=NEGATIVE, S=NEGATIVE)),
+    radii.shrinkage_infimum: (dict(slope=9.0, dim=2), DIMS),
+    radii.mean_loss_radius: (dict(ball_loss=9.0, loss_hat=4.0, dim=2, delta=0.05), DIMS),
+    radii.regularization_for: (dict(S=4.0, self_concordance=1.0), dict(S=[0.0, *NEGATIVE], self_concordance=NEGATIVE)),
+    radii.theorem32: (
+        dict(radius=3.0, S=2.0, self_concordance=1.0, regularization=0.1, gap=0.1),
+        dict.fromkeys(["radius", "S", "self_concordance", "regularization", "gap"], NEGATIVE),
+    ),
+    radii.theorem32_fixed_point: (
+        dict(radius=3.0, S=2.0, self_concordance=1.0, regularization=0.1, center_norm=1.0, X=[[1.0]], hessian=[[1.0]], gap=0.1),
+        dict.fromkeys(["radius", "S", "self_concordance", "regularization", "center_norm", "gap"], NEGATIVE)
+        | {"hessian": [[1.0]], "w": [[-1.0], [NAN], [1.0, 1.0]], "steps": [0, 1.5]},
+    ),
+    radii.table1_bounded: (
+        dict(count=9.0, S=2.0, max_variance=1.0, noise=1.0, dispersion=1.0),
+        dict.fromkeys(["count", "S", "max_variance", "noise"], NEGATIVE) | {"dispersion": [0.0, NAN]},
+    ),
+    radii.table1_subgaussian: (
+        dict(count=9.0, S=2.0, dim=2, delta=0.05, sigma=1.0),
+        DIMS | dict.fromkeys(["count", "S", "max_variance", "sigma"], NEGATIVE) | {"dispersion": [0.0, NAN]},
+    ),
+    radii.table1_poisson: (dict(count=9.0, S=2.0, dim=2, delta=0.05), DIMS | dict(count=NEGATIVE, S=NEGATIVE)),
+    radii.poisson_martingale: (
+        dict(weight=9.0, S=2.0, dim=2, delta=0.05), DIMS | dict(weight=NEGATIVE, S=NEGATIVE, tilt=[0.0, *NEGATIVE]),
+    ),
+    radii.gaussian_lipschitz: (
+        dict(gram=[[1.0]], moment=[1.0], S=2.0),
+        dict(gram=[[1.0], "V"], moment=[1.0, 'b'], S=[0.0, *NEGATIVE], dispersion=[0.0, NAN], steps=[-1, 1.5]),
+    ),
+}  # fmt: skip
+WRONG = [
+    (ask, name, value)
+    for ask, (_, names) in ASKED.items()
+    for name, values in names.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("ask", "name", "value"), WRONG)
+def test_wrong_numbers_are_refused_by_name(ask, name, value):
+    with pytest.raises(InputError, match=f"^{name}: expected"):
+        ask(**ASKED[ask][0] | {name: value})
+
+
+@pytest.mark.parametrize("ask", ASKED, ids=lambda ask: ask.__name__)
+@pytest.mark.parametrize("convert", [torch.tensor, np.array], ids=["tensor", "array"])
+def test_numbers_of_any_kind_are_taken(ask, convert):
+    def numbers(given):
+        kept = ("dim", "delta", "sigma", "noise", "dispersion")
+        return {name: v if name in kept else convert(v) for name, v in given.items()}
+
+    given = ASKED[ask][0]
+    found, plain = (
+        parts[0] if isinstance(parts := ask(**each), tuple) else parts
+        for each in (numbers(given), given)
+    )
+    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(plain), check_dtype=False)
+
+
+@pytest.mark.parametrize("failure", [-0.1, NAN])
+def test_a_bound_that_fails_with_no_probability_is_refused(failure):
+    bound = radii.LipschitzBound(torch.tensor(9.0), failure)
+    with pytest.raises(InputError, match=r"^lipschitz.failure: expected"):
+        radii.theorem31(bound, 4.0, 2, 0.05)
+
+
+def test_data_lipschitz_refuses_what_are_no_sums():
+    problem = radii.Problem(Bernoulli(), Ball(2, 4.0), 0.05)
+    sums = radii.empty_statistics(problem)
+    for given, name in (
+        (("Bernoulli", sums, problem.S), "family"),
+        ((Bernoulli(), None, problem.S), "statistics"),
+        ((Bernoulli(), sums, -1.0), "S"),
+    ):
+        with pytest.raises(InputError, match=f"^{name}: expected"):
+            radii.data_lipschitz(*given)
+    assert float(radii.data_lipschitz(Bernoulli(), sums, 4.0).value) == 0.0

@@ -14,6 +14,7 @@ from torchglb import (
     Binomial,
     ConfidenceSequence,
     Gaussian,
+    History,
     InputError,
     NegativeLogLikelihood,
     Poisson,
@@ -288,8 +289,11 @@ def test_pac_bayes_level_is_batched_and_weighted(generator):
     ball = Ball(d, torch.full((2, 1), S, dtype=torch.float64))
     together = radii.pac_bayes_level(batch, ball, 0.05, centres)
     torch.testing.assert_close(together.flatten(), torch.stack(alone))
-    # a row of weight 2 counts as the row twice
-    double = NegativeLogLikelihood(Bernoulli(), loss.X, loss.r, 2 * torch.ones_like(w))
+    # a merged row of weight 2 counts as the row twice
+    history = History(d, aggregate=True)
+    for _ in range(2):
+        history.append(loss.X, loss.r)
+    double = NegativeLogLikelihood.of(Bernoulli(), history)
     twice = NegativeLogLikelihood(Bernoulli(), loss.X.repeat(2, 1), loss.r.repeat(2))
     torch.testing.assert_close(
         radii.pac_bayes_level(double, ball.__class__(d, S), 0.05, theta),
@@ -482,3 +486,66 @@ def test_mixture_of_four_dimensions_is_refused():
         radii.mixture_level(loss, Ball(4, 1.0), 0.05, torch.zeros(4).double())
     with pytest.raises(InputError, match="at most 3"):
         radii.Mixture().init(radii.Problem(Bernoulli(), Ball(4, 1.0), 0.05))
+
+
+# ---- what levels refuse ------------------------------------------------------------------------
+
+NAN, INF = math.nan, math.inf
+LEVELS = {
+    "pac-bayes": lambda loss, c: radii.pac_bayes_level(loss, Ball(2, 4.0), 0.05, c),
+    "mixture": lambda loss, c: radii.mixture_level(loss, Ball(2, 4.0), 0.05, c),
+    "gaussian": lambda loss, c: radii.gaussian_prior_level(loss, 0.05, c, 8.0),
+    "centred": lambda loss, c: radii.centred_level(loss, 0.05, c, 0.5),
+}
+
+
+def small_loss(r=(1.0, 0.0), w=None, batch=()):
+    parts = (tensor(np.eye(2)), tensor(r), *(() if w is None else (tensor(w),)))
+    return NegativeLogLikelihood(Bernoulli(), *(t.expand(batch + t.shape) for t in parts))
+
+
+@pytest.mark.parametrize("level", LEVELS.values(), ids=LEVELS)
+@pytest.mark.parametrize(
+    ("change", "centre", "message"),
+    [
+        (
+            {"w": [5.0, 1.0]},
+            [0.0, 0.0],
+            r"w: expected weights in \[0, 1\] \(of merged rows.*got 5.0",
+        ),
+        ({"w": [-1.0, 1.0]}, [0.0, 0.0], "w: expected non-negative weights"),
+        ({"r": [7.0, 1.0]}, [0.0, 0.0], "r: expected rewards of Bernoulli"),
+        ({}, [NAN, 0.0], "centre: expected finite"),
+        ({}, [0.0, 0.0, 0.0], r"centre: expected shape \(2,\), got shape \(3,\)"),
+        ({}, "middle", "centre: expected a tensor"),
+    ],
+)
+def test_levels_refuse_rows_and_centres_by_name(level, change, centre, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        level(small_loss(**change), centre)
+
+
+@pytest.mark.parametrize("level", LEVELS.values(), ids=LEVELS)
+def test_levels_take_centres_of_any_kind(level):
+    plain = level(small_loss(), tensor([0.5, 0.25]))
+    for centre in ([0.5, 0.25], np.array([0.5, 0.25])):
+        assert torch.equal(level(small_loss(), centre), plain)
+    together = level(small_loss(batch=(3,)), tensor([0.5, 0.25]))
+    torch.testing.assert_close(together, plain.expand(3))
+    with pytest.raises(InputError, match="likelihood: expected a NegativeLogLikelihood, got str"):
+        level("loss", [0.0, 0.0])
+
+
+@pytest.mark.parametrize("level", [radii.pac_bayes_level, radii.mixture_level])
+@pytest.mark.parametrize("ball", [Ball(1, 4.0), Ball(3, 4.0), 4.0])
+def test_levels_refuse_a_ball_of_other_problems(level, ball):
+    with pytest.raises(InputError, match="^domain: expected"):
+        level(small_loss(), ball, 0.05, torch.zeros(2))
+
+
+@pytest.mark.parametrize("size", [0.0, -1.0, NAN, INF, "8", True, [1.0, 2.0], tensor(-1.0)])
+def test_levels_refuse_scales_by_name(size):
+    with pytest.raises(InputError, match="^variance: expected"):
+        radii.gaussian_prior_level(small_loss(), 0.05, torch.zeros(2), size)
+    with pytest.raises(InputError, match="^scale: expected"):
+        radii.centred_level(small_loss(), 0.05, torch.zeros(2), size)

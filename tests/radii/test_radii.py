@@ -5,6 +5,7 @@ import io
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from torchglb import (
     Ball,
     Bernoulli,
     Binomial,
+    ConfidenceSequence,
     Gaussian,
     InputError,
     NegativeLogLikelihood,
@@ -528,6 +530,18 @@ def test_names():
         lambda: radii.PACBayes(tolerance=0.0),
         lambda: radii.GaussianPrior(scale=-1.0),
         lambda: radii.GaussianPrior(tempers=(0.0,)),
+        lambda: radii.PACBayes(etas="1"),
+        lambda: radii.PACBayes(rhos=1.0),
+        lambda: radii.PACBayes(shapes=(math.inf,)),
+        lambda: radii.PACBayes(kappas=(True, 0.5)),
+        lambda: radii.GaussianPrior(tempers=()),
+        lambda: radii.GaussianPrior(tempers=1.0),
+        lambda: radii.GaussianPrior(tempers=(math.nan,)),
+        lambda: radii.GaussianPrior(tempers=(1.0, math.inf)),
+        lambda: radii.GaussianPrior(tempers=("1",)),
+        lambda: radii.Centred(ratio="4"),
+        lambda: radii.Centred(uniform="1/2"),
+        lambda: radii.Mixture(inner=radii.MeanLoss()),
         lambda: radii.Problem("bernoulli", Ball(2, 1.0), 0.05),
         lambda: radii.Problem(Bernoulli(), 1.0, 0.05),
         lambda: radii.Problem(Bernoulli(), Ball(2, 1.0), 0.05, dtype=torch.float16),
@@ -537,6 +551,17 @@ def test_names():
 def test_bad_settings(build):
     with pytest.raises(InputError):
         build()
+
+
+def test_settings_may_be_lists(generator):
+    X, r = draw(Bernoulli(), 5, 2, 1.0, generator)
+    for name, kind in (("tempers", radii.GaussianPrior), ("etas", radii.PACBayes)):
+        listed, plain = (kind(**{name: values}) for values in ([1, 0.5], (1.0, 0.5)))
+        assert listed == plain == kind(**{name: np.array([1.0, 0.5])})
+        assert hash(listed) == hash(plain)
+        sequence = ConfidenceSequence(Bernoulli(), Ball(2, 1.0), 0.05, listed)
+        sequence.update(X, r)
+        assert bool(sequence.evaluation().radius > 0)
 
 
 def test_aggregated_gaussian_prior_refuses_what_needs_the_rows():

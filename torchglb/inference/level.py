@@ -19,15 +19,15 @@ from torchglb.estimate import Estimate
 from torchglb.forgetting import ForgettingHistory
 from torchglb.inference.estimation import RunningEstimate
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii import (
-    Problem,
-    Radius,
-    regularization_for,
-    theorem32,
-)
+from torchglb.radii import Problem, Radius
 from torchglb.radii.base import State, as_level
 from torchglb.radii.posterior.base import PosteriorRadius
-from torchglb.radii.theorems.theorem32 import fixed_point_around, gap_of_rounding
+from torchglb.radii.theorems.theorem32 import (
+    balanced_ridge,
+    fixed_point_around,
+    gap_of_rounding,
+    printed_gamma,
+)
 from torchglb.rounding import round_up
 from torchglb.rows.checks import as_rows
 
@@ -272,7 +272,7 @@ class GrowingLevel:
     def ridge(self) -> Tensor:
         """lambda of the ellipsoids ``H + lambda I``, ``(*B)``."""
         S, concordance = self._of_ellipsoids
-        return torch.as_tensor(regularization_for(S, concordance))
+        return torch.as_tensor(balanced_ridge(S, concordance))
 
     @cached_property
     def _of_ellipsoids(self) -> tuple[Tensor, Tensor]:
@@ -299,7 +299,7 @@ class GrowingLevel:
             grown = fit.hessian_error.exp()
             radius, gap = grown * radius, grown * gap
         if self.ellipsoid == "theorem":
-            return theorem32(radius, S, concordance, lam, gap)
+            return printed_gamma(radius, S, concordance, lam, gap)
         return fixed_point_around(likelihood, fit.theta, hessian, radius, S, concordance, lam, gap)
 
     def _hessian_doubt(self, likelihood: NegativeLogLikelihood) -> float:

@@ -43,7 +43,8 @@ from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.policies.saving import learn_or_forget, taken
 from torchglb.policies.settings import PolicySettings
-from torchglb.radii import Problem, Radius, theorem32
+from torchglb.radii import Problem, Radius
+from torchglb.radii.theorems.theorem32 import printed_gamma
 from torchglb.rows.history import History
 from torchglb.sequence import ConfidenceSequence
 from torchglb.sets import EllipsoidSet
@@ -238,7 +239,7 @@ class OFUGLBE(Policy):
         arms = self._check_arms(arms)
         ellipsoid = self._ellipsoid
         # gamma of an estimate without a gap: as that of a fine one, up to its eight digits
-        gamma = theorem32(
+        gamma = printed_gamma(
             torch.as_tensor(self.radius.of_rows(self._sequence.problem, len(self._history))),
             self._S,
             self._sequence.problem.self_concordance.to(self.dtype),

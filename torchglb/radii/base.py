@@ -14,13 +14,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend import Floats
 from torchglb.carried.source import RowArrays
-from torchglb.checks import ValueChecks, refuse
+from torchglb.checks import ValueChecks, as_floats, refuse
 from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, carried_statistics, empty_statistics
+from torchglb.recording import at_hand
 from torchglb.rounding import round_up
 from torchglb.ucb.program import ConvexRegion
 
@@ -243,6 +245,28 @@ def check_likelihood(likelihood: NegativeLogLikelihood) -> None:
     """Refuses a loss that is more than the likelihood: the statements are about that alone."""
     if likelihood.is_ridged or likelihood.tilt is not None:
         raise refuse("likelihood", "a loss without ridge and tilt", "a regularised or tilted loss")
+
+
+def checked_centre(likelihood: NegativeLogLikelihood, centre: ArrayLike) -> Tensor:
+    """The centre ``(*B, d)`` of a posterior; refuses it, and rows that no statement is about."""
+    if not isinstance(likelihood, NegativeLogLikelihood):
+        raise refuse("likelihood", "a NegativeLogLikelihood", type(likelihood).__name__)
+    check_likelihood(likelihood)
+    point = as_floats("centre", centre)
+    shape = (*likelihood.batch_shape, likelihood.dim)
+    try:
+        point = point.expand(shape)
+    except RuntimeError:
+        raise refuse("centre", f"shape {shape}", f"shape {tuple(point.shape)}") from None
+    if likelihood.shards.is_whole and at_hand(point, *likelihood.tensors()):
+        likelihood.check_values()
+        checks = ValueChecks()
+        checks.finite("centre", point)
+        if (w := likelihood.w) is not None and not likelihood.merged:
+            expected = "weights in [0, 1] (of merged rows: those of a History with aggregate=True)"
+            checks.require("w", (w >= 0) & (w <= 1), expected, w)
+        checks.settle()
+    return point
 
 
 def require_weights(checks: ValueChecks, w: Tensor) -> None:

@@ -30,7 +30,8 @@ from torchglb.identity import describe
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.radii.base import row_sum
-from torchglb.radii.theorems.theorem31 import theorem31
+from torchglb.radii.theorems.lipschitz import LipschitzBound
+from torchglb.radii.theorems.theorem31 import from_lipschitz
 
 #: an estimate this close to the sphere is on it
 NEAR = 1e-6
@@ -68,7 +69,8 @@ def radius_refuted(
     wider = domain.resized(2.0 * S)
     outer = minimize_likelihood(likelihood, wider, start=at.theta, throw=False, loss_only=True)
     steepness = _steepness(likelihood, 2.0 * S)
-    beta2 = theorem31(steepness, 2.0 * S.double(), likelihood.dim, delta).radius
+    bound = LipschitzBound(steepness, 0.0)
+    beta2 = from_lipschitz(bound, 2.0 * S.double(), likelihood.dim, delta).radius
     level = outer.loss.double() + beta2
     lost = 64.0 * torch.finfo(at.loss.dtype).eps * (at.loss.abs() + outer.loss.abs()).double()
     return pulled & (at.lower_bound.double() > level + lost)

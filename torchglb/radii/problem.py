@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from torchglb.backend import Floats
 from torchglb.checks import FLOATS, check_batch_shape, check_probability, refuse
-from torchglb.domain import Ball
+from torchglb.domain import Ball, check_ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
@@ -56,8 +56,7 @@ class Problem:
     def __post_init__(self) -> None:
         if not isinstance(self.family, GLMFamily):
             raise refuse("family", "a GLMFamily such as Bernoulli()", type(self.family).__name__)
-        if not isinstance(self.domain, Ball):
-            raise refuse("domain", "a Ball", type(self.domain).__name__)
+        check_ball(self.domain)
         check_probability("delta", self.delta)
         if not isinstance(self.domain.radius, Tensor):
             self.family.require_convex(self.domain.radius)
@@ -65,11 +64,8 @@ class Problem:
             raise refuse("dtype", "torch.float32 or torch.float64", self.dtype)
         object.__setattr__(self, "batch_shape", check_batch_shape(self.batch_shape))
         radii = torch.as_tensor(self.domain.radius, dtype=torch.float64, device="cpu").detach()
-        try:
-            object.__setattr__(self, "_radii", radii.expand(self.batch_shape))
-        except RuntimeError:
-            expected = f"a radius that broadcasts to the batch shape {self.batch_shape}"
-            raise refuse("domain", expected, f"radius of shape {tuple(radii.shape)}") from None
+        check_ball(self.domain, batch_shape=self.batch_shape)
+        object.__setattr__(self, "_radii", radii.expand(self.batch_shape))
 
     @cached_property
     def _distinct(self) -> tuple[Tensor, Tensor]:

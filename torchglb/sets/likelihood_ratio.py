@@ -28,10 +28,15 @@ from torchglb.inference.tests import TestResult, likelihood_ratio_test
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import distance_to_sphere, exit_distance
 from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
-from torchglb.radii import radius_refuted, regularization_for, self_concordance_of, theorem32
+from torchglb.radii import radius_refuted, self_concordance_of
 from torchglb.radii.posterior.centred import in_double
 from torchglb.radii.posterior.curvature import kept_ellipsoid
-from torchglb.radii.theorems.theorem32 import fixed_point_around, gap_of_rounding
+from torchglb.radii.theorems.theorem32 import (
+    balanced_ridge,
+    fixed_point_around,
+    gap_of_rounding,
+    printed_gamma,
+)
 from torchglb.recording import is_transformed
 from torchglb.rounding import moved_up, power_of_two
 from torchglb.rows.sums import Expansion
@@ -297,7 +302,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         S = self.program.domain.radius_like(level).expand(level.shape)
         concordance = self.domain.constant(partial(self_concordance_of, self.family), S)
         if regularization is None:
-            regularization = regularization_for(S, concordance)
+            regularization = balanced_ridge(S, concordance)
         at, errors = rows.expand_with_errors(center, in_blocks=True)
         eye = torch.eye(self.dim, dtype=level.dtype, device=level.device)
         lam = torch.as_tensor(regularization, dtype=level.dtype, device=level.device)
@@ -306,7 +311,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         farthest = S + torch.linalg.vector_norm(center, dim=-1)
         gap = gap + gap_of_rounding(at.hessian, farthest, rows.lost_in_hessian())
         if kind == "theorem":
-            gamma = theorem32(height, S, concordance, lam, gap)
+            gamma = printed_gamma(height, S, concordance, lam, gap)
         else:
             gamma = fixed_point_around(rows, center, at.hessian, height, S, concordance, lam, gap)
         exact = at.hessian + lam[..., None, None] * eye

@@ -34,6 +34,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import numbers_on
 from torchglb.checks import check_count, check_positive, check_probability, refuse
 from torchglb.estimate import Estimate
@@ -44,7 +45,7 @@ from torchglb.radii.base import (
     Radius,
     Refinement,
     State,
-    check_likelihood,
+    checked_centre,
     conclude,
     reward_length,
     rounding,
@@ -55,9 +56,10 @@ from torchglb.radii.posterior.gaussian import (
     check_whole_line,
     normal_prior,
     normal_row_increments,
+    scale_of_problems,
     tempered,
 )
-from torchglb.radii.posterior.uniform import PACBayes
+from torchglb.radii.posterior.uniform import PACBayes, check_inner
 from torchglb.radii.problem import Problem
 from torchglb.rounding import round_up
 from torchglb.rows.sums import Expansion
@@ -149,8 +151,8 @@ def average_priors(
 def centred_level(
     likelihood: NegativeLogLikelihood,
     delta: float,
-    centre: Tensor,
-    scale: float | Tensor,
+    centre: ArrayLike,
+    scale: ArrayLike,
     weight: float = 1.0,
 ) -> Tensor:
     """B of ``L(theta) - (lambda/2)|theta - c|^2 <= B`` for a prior of one scale, ``(*B)``.
@@ -174,15 +176,13 @@ def centred_level(
         4.79
     """
     check_probability("delta", delta)
-    check_likelihood(likelihood)
+    point = checked_centre(likelihood, centre).double()
     check_whole_line(likelihood.family)
-    if not isinstance(scale, Tensor):
-        check_positive("scale", scale)
-    if not 0.0 < weight <= 1.0:
+    scales = scale_of_problems("scale", scale, likelihood)
+    if check_positive("weight", weight) > 1.0:
         raise refuse("weight", "a number in (0, 1]", weight)
-    rows, point = in_double(likelihood), centre.double()
+    rows = in_double(likelihood)
     at = rows.expand(point)
-    scales = torch.as_tensor(scale, dtype=torch.float64, device=point.device).expand(at.loss.shape)
     costs = prior_costs(rows, point, at, scales[..., None])
     return at.loss + costs[..., 0] - math.log(weight * delta)
 
@@ -229,12 +229,10 @@ class Centred(Radius):
 
     def __post_init__(self) -> None:
         check_count("scales", self.scales, least=1)
-        if not 1.0 < self.ratio < math.inf:
+        if not check_positive("ratio", self.ratio) > 1.0:
             raise refuse("ratio", "a number above 1", self.ratio)
-        if not 0.0 < self.uniform < 1.0:
-            raise refuse("uniform", "a number in (0, 1)", self.uniform)
-        if not isinstance(self.inner, PACBayes):
-            raise refuse("inner", "a PACBayes radius", type(self.inner).__name__)
+        check_probability("uniform", self.uniform)
+        check_inner(self.inner)
 
     def init(self, problem: Problem) -> State:  # noqa: D102
         check_whole_line(problem.family)

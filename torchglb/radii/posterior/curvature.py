@@ -19,10 +19,10 @@ from torch import Tensor
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import least_eigenvalue
 from torchglb.radii.theorems.theorem32 import (
+    balanced_ridge,
     fixed_point_around,
     gap_of_rounding,
     lengths_in_inverse,
-    regularization_for,
 )
 from torchglb.rounding import round_up
 from torchglb.rows.sums import Expansion
@@ -81,7 +81,7 @@ def curved_region(
     """
     X, w, family = likelihood.X, likelihood.w, likelihood.family
     eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
-    lam = torch.as_tensor(regularization_for(S, self_concordance))
+    lam = torch.as_tensor(balanced_ridge(S, self_concordance))
     norm = torch.linalg.vector_norm(point, dim=-1)
     gap = gap + gap_of_rounding(at.hessian, S + norm, likelihood.lost_in_hessian())
     gamma = fixed_point_around(likelihood, point, at.hessian, height, S, self_concordance, lam, gap)

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import numbers_on
-from torchglb.checks import check_choice, check_positive, check_probability, refuse
+from torchglb.checks import (
+    check_choice,
+    check_numbers,
+    check_positive,
+    check_probability,
+    check_sizes,
+    refuse,
+)
 from torchglb.choices import RADIUS_INCREMENTS, RadiusIncrements
 from torchglb.errors import InputError
 from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded, has_formulas_of
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import State, check_likelihood
+from torchglb.radii.base import State, checked_centre
 from torchglb.radii.posterior.base import PosteriorRadius
 from torchglb.radii.posterior.candidates import Candidates, posterior_level
 from torchglb.radii.posterior.increments import row_increments
@@ -61,8 +69,8 @@ def normal_row_increments(likelihood: NegativeLogLikelihood, point: Tensor, root
 def gaussian_prior_level(
     likelihood: NegativeLogLikelihood,
     delta: float,
-    centre: Tensor,
-    variance: Tensor | float,
+    centre: ArrayLike,
+    variance: ArrayLike,
     temper: float = 1.0,
 ) -> Tensor:
     """``log(1/delta) + KL(P || Q) + E_P L`` for ``Q = N(0, s0^2 I)``, ``P = N(c, W^-1)``. ``(*B)``.
@@ -88,15 +96,24 @@ def gaussian_prior_level(
         5.48
     """
     check_probability("delta", delta)
-    check_likelihood(likelihood)
+    point = checked_centre(likelihood, centre)
     check_whole_line(likelihood.family)
-    if not 0.0 < temper < math.inf:
-        raise refuse("temper", "a positive number", temper)
-    scale = torch.as_tensor(variance, dtype=torch.float64, device=likelihood.X.device)
-    scale = scale.expand(likelihood.batch_shape)
-    candidate = tempered(torch.full_like(scale, temper))
+    scale = scale_of_problems("variance", variance, likelihood)
+    candidate = tempered(torch.full_like(scale, check_positive("temper", temper)))
     prior = normal_prior(likelihood.family, scale)
-    return posterior_level(likelihood, -math.log(delta), prior, centre, candidate)
+    return posterior_level(likelihood, -math.log(delta), prior, point, candidate)
+
+
+def scale_of_problems(name: str, given: ArrayLike, likelihood: NegativeLogLikelihood) -> Tensor:
+    """Positive numbers, one for each problem or one for all, ``(*B)`` in float64."""
+    sizes = check_sizes(name, given, positive=True)
+    scale = torch.as_tensor(sizes, dtype=torch.float64, device=likelihood.X.device)
+    batch = tuple(likelihood.batch_shape)
+    try:
+        return scale.expand(batch)
+    except RuntimeError:
+        expected = f"a number, or shape {batch}"
+        raise refuse(name, expected, f"shape {tuple(scale.shape)}") from None
 
 
 @dataclass(frozen=True)
@@ -133,8 +150,8 @@ class GaussianPrior(PosteriorRadius):
         check_positive("scale", self.scale)
         check_choice("increments", self.increments, RADIUS_INCREMENTS)
         check_positive("tolerance", self.tolerance)
-        if not self.tempers or min(self.tempers) <= 0:
-            raise refuse("tempers", "positive numbers, one or more", self.tempers)
+        tempers = check_numbers("tempers", self.tempers, 0.0, math.inf)
+        object.__setattr__(self, "tempers", tempers)
 
     def init(self, problem: Problem) -> State:  # noqa: D102
         check_whole_line(problem.family)

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.checks import refuse
-from torchglb.domain import Ball
+from torchglb.domain import Ball, check_ball
 from torchglb.estimate import Estimate
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import distance_to_sphere
@@ -36,7 +37,7 @@ from torchglb.radii.base import (
     statistics_of,
 )
 from torchglb.radii.posterior.centre import Anchor, Penalty, expand_at, flatten_batch
-from torchglb.radii.posterior.uniform import PACBayes, problem_around
+from torchglb.radii.posterior.uniform import PACBayes, check_inner, problem_around
 from torchglb.radii.problem import Problem
 
 MAX_DIM = 3
@@ -85,7 +86,7 @@ def _icosphere(halvings: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mixture_level(
-    likelihood: NegativeLogLikelihood, domain: Ball, delta: float, centre: Tensor
+    likelihood: NegativeLogLikelihood, domain: Ball, delta: float, centre: ArrayLike
 ) -> Tensor:
     """``log(1/delta) - log E_Q exp(-L)``, Q uniform on the ball, from above, for d <= 3. ``(*B)``.
 
@@ -107,9 +108,9 @@ def mixture_level(
         >>> round(float(mixture_level(loss, Ball(2, 4.0), 0.05, torch.zeros(2))), 2)
         4.39
     """
-    check_mixture_dim(domain.dim)
-    problem = problem_around(likelihood, domain, delta, centre)
-    at = expand_at(likelihood, centre)
+    check_mixture_dim(check_ball(domain).dim)
+    problem, point = problem_around(likelihood, domain, delta, centre)
+    at = expand_at(likelihood, point)
     return cubature_level(problem, likelihood, at, reward_length(likelihood))
 
 
@@ -216,6 +217,9 @@ class Mixture(Radius):
     """
 
     inner: PACBayes = INNER
+
+    def __post_init__(self) -> None:
+        check_inner(self.inner)
 
     def init(self, problem: Problem) -> State:  # noqa: D102
         check_mixture_dim(problem.dim)

@@ -20,8 +20,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import numbers_on
-from torchglb.checks import check_choice, check_positive, refuse
+from torchglb.checks import (
+    check_choice,
+    check_numbers,
+    check_positive,
+    check_probability,
+    check_tolerance,
+    refuse,
+)
 from torchglb.choices import (
     INCREMENTS,
     POSTERIORS,
@@ -30,9 +38,9 @@ from torchglb.choices import (
     PosteriorShape,
     RadiusIncrements,
 )
-from torchglb.domain import Ball
+from torchglb.domain import Ball, check_ball
 from torchglb.likelihood import NegativeLogLikelihood
-from torchglb.radii.base import check_likelihood, rounding_at
+from torchglb.radii.base import checked_centre, rounding_at
 from torchglb.radii.posterior.base import PosteriorRadius
 from torchglb.radii.posterior.candidates import Candidates, posterior_level
 from torchglb.radii.posterior.laws import Prior, series_terms
@@ -54,15 +62,17 @@ def shape_entropy(dim: int, shape: Tensor) -> Tensor:
 
 
 def problem_around(
-    likelihood: NegativeLogLikelihood, domain: Ball, delta: float, centre: Tensor
-) -> Problem:
-    """The problem whose rows these are; refuses a centre that is not strictly inside the ball."""
-    check_likelihood(likelihood)
-    X, norm = likelihood.X, torch.linalg.vector_norm(centre, dim=-1)
+    likelihood: NegativeLogLikelihood, domain: Ball, delta: float, centre: ArrayLike
+) -> tuple[Problem, Tensor]:
+    """The problem whose rows these are, and a centre that is strictly inside the ball."""
+    point = checked_centre(likelihood, centre)
+    X, batch = likelihood.X, tuple(likelihood.batch_shape)
+    check_ball(domain, likelihood.dim)
+    problem = Problem(likelihood.family, domain, delta, batch, X.dtype, X.device)
+    norm = torch.linalg.vector_norm(point, dim=-1)
     if not bool((norm < (1 - 1e-6) * domain.radius_like(X)).all()):
-        raise refuse("centre", "a point strictly inside the ball", centre.tolist())
-    batch = tuple(likelihood.batch_shape)
-    return Problem(likelihood.family, domain, delta, batch, X.dtype, X.device)
+        raise refuse("centre", "a point strictly inside the ball", point.tolist())
+    return problem, point
 
 
 def uniform_prior(problem: Problem) -> Prior:
@@ -80,7 +90,7 @@ def pac_bayes_level(
     likelihood: NegativeLogLikelihood,
     domain: Ball,
     delta: float,
-    centre: Tensor,
+    centre: ArrayLike,
     *,
     kappa: float = 0.5,
     rho2: float | None = None,
@@ -118,18 +128,13 @@ def pac_bayes_level(
         5.81
     """
     check_choice("increments", increments, INCREMENTS)
-    if not 0.0 < kappa < 1.0:
-        raise refuse("kappa", "a number in (0, 1)", kappa)
-    if shape < 0.0:
-        raise refuse("shape", "a number of at least 0", shape)
-    rho2 = domain.dim + 2.0 * shape + 2.0 if rho2 is None else rho2
-    if not 0.0 < rho2 < math.inf:
-        raise refuse("rho2", "a positive number", rho2)
-    problem = problem_around(likelihood, domain, delta, centre)
+    kappa, shape = check_probability("kappa", kappa), check_tolerance("shape", shape)
+    problem, point = problem_around(likelihood, domain, delta, centre)
+    rho2 = domain.dim + 2.0 * shape + 2.0 if rho2 is None else check_positive("rho2", rho2)
     numbers = torch.tensor([kappa, rho2, shape], dtype=torch.float64, device=problem.device)
     candidate = on_ellipsoids(domain.dim, *(t.expand(problem.batch_shape) for t in numbers))
     prior = uniform_prior(problem)
-    return posterior_level(likelihood, problem.log_failure, prior, centre, candidate, increments)
+    return posterior_level(likelihood, problem.log_failure, prior, point, candidate, increments)
 
 
 @dataclass(frozen=True)
@@ -170,16 +175,12 @@ class PACBayes(PosteriorRadius):
         check_choice("posterior", self.posterior, POSTERIORS)
         check_choice("increments", self.increments, RADIUS_INCREMENTS)
         check_positive("tolerance", self.tolerance)
-        etas = (1.0,) if self.etas is None else self.etas
-        for name, values, end in (
-            ("etas", etas, math.inf),
-            ("kappas", self.kappas, 1.0),
-            ("rhos", self.rhos, math.inf),
-        ):
-            if not values or not all(0.0 < value < end for value in values):
-                raise refuse(name, f"one or more numbers in (0, {end:g})", values)
-        if not self.shapes or not all(0.0 <= shape < math.inf for shape in self.shapes):
-            raise refuse("shapes", "one or more numbers of at least 0", self.shapes)
+        ends = {"kappas": 1.0, "rhos": math.inf, "shapes": math.inf}
+        if self.etas is not None:
+            ends["etas"] = math.inf
+        for name, end in ends.items():
+            found = check_numbers(name, getattr(self, name), 0.0, end, closed=name == "shapes")
+            object.__setattr__(self, name, found)
 
     def centre_weights(self, problem: Problem) -> tuple[float, ...]:  # noqa: D102
         if self.etas is not None:
@@ -203,3 +204,9 @@ class PACBayes(PosteriorRadius):
     ) -> Tensor:
         slack = rounding_at(problem, statistics, theta_hat, loss)
         return loss + MeanLoss().squared(problem, statistics, loss).radius + slack
+
+
+def check_inner(inner: PACBayes) -> None:
+    """Refuses any other radius as that of the uniform prior."""
+    if not isinstance(inner, PACBayes):
+        raise refuse("inner", "a PACBayes radius", type(inner).__name__)

@@ -8,17 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
+from torchglb.checks import check_count, check_sizes
 from torchglb.radii.base import LipschitzRadius
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
 from torchglb.radii.theorems.lipschitz import LipschitzBound
-from torchglb.radii.theorems.theorem31 import ConstantRadius, lipschitz_constant, shared_delta
+from torchglb.radii.theorems.theorem31 import (
+    ConstantRadius,
+    as_bound,
+    lipschitz_constant,
+    shared_delta,
+)
 
 SCALES = 64  # nets down to S 2^-63: finer ones cannot be best for any finite float L_t
 
 
 def covering(
-    lipschitz: LipschitzBound | Tensor, S: Tensor | float, dim: int, delta: float
+    lipschitz: LipschitzBound | ArrayLike, S: ArrayLike, dim: int, delta: float
 ) -> LipschitzRadius:
     """The appendix's theorem by a covering argument, with a prior over the scales of the net.
 
@@ -31,7 +38,7 @@ def covering(
     pass.
 
     Args:
-        lipschitz: L_t, ``(*B)``; a tensor stands for a deterministic bound.
+        lipschitz: L_t, ``(*B)``; numbers stand for a deterministic bound.
         S: radius of the ball.
         dim: d.
         delta: in (0, 1).
@@ -40,8 +47,15 @@ def covering(
         >>> round(float(covering(torch.tensor(300.0), 4.0, 2, 0.05).radius), 3)
         23.905
     """
-    lipschitz, left = shared_delta(lipschitz, delta)
-    value = lipschitz.value
+    size, dim = check_sizes("S", S), check_count("dim", dim, least=1)
+    return from_nets(as_bound(lipschitz), size, dim, delta)
+
+
+def from_nets(
+    lipschitz: LipschitzBound, S: Tensor | float, dim: int, delta: float
+) -> LipschitzRadius:
+    """:func:`covering` of what has been checked."""
+    left, value = shared_delta(lipschitz, delta), lipschitz.value
     k = torch.arange(SCALES, dtype=value.dtype, device=value.device)
     # log(1 + 2S/c_k) = log(1 + 2^(k+1))
     price = torch.log((k + 1) * (k + 2)) + dim * torch.log1p(torch.exp2(k + 1))
@@ -69,4 +83,4 @@ class Covering(ConstantRadius):
         self, problem: Problem, statistics: RowStatistics
     ) -> LipschitzRadius:
         bound = lipschitz_constant(problem, statistics, self.constant)
-        return covering(bound, problem.S, problem.dim, problem.delta)
+        return from_nets(bound, problem.S, problem.dim, problem.delta)

@@ -12,8 +12,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import length
-from torchglb.checks import check_probability
+from torchglb.checks import (
+    as_floats,
+    check_count,
+    check_positive,
+    check_probability,
+    check_shape,
+    check_size_tensor,
+    check_sizes,
+    check_tolerance,
+    refuse,
+)
 from torchglb.families import Gaussian, GLMFamily, Poisson, has_formulas_of
 from torchglb.radii.statistics import RowStatistics
 
@@ -40,7 +51,11 @@ class LipschitzBound(NamedTuple):
 
 
 def table1_bounded(
-    count: Tensor, S: Tensor, max_variance: Tensor | float, noise: float, dispersion: float = 1.0
+    count: ArrayLike,
+    S: ArrayLike,
+    max_variance: ArrayLike,
+    noise: float,
+    dispersion: float = 1.0,
 ) -> LipschitzBound:
     """Table 1, "bounded by M": ``(M + 2 S R_mudot) n / g``.
 
@@ -59,17 +74,26 @@ def table1_bounded(
         >>> float(table1_bounded(n, S, max_variance=0.25, noise=1.0).value)
         300.0
     """
+    top = check_sizes("max_variance", max_variance, finite=False)
+    constants = top, check_tolerance("noise", noise), check_positive("dispersion", dispersion)
+    return _bounded(check_size_tensor("count", count), check_size_tensor("S", S), *constants)
+
+
+def _bounded(
+    count: Tensor, S: Tensor, max_variance: Tensor | float, noise: float, dispersion: float
+) -> LipschitzBound:
+    """:func:`table1_bounded` of what has been checked."""
     return LipschitzBound((noise + 2.0 * S * max_variance) * count / dispersion, 0.0)
 
 
 def table1_subgaussian(
-    count: Tensor,
-    S: Tensor,
+    count: ArrayLike,
+    S: ArrayLike,
     dim: int,
     delta: float,
     *,
     sigma: float,
-    max_variance: Tensor | float = 1.0,
+    max_variance: ArrayLike = 1.0,
     dispersion: float = 1.0,
 ) -> LipschitzBound:
     """Table 1, sub-Gaussian noise, with the constants of its proposition in the appendix.
@@ -85,12 +109,28 @@ def table1_subgaussian(
         672.0
     """
     check_probability("delta", delta)
+    sigma, g = check_tolerance("sigma", sigma), check_positive("dispersion", dispersion)
+    top = check_sizes("max_variance", max_variance, finite=False)
+    rows, size = check_size_tensor("count", count), check_size_tensor("S", S)
+    return _subgaussian(rows, size, check_count("dim", dim, least=1), delta, sigma, top, g)
+
+
+def _subgaussian(
+    count: Tensor,
+    S: Tensor,
+    dim: int,
+    delta: float,
+    sigma: float,
+    max_variance: Tensor | float,
+    dispersion: float,
+) -> LipschitzBound:
+    """:func:`table1_subgaussian` of what has been checked."""
     union = torch.log(math.pi**2 * dim * (count + 1) ** 2 / (3.0 * delta))
     noise = 2.0 * math.pi * sigma * torch.sqrt(count * union)
     return LipschitzBound(2.0 / dispersion * (max_variance * S * count + noise), delta)
 
 
-def table1_poisson(count: Tensor, S: Tensor, dim: int, delta: float) -> LipschitzBound:
+def table1_poisson(count: ArrayLike, S: ArrayLike, dim: int, delta: float) -> LipschitzBound:
     """Table 1, Poisson, as printed in the proposition of the appendix.
 
     S > 1: ``C n + 2/(1 - 2e^-S) log(pi^2 (d+1) t^2/(3 delta))`` with
@@ -106,6 +146,12 @@ def table1_poisson(count: Tensor, S: Tensor, dim: int, delta: float) -> Lipschit
         708.7
     """
     check_probability("delta", delta)
+    sizes = check_size_tensor("count", count), check_size_tensor("S", S)
+    return _poisson(*sizes, check_count("dim", dim, least=1), delta)
+
+
+def _poisson(count: Tensor, S: Tensor, dim: int, delta: float) -> LipschitzBound:
+    """:func:`table1_poisson` of what has been checked."""
     union = torch.log(math.pi**2 * (dim + 1) * (count + 1) ** 2 / (3.0 * delta))
     rate = torch.exp(S)
     shrink = 1.0 - 2.0 / torch.exp(S.clamp_min(1.0))
@@ -131,13 +177,11 @@ def table1(
     low, high = family.reward_range
     g, dim = family.dispersion, statistics.residual.shape[-1]
     if high - low < math.inf:
-        return table1_bounded(statistics.weight, S, max_variance, high - low, g)
+        return _bounded(statistics.weight, S, max_variance, high - low, g)
     if has_formulas_of(family, Gaussian):
-        return table1_subgaussian(
-            statistics.number, S, dim, delta, sigma=family.sigma, dispersion=g
-        )
+        return _subgaussian(statistics.number, S, dim, delta, family.sigma, 1.0, g)
     if has_formulas_of(family, Poisson):
-        return table1_poisson(statistics.number, S, dim, delta)
+        return _poisson(statistics.number, S, dim, delta)
     return None
 
 
@@ -145,7 +189,7 @@ def table1(
 
 
 def poisson_martingale(
-    weight: Tensor, S: Tensor, dim: int, delta: float, tilt: float = 0.5
+    weight: ArrayLike, S: ArrayLike, dim: int, delta: float, tilt: float = 0.5
 ) -> LipschitzBound:
     """Poisson rewards: ``2 sinh(S) n + (psi(tilt) e^S n + log((d+1)/delta)) / tilt``.
 
@@ -158,7 +202,7 @@ def poisson_martingale(
         S: ``(*B)``.
         dim: d.
         delta: in (0, 1).
-        tilt: fixed before the data.
+        tilt: above 0, fixed before the data.
 
     Example:
         >>> n, S = torch.tensor(100.0), torch.tensor(1.0)
@@ -166,12 +210,14 @@ def poisson_martingale(
         324.1
     """
     check_probability("delta", delta)
+    tilt, dim = check_positive("tilt", tilt), check_count("dim", dim, least=1)
+    count, size = check_size_tensor("weight", weight), check_size_tensor("S", S)
     excess = math.expm1(tilt) - tilt
-    noise = (excess * torch.exp(S) * weight + math.log((dim + 1) / delta)) / tilt
-    return LipschitzBound(2.0 * torch.sinh(S) * weight + noise, delta)
+    noise = (excess * torch.exp(size) * count + math.log((dim + 1) / delta)) / tilt
+    return LipschitzBound(2.0 * torch.sinh(size) * count + noise, delta)
 
 
-def data_lipschitz(family: GLMFamily, statistics: RowStatistics, S: Tensor) -> LipschitzBound:
+def data_lipschitz(family: GLMFamily, statistics: RowStatistics, S: ArrayLike) -> LipschitzBound:
     """The least of three deterministic bounds on L_t from the data: no delta is spent.
 
     With a = S|x|, [lo, hi] = [mu(-a), mu(a)], mid-point and half-width h, and the largest slope
@@ -192,8 +238,18 @@ def data_lipschitz(family: GLMFamily, statistics: RowStatistics, S: Tensor) -> L
         >>> bool(data_lipschitz(glb.Bernoulli(), sums, problem.S).value <= 2.0)
         True
     """
+    if not isinstance(family, GLMFamily):
+        raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
+    if not isinstance(statistics, RowStatistics):
+        raise refuse("statistics", "RowStatistics", type(statistics).__name__)
+    size = as_floats("S", check_sizes("S", S, positive=True))
+    return least_lipschitz(family, statistics, size)
+
+
+def least_lipschitz(family: GLMFamily, statistics: RowStatistics, S: Tensor) -> LipschitzBound:
+    """:func:`data_lipschitz` of what has been checked."""
     if has_formulas_of(family, Gaussian):
-        return gaussian_lipschitz(statistics.slope_gram, -statistics.residual, S, family.dispersion)
+        return _secular(statistics.slope_gram, -statistics.residual, S, family.dispersion)
     widest = torch.linalg.eigvalsh(statistics.width_gram)[..., -1].clamp_min(0.0)
     steepest = torch.linalg.eigvalsh(statistics.slope_gram)[..., -1].clamp_min(0.0)
     u1 = statistics.extreme
@@ -204,7 +260,7 @@ def data_lipschitz(family: GLMFamily, statistics: RowStatistics, S: Tensor) -> L
 
 
 def gaussian_lipschitz(
-    gram: Tensor, moment: Tensor, S: Tensor, dispersion: float = 1.0, steps: int = 8
+    gram: ArrayLike, moment: ArrayLike, S: ArrayLike, dispersion: float = 1.0, steps: int = 8
 ) -> LipschitzBound:
     """The exact L_t of the squared loss: ``max_{|theta| <= S} |V theta - b| / g``.
 
@@ -225,6 +281,19 @@ def gaussian_lipschitz(
         >>> round(float(gaussian_lipschitz(V, b, torch.tensor(3.0)).value), 4)
         6.0
     """
+    V, b = as_floats("gram", gram), as_floats("moment", moment)
+    if not b.ndim:
+        check_shape("moment", b, ("*B", "d"))
+    check_shape("gram", V, (*V.shape[:-2], b.shape[-1], b.shape[-1]))
+    size = as_floats("S", check_sizes("S", S, positive=True))
+    constants = check_positive("dispersion", dispersion), check_count("steps", steps)
+    return _secular(V, b, size, *constants)
+
+
+def _secular(
+    gram: Tensor, moment: Tensor, S: Tensor, dispersion: float, steps: int = 8
+) -> LipschitzBound:
+    """:func:`gaussian_lipschitz` of what has been checked."""
     v, Q = torch.linalg.eigh(gram)
     v = v.clamp_min(0.0)
     b = (Q.mT @ moment[..., None])[..., 0]

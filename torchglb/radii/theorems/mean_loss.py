@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from torchglb.checks import check_probability
+from torchglb.array_like import ArrayLike
+from torchglb.checks import as_floats, check_count, check_probability
 from torchglb.radii.base import LipschitzRadius, SimpleRadius
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics
-from torchglb.radii.theorems.theorem31 import shrinkage_infimum
+from torchglb.radii.theorems.theorem31 import least_shrinkage
 
 
-def mean_loss_radius(ball_loss: Tensor, loss_hat: Tensor, dim: int, delta: float) -> Tensor:
+def mean_loss_radius(ball_loss: ArrayLike, loss_hat: ArrayLike, dim: int, delta: float) -> Tensor:
     """``beta^2 = log(1/delta) + inf_{0<c<=1} d log(1/c) + c (E_Q L - L(theta_hat))``.
 
     Q is uniform on the ball, and ``E_Q L = sum_s w_s E m(S|x_s|U)/g`` (the rewards drop out by
@@ -36,7 +37,8 @@ def mean_loss_radius(ball_loss: Tensor, loss_hat: Tensor, dim: int, delta: float
         2.9957
     """
     check_probability("delta", delta)
-    return shrinkage_infimum(ball_loss - loss_hat, dim) - math.log(delta)
+    gain = as_floats("ball_loss", ball_loss) - as_floats("loss_hat", loss_hat)
+    return least_shrinkage(gain, check_count("dim", dim, least=1)) - math.log(delta)
 
 
 @dataclass(frozen=True)
@@ -58,5 +60,5 @@ class MeanLoss(SimpleRadius):
         self, problem: Problem, statistics: RowStatistics, loss: Tensor
     ) -> LipschitzRadius:
         ball_loss = statistics.ball_loss / problem.family.dispersion
-        radius = mean_loss_radius(ball_loss, loss, problem.dim, problem.delta)
+        radius = least_shrinkage(ball_loss - loss, problem.dim) + problem.log_failure
         return LipschitzRadius(radius, problem.delta, 0.0)

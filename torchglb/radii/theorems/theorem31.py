@@ -9,19 +9,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend import inlined
-from torchglb.checks import check_choice, check_probability, refuse
+from torchglb.checks import (
+    as_floats,
+    check_choice,
+    check_count,
+    check_probability,
+    check_size_tensor,
+    check_sizes,
+    check_tolerance,
+    refuse,
+)
 from torchglb.choices import INFIMA, LIPSCHITZ_CONSTANTS, Infimum, LipschitzConstant
 from torchglb.errors import InputError
 from torchglb.radii.base import LipschitzRadius, SimpleRadius, State, statistics_of
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics import RowStatistics, empty_statistics
-from torchglb.radii.theorems.lipschitz import LipschitzBound, data_lipschitz, table1
+from torchglb.radii.theorems.lipschitz import LipschitzBound, least_lipschitz, table1
 
 LIPSCHITZ_SHARE = 0.05  # of delta, for the constants that hold with high probability only
 
 
-def shrinkage_infimum(slope: Tensor, dim: int, inf: Infimum = "exact") -> Tensor:
+def shrinkage_infimum(slope: ArrayLike, dim: int, inf: Infimum = "exact") -> Tensor:
     """``inf_{0 < c <= 1} d log(1/c) + c slope``, elementwise.
 
     Equal to ``slope`` if ``slope <= d`` (c = 1; also where it is negative), else to
@@ -38,6 +48,11 @@ def shrinkage_infimum(slope: Tensor, dim: int, inf: Infimum = "exact") -> Tensor
         tensor([0., 1., 2.])
     """
     check_choice("inf", inf, INFIMA)
+    return least_shrinkage(as_floats("slope", slope), check_count("dim", dim, least=1), inf)
+
+
+def least_shrinkage(slope: Tensor, dim: int, inf: Infimum = "exact") -> Tensor:
+    """:func:`shrinkage_infimum` of what has been checked."""
     log_form = dim * torch.log(slope.clamp_min(dim) / dim) + dim
     return log_form if inf == "closed_form" else torch.where(slope <= dim, slope, log_form)
 
@@ -48,21 +63,27 @@ def shrinkage(slope: float, dim: int) -> float:
     return slope if slope <= dim else dim * math.log(slope / dim) + dim
 
 
-def shared_delta(lipschitz: LipschitzBound | Tensor, delta: float) -> tuple[LipschitzBound, float]:
-    """The bound (a tensor stands for a deterministic one), and what it leaves of delta."""
+def as_bound(lipschitz: LipschitzBound | ArrayLike) -> LipschitzBound:
+    """A Lipschitz constant, checked; numbers stand for a deterministic one."""
+    value, failure = lipschitz, 0.0
+    if isinstance(lipschitz, LipschitzBound):
+        value, failure = lipschitz.value, check_tolerance("lipschitz.failure", lipschitz.failure)
+    return LipschitzBound(check_size_tensor("lipschitz", value, finite=False), failure)
+
+
+def shared_delta(lipschitz: LipschitzBound, delta: float) -> float:
+    """What a bound leaves of delta."""
     check_probability("delta", delta)
-    if isinstance(lipschitz, Tensor):
-        lipschitz = LipschitzBound(lipschitz, 0.0)
     left = delta - lipschitz.failure
     if left <= 0:
         expected = f"a Lipschitz bound that fails with probability below delta = {delta:g}"
         raise refuse("lipschitz", expected, f"{lipschitz.failure:g}")
-    return lipschitz, left
+    return left
 
 
 def theorem31(
-    lipschitz: LipschitzBound | Tensor,
-    S: Tensor | float,
+    lipschitz: LipschitzBound | ArrayLike,
+    S: ArrayLike,
     dim: int,
     delta: float,
     inf: Infimum = "exact",
@@ -77,7 +98,7 @@ def theorem31(
     statement: by Jensen ``E[ratio^w] <= (E ratio)^w <= 1``. O(1), no pass.
 
     Args:
-        lipschitz: L_t, ``(*B)``; a tensor stands for a deterministic bound.
+        lipschitz: L_t, ``(*B)``; numbers stand for a deterministic bound.
         S: radius of the ball.
         dim: d.
         delta: in (0, 1).
@@ -87,8 +108,21 @@ def theorem31(
         >>> round(float(theorem31(torch.tensor(300.0), 4.0, 2, 0.05).radius), 3)
         19.176
     """
-    lipschitz, left = shared_delta(lipschitz, delta)
-    infimum = shrinkage_infimum(2.0 * S * lipschitz.value, dim, inf)
+    check_choice("inf", inf, INFIMA)
+    size, dim = check_sizes("S", S), check_count("dim", dim, least=1)
+    return from_lipschitz(as_bound(lipschitz), size, dim, delta, inf)
+
+
+def from_lipschitz(
+    lipschitz: LipschitzBound,
+    S: Tensor | float,
+    dim: int,
+    delta: float,
+    inf: Infimum = "exact",
+) -> LipschitzRadius:
+    """:func:`theorem31` of what has been checked."""
+    left = shared_delta(lipschitz, delta)
+    infimum = least_shrinkage(2.0 * S * lipschitz.value, dim, inf)
     return LipschitzRadius(infimum - math.log(left), left, lipschitz.failure)
 
 
@@ -153,7 +187,7 @@ class Lipschitz(ConstantRadius):
         if per_row is None:
             return None
         if isinstance(per_row, Tensor):
-            return shrinkage_infimum(per_row * rows, problem.dim, self.inf) + problem.log_failure
+            return least_shrinkage(per_row * rows, problem.dim, self.inf) + problem.log_failure
         # one ball for all; the closed form takes no slope below d
         slope = per_row * rows if self.inf == "exact" else max(per_row * rows, problem.dim)
         return shrinkage(slope, problem.dim) + problem.log_failure
@@ -162,11 +196,11 @@ class Lipschitz(ConstantRadius):
         self, problem: Problem, statistics: RowStatistics
     ) -> LipschitzRadius:
         bound = lipschitz_constant(problem, statistics, self.constant)
-        found = theorem31(bound, problem.S, problem.dim, problem.delta, self.inf)
+        found = from_lipschitz(bound, problem.S, problem.dim, problem.delta, self.inf)
         if bound.failure == 0:
             return found
-        exact = data_lipschitz(problem.family, statistics, problem.S)
-        floor = theorem31(exact, problem.S, problem.dim, problem.delta, self.inf)
+        exact = least_lipschitz(problem.family, statistics, problem.S)
+        floor = from_lipschitz(exact, problem.S, problem.dim, problem.delta, self.inf)
         return found._replace(radius=torch.maximum(found.radius, floor.radius))
 
 
@@ -175,7 +209,7 @@ def lipschitz_constant(
 ) -> LipschitzBound:
     """L_t by the name of the constant; refuses a family for which Table 1 has no row."""
     if constant == "data":
-        return data_lipschitz(problem.family, statistics, problem.S)
+        return least_lipschitz(problem.family, statistics, problem.S)
     spent = LIPSCHITZ_SHARE * problem.delta
     bound = table1(problem.family, statistics, problem.S, problem.max_variance, spent)
     if bound is None:

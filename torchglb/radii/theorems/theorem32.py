@@ -11,28 +11,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_float, check_shape, refuse
+from torchglb.array_like import ArrayLike
+from torchglb.checks import as_floats, check_count, check_shape, check_sizes
 from torchglb.distributed import WHOLE, Shards
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.rounding import round_up
 
 
-def regularization_for(S: Tensor | float, self_concordance: Tensor | float) -> Tensor | float:
+def regularization_for(S: ArrayLike, self_concordance: ArrayLike) -> Tensor | float:
     """``lam = 1/(8 S^2 (1 + S R_s))``, for which ``4 S^2 lam <= 1/2``: lam then costs at most 1.
 
     Example:
         >>> regularization_for(1.0, 1.0)
         0.0625
     """
+    concordance = check_sizes("self_concordance", self_concordance, finite=False)
+    return balanced_ridge(check_sizes("S", S, positive=True), concordance)
+
+
+def balanced_ridge(S: Tensor | float, self_concordance: Tensor | float) -> Tensor | float:
+    """:func:`regularization_for` of what has been checked."""
     return 1.0 / (8.0 * S * S * (1.0 + S * self_concordance))
 
 
 def theorem32(
-    radius: Tensor,
-    S: Tensor | float,
-    self_concordance: Tensor | float,
-    regularization: Tensor | float,
-    gap: Tensor | float = 0.0,
+    radius: ArrayLike,
+    S: ArrayLike,
+    self_concordance: ArrayLike,
+    regularization: ArrayLike,
+    gap: ArrayLike = 0.0,
 ) -> Tensor:
     """Theorem 3.2 as printed: ``gamma = 2 (1 + S R_s) (4 S^2 lam + beta^2)``.
 
@@ -41,7 +48,7 @@ def theorem32(
     fixed point below is never above that.)
 
     Args:
-        radius: beta^2, ``(*B)``.
+        radius: beta^2 >= 0, ``(*B)``.
         S: radius of the ball.
         self_concordance: R_s on the ball.
         regularization: lam >= 0.
@@ -51,6 +58,30 @@ def theorem32(
         >>> theorem32(torch.tensor(3.0), 2.0, 1.0, 0.0)
         tensor(18.)
     """
+    height = as_floats("radius", check_sizes("radius", radius, finite=False))
+    size, concordance, lam = _constants(S, self_concordance, regularization)
+    return printed_gamma(height, size, concordance, lam, check_sizes("gap", gap, finite=False))
+
+
+def _constants(
+    S: ArrayLike, self_concordance: ArrayLike, regularization: ArrayLike
+) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+    """S, R_s and lam, checked."""
+    return (
+        check_sizes("S", S),
+        check_sizes("self_concordance", self_concordance, finite=False),
+        check_sizes("regularization", regularization),
+    )
+
+
+def printed_gamma(
+    radius: Tensor,
+    S: Tensor | float,
+    self_concordance: Tensor | float,
+    regularization: Tensor | float,
+    gap: Tensor | float = 0.0,
+) -> Tensor:
+    """:func:`theorem32` of what has been checked."""
     factor = 2.0 * (1.0 + S * self_concordance)
     return factor * (4.0 * S * S * regularization + radius + gap)
 
@@ -91,15 +122,15 @@ def lengths_in_inverse(X: Tensor, matrix: Tensor) -> Tensor:
 
 
 def theorem32_fixed_point(
-    radius: Tensor,
-    S: Tensor | float,
-    self_concordance: Tensor | float,
-    regularization: Tensor | float,
-    center_norm: Tensor,
-    X: Tensor,
-    hessian: Tensor,
-    w: Tensor | None = None,
-    gap: Tensor | float = 0.0,
+    radius: ArrayLike,
+    S: ArrayLike,
+    self_concordance: ArrayLike,
+    regularization: ArrayLike,
+    center_norm: ArrayLike,
+    X: ArrayLike,
+    hessian: ArrayLike,
+    w: ArrayLike | None = None,
+    gap: ArrayLike = 0.0,
     steps: int = 20,
     shards: Shards = WHOLE,
 ) -> Tensor:
@@ -113,7 +144,7 @@ def theorem32_fixed_point(
     and they fall. One pass for the norms of the rows, O(n d^2), then O(n) per step.
 
     Args:
-        radius: beta^2, ``(*B)``.
+        radius: beta^2 >= 0, ``(*B)``.
         S: radius of the ball.
         self_concordance: R_s on the ball.
         regularization: lam > 0, or lam = 0 if H is invertible.
@@ -132,10 +163,35 @@ def theorem32_fixed_point(
         >>> bool(sharp <= theorem32(beta, 2.0, 1.0, 0.5))
         True
     """
-    check_float("X", X)
+    X = as_floats("X", X)
+    if X.ndim < 2:
+        check_shape("X", X, ("*B", "n", "d"))
+    hessian = as_floats("hessian", hessian)
     check_shape("hessian", hessian, (*X.shape[:-2], X.shape[-1], X.shape[-1]))
-    if steps < 1:
-        raise refuse("steps", "at least 1", steps)
+    if w is not None:
+        w = as_floats("w", check_sizes("w", w))
+        check_shape("w", w, X.shape[:-1])
+    height = as_floats("radius", check_sizes("radius", radius, finite=False))
+    size, concordance, lam = _constants(S, self_concordance, regularization)
+    norm = as_floats("center_norm", check_sizes("center_norm", center_norm))
+    rest = check_sizes("gap", gap, finite=False), check_count("steps", steps, least=1), shards
+    return fixed_point(height, size, concordance, lam, norm, X, hessian, w, *rest)
+
+
+def fixed_point(
+    radius: Tensor,
+    S: Tensor | float,
+    self_concordance: Tensor | float,
+    regularization: Tensor | float,
+    center_norm: Tensor,
+    X: Tensor,
+    hessian: Tensor,
+    w: Tensor | None = None,
+    gap: Tensor | float = 0.0,
+    steps: int = 20,
+    shards: Shards = WHOLE,
+) -> Tensor:
+    """:func:`theorem32_fixed_point` of what has been checked."""
     dtype = X.dtype
     if X.is_cpu:  # in float32, lam may be less than what a factor loses
         X, hessian = X.double(), hessian.double()
@@ -173,7 +229,7 @@ def fixed_point_around(
     """:func:`theorem32_fixed_point` for the rows of a likelihood, around ``theta_hat (*B, d)``."""
     constants = (S, self_concordance, regularization, torch.linalg.vector_norm(theta_hat, dim=-1))
     rows = (likelihood.X, hessian, likelihood.w)
-    return theorem32_fixed_point(radius, *constants, *rows, gap, shards=likelihood.shards)
+    return fixed_point(radius, *constants, *rows, gap, shards=likelihood.shards)
 
 
 def largest(rows: Tensor) -> Tensor:
