@@ -37,7 +37,10 @@ from torchglb.carried.taylor import (
 
 
 class Quadratic(NamedTuple):
-    """What is added to the loss of the data: ``(lambda/2)|theta|^2 - <tilt, theta>``."""
+    """What is added to the loss of the data: ``(lambda/2)|theta|^2 - <tilt, theta>``.
+
+    lambda is at least 0.
+    """
 
     ridge: float
     tilt: Floats
@@ -202,11 +205,11 @@ ERROR = record_type(Error)
 def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
     """Remainder and rounding of the polynomial, of order q >= 2, at theta, where F has this value.
 
-    Rounding: the sums at the point have seen ``compensated`` roundings of terms that add up to at
-    most ``|L| + 2 S magnitude``, and what an error of z does to them to ``S (magnitude + S tr H)``
-    (m >= 0, and ``|m^(k)| <= (1 + C + R) m''`` for 2 <= k <= q, as for all families that are
-    compiled). What the polynomial adds to loss and slope are terms of second and higher order, at
-    most ``(1 + C + R) tr H e^(max(R, 1) D) |p|`` each time |p| or 2S, p the displacement.
+    Rounding: the sums at the point c have seen ``compensated`` roundings of terms that add up to at
+    most ``|L| + 2 S magnitude``; what errors of z do to them is ``S (magnitude + |c| tr H)``. What
+    the polynomial adds to loss and slope are terms of second and higher order, at most ``(1 + C +
+    R) tr H e^(max(R, 1) D) |p|`` each time |p| or 2S, p the displacement. That takes m >= 0, and
+    ``|m^(k)| <= (1 + C + R) m''`` for 2 <= k <= q, as for all families that are compiled.
     """
     carried, constants = model.objective.carried, model.objective.constants
     sums, trace, order = model.sums, carried.trace[model.slot], model.objective.table.order
@@ -219,7 +222,7 @@ def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
     off = remainder(far, local, longest, constants.ratio, constants.concordance, order)
     grown = max(trace, TINY) * exponential(max(constants.concordance, 1.0) * longest * far)
     terms = (1.0 + constants.ratio + constants.concordance) * grown * far * (far + 2.0 * radius)
-    steep = magnitude + radius * trace
+    steep = magnitude + length(model.point) * trace
     rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * steep)
     rounding += lost * terms
     return Error(off.value + rounding, off.slope, off.hessian, grown, rounding)
@@ -257,7 +260,7 @@ def decrement_of(
     value = length(y)
     terms = (
         2.0 * carried.totals[MAGNITUDE]
-        + model.objective.constants.radius * trace
+        + length(model.point) * trace
         + length(gradient)
         + 2.0 * length(model.objective.quadratic.tilt)
     )

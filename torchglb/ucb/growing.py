@@ -52,7 +52,8 @@ class Choice:
         status: ``(*B)``, of :class:`torchglb.optim.Status`: INFEASIBLE where the level is below the
             minimum, NONFINITE where a NaN came in, INACCURATE where rounding hides the winner, or
             where the level is so close to the minimum that no point is feasible for certain.
-        passes: ``(*B)``, passes over the history that this choice took, the minimum included.
+        passes: ``(*B)``, passes over the history that this choice took, the minimum included; but
+            not those of a problem whose arms had to be solved one by one.
 
     Example:
         >>> import torchglb as glb
@@ -83,7 +84,7 @@ class GrowingProgram(ABC):
         family: the GLM family.
         domain: the ball.
         history: the rows.
-        level_tol: the minimum of the loss is certified to this.
+        level_tol: the minimum of the loss is certified to this, or to what rounding leaves.
     """
 
     #: passes before a round is given up: so many, and so many for each arm
@@ -245,8 +246,9 @@ class GrowingProgram(ABC):
             tol: arms whose values agree to ``tol (1 + |h|)`` count as tied; 1e-7, and 1e-4 in
                 float32.
             value_tol: if given, the winner's own gap is closed to ``value_tol (1 + |h|)`` too.
-            max_steps: passes before all arms of a problem are solved to tolerance, 20 and 10 for
-                each arm if left out; where every round is solved anew, passes for each arm, 100.
+            max_steps: passes (or four times as many looks without one) before all arms of a problem
+                are solved to tolerance, 20 and 10 for each arm if left out; where every round is
+                solved anew, passes for each arm, 100.
             throw: raise where the choice of a problem is not certain; else see ``status``.
 
         Raises:
