@@ -151,7 +151,7 @@ class OFUGLBE(Policy):
         theta, gamma, curvature = self._fine()
         eye = torch.eye(self.domain.dim, dtype=self.dtype, device=self.device)
         shape = self._hessian(curvature) + self._lam[..., None, None] * eye
-        return EllipsoidSet(self.family, self.domain, theta, shape, gamma)
+        return EllipsoidSet(self.family, self.domain, theta.clone(), shape, gamma.clone())
 
     @torch.no_grad()
     def _fine(self) -> Ellipsoid:
@@ -164,7 +164,7 @@ class OFUGLBE(Policy):
 
     @property
     def passes(self) -> Tensor:  # noqa: D102
-        return self._estimator.passes
+        return self._estimator.passes.clone()
 
     @property
     def _few(self) -> bool:
