@@ -29,13 +29,11 @@ from torchglb.carried.kernels import (
 from torchglb.carried.minimum import (
     PASS,
     SEARCH,
-    SHIFT,
-    THETA,
-    TRIAL,
     BallSearch,
     Goal,
+    SearchVectors,
     search_minimum,
-    vectors_in,
+    vectors_of,
 )
 from torchglb.carried.model import Dense, Objectives, Polynomials, dense, objective_of, only_model
 from torchglb.carried.monomials import Monomials, monomials
@@ -188,17 +186,19 @@ class CarriedMinimum(CarriedSearch):
         source: the rows.
         domain: the ball.
         largest: derivatives of the highest order of the polynomial.
-
-    Attributes:
-        vectors: of the search, ``(N, 3, d)``; see :func:`torchglb.carried.minimum.vectors_in`.
     """
 
     def __init__(self, source: RowSource, domain: Ball, largest: int = LARGEST_ORDER) -> None:
         super().__init__(source, domain, 1, largest, SEARCH)
-        self.vectors = np.zeros((source.problems, 3, domain.dim))
+        self._vectors = np.zeros((3, source.problems, domain.dim))
+
+    @property
+    def vectors(self) -> SearchVectors:
+        """Those of all searches, where they lie."""
+        return SearchVectors(*self._vectors)
 
     def _kept(self) -> dict[str, NDArray[Any]]:
-        return {"shift": self.vectors[:, SHIFT]}
+        return {"shift": self.vectors.shift}
 
     def find(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """The minimum to a tolerance; a pass only where the polynomial is not good enough.
@@ -246,7 +246,7 @@ class CarriedMinimum(CarriedSearch):
         found = other._search(ridge, tilt, Goal(math.inf, tol, math.inf), ImaginedRows(x, y, w))
         for b in found.passes.nonzero()[0].tolist():  # the next search would need a pass too
             self.carried.move(source, b, 0, other.carried.of(b).points[:, 0].copy())
-        self.vectors[:], self.search[:] = other.vectors, other.search
+        self._vectors[:], self.search[:] = other._vectors, other.search
         return found
 
     def _search(
@@ -260,9 +260,9 @@ class CarriedMinimum(CarriedSearch):
         else:
             seen = ImaginedSource(source, more) if len(more.x) else source
             make_pass = partial(carried.checked_pass, seen)
-            self._search_from_here(search_on, searches, self.vectors[:, TRIAL], make_pass)
+            self._search_from_here(search_on, searches, self.vectors.trial, make_pass)
         known = {name: self.search[name].copy() for name in Enclosed._fields[1:]}
-        return Enclosed(self.vectors[:, THETA].copy(), **known)
+        return Enclosed(self.vectors.theta.copy(), **known)
 
     def look(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """:meth:`find` on a copy: a question that changes nothing."""
@@ -273,7 +273,7 @@ class BallSearches(NamedTuple):
     """The searches of N problems."""
 
     objectives: Objectives  # F of each
-    vectors: Floats  # (N, 3, d), see vectors_in
+    vectors: SearchVectors  # (N, d) each
     state: Any  # of dtype SEARCH, (N,)
     goal: Goal  # when to end
 
@@ -283,7 +283,7 @@ def search_on(b: int, searches: BallSearches, work: Workspace, trace: float, mem
     """:func:`search_minimum` for one problem of a batch."""
     F = searches.objectives
     model = only_model(objective_of(F.sums, b, F.ridge[b], F.tilt[b]))
-    search = BallSearch(vectors_in(searches.vectors[b]), model, memory)
+    search = BallSearch(vectors_of(searches.vectors, b), model, memory)
     return search_minimum(record(searches.state, b), search, searches.goal, work, trace)
 
 
@@ -296,8 +296,8 @@ def find_minima(
     count, d = table.count, table.dim
     work, memory, monomial = workspace(d, count), dense(d, count), np.empty(count)
     extra = np.zeros(1 + TOTALS)
-    for b in range(searches.vectors.shape[0]):
-        state, at = record(searches.state, b), vectors_in(searches.vectors[b]).trial
+    for b in range(searches.state.shape[0]):
+        state, at = record(searches.state, b), searches.vectors.trial[b]
         passed = as_carried(at, work, extra)
         state.passes, state.answered = 0, 0
         while search_on(b, searches, work, extra[0], memory):

@@ -62,12 +62,8 @@ class SearchState(Protocol):
 SEARCH = record_type(SearchState)
 
 
-#: the rows of the memory of :class:`SearchVectors`
-SHIFT, THETA, TRIAL = 0, 1, 2
-
-
 class SearchVectors(NamedTuple):
-    """The vectors of a search, ``(d,)`` each.
+    """The vectors of a search, ``(d,)`` each; of N searches ``(N, d)``.
 
     Attributes:
         shift: from the carried point to the minimiser of its polynomial; kept between searches.
@@ -81,9 +77,9 @@ class SearchVectors(NamedTuple):
 
 
 @inlined
-def vectors_in(memory: Floats) -> SearchVectors:
-    """In memory ``(3, d)``."""
-    return SearchVectors(memory[SHIFT], memory[THETA], memory[TRIAL])
+def vectors_of(every: SearchVectors, b: int) -> SearchVectors:
+    """Those of one search."""
+    return SearchVectors(every.shift[b], every.theta[b], every.trial[b])
 
 
 class Goal(NamedTuple):

@@ -14,7 +14,7 @@ from torchglb.backend import Floats, Ints, StoredCalls, entry, floats_at, inline
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.carried.kernels import LossRows, carry_row, sum_rows
-from torchglb.carried.minimum import vectors_in
+from torchglb.carried.minimum import SearchVectors, vectors_of
 from torchglb.carried.model import CarriedSums, carried_of, objective_of, only_model
 from torchglb.families.compiled import CompiledFamily
 from torchglb.optim import Status
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
     anchors: CarriedSums  # the sums at the anchors
     minimum: CarriedSums  # the sums near the minimum
     anchor_use: Floats  # memory of AnchorUse, (N, (d + 2) A + 1)
-    vectors: Floats  # of the search for the minimum, (N, 3, d)
+    vectors: SearchVectors  # of the search for the minimum, (N, d) each
     search: np.ndarray  # its state, (N,)
     rounds: np.ndarray  # the state of the round, (N,)
     passes: Floats  # over the history so far, (N,)
@@ -110,7 +110,7 @@ def problem_of(call: RoundCall, b: int, rows: int) -> CarriedProblem:
         objective_of(batch.anchors, b, ridge, tilt),
         anchor_use_in(batch.anchor_use[b], d, number),
         only_model(objective_of(batch.minimum, b, ridge, tilt)),
-        vectors_in(batch.vectors[b]),
+        vectors_of(batch.vectors, b),
         minorant_in(batch.minorants[b], d),
         rows,
     )
