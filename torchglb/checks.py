@@ -225,6 +225,14 @@ def check_tensors(name: str, given: Mapping[str, Any], like: Mapping[str, Tensor
         check_shape(entry, given[key], mine.shape)
 
 
+def check_entries(name: str, state: object, wanted: Iterable[str]) -> None:
+    """Refuses what is no mapping with these entries."""
+    if not isinstance(state, Mapping):
+        raise refuse(name, "what state_dict() gave", type(state).__name__)
+    if missing := set(wanted) - set(state):
+        raise refuse(name, "the entries of state_dict()", f"no {sorted(missing)}")
+
+
 def check_positive(name: str, value: object) -> float:
     """A finite number above zero."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
@@ -270,8 +278,7 @@ def check_sizes(
         (3.0, tensor([1., 2.], dtype=torch.float64))
     """
     expected = ("positive" if positive else "non-negative") + (" finite" if finite else "")
-    if isinstance(value, (bool, np.bool_)):
-        raise refuse(name, f"{expected} numbers", repr(value))
+    refuse_flag(name, value)
     tensor = as_floats(name, value)
     if at_hand(sizes := tensor.detach()):
         checks = ValueChecks()
@@ -315,6 +322,12 @@ def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise refuse(name, "True or False", repr(value))
     return bool(value)
+
+
+def refuse_flag(name: str, value: object) -> None:
+    """Refuses True and False in the place of numbers."""
+    if isinstance(value, bool | np.bool_):
+        raise refuse(name, "numbers", repr(value))
 
 
 def as_device(value: torch.device | str | int | None) -> torch.device:

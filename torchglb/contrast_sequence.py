@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.checks import check_probability, refuse
+from torchglb.checks import check_entries, check_probability, refuse
 from torchglb.choices import Relation, ScaleName
 from torchglb.contrasts import ContrastParts, DeclaredContrasts
 from torchglb.domain import Ball
@@ -174,8 +174,7 @@ class ContrastSequence(TakesTurns):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses one of other contrasts or settings."""
-        if missing := {"joint", "contrasts"} - set(state):
-            raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        check_entries("state", state, ("joint", "contrasts"))
         best = self.declared.checked_state(state["contrasts"])
         self.declared.forget_rows()  # of the weights, whatever comes in between
         self.joint.load_state_dict(state["joint"])

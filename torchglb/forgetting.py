@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchglb.array_like import ArrayLike
 from torchglb.backend import Reals
-from torchglb.checks import check_count, check_probability, check_tensors, refuse
+from torchglb.checks import check_count, check_entries, check_probability, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.likelihood import NegativeLogLikelihood
@@ -304,8 +304,7 @@ class ForgettingHistory(History):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses one of another kind."""
-        if missing := set(self.state_dict()) - set(state):
-            raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        check_entries("state", state, self.state_dict())
         check_tensors("state", state, {"anchor": self._carried.anchor})
         names = Expansion._fields
         parts = dict(zip(names, state["sums"], strict=True))

@@ -11,10 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from torchglb.array_like import ArrayLike
-from torchglb.checks import ValueChecks, as_floats, as_like, check_shape, check_tensors, refuse
+from torchglb.checks import (
+    ValueChecks,
+    as_floats,
+    as_like,
+    check_shape,
+    check_tensors,
+    refuse,
+    refuse_flag,
+)
 from torchglb.distributed import WHOLE, Shards
 from torchglb.families import GLMFamily
 from torchglb.rows.buffers import Rows
@@ -59,6 +68,8 @@ class NegativeLogLikelihood(RowSums, nn.Module):
     tilt: Tensor | None
     #: whether rows were merged, so that a weight is a sum of weights
     merged: bool = False
+    #: whether they came through a history that looked at rewards, or was told not to
+    arrived: bool = False
 
     def __init__(
         self,
@@ -82,6 +93,7 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         if w is not None:
             w = as_like("w", w, X)
             check_shape("w", w, X.shape[:-1])
+        refuse_flag("regularization", regularization)
         if isinstance(regularization, NUMBER):
             if not 0.0 <= regularization < math.inf:
                 raise refuse("regularization", "a non-negative number", repr(regularization))
@@ -138,8 +150,16 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         else:
             rows, shards = history, WHOLE
         made = cls(family, *rows, regularization=regularization, tilt=tilt, shards=shards)
-        vars(made)["merged"] = isinstance(history, History) and history.aggregate
-        return made
+        return made.came_from(history) if isinstance(history, History) else made
+
+    def came_from(self, rows: History | NegativeLogLikelihood) -> NegativeLogLikelihood:
+        """Itself; from now on it knows whose rows these are: a history's, or another loss's."""
+        if isinstance(rows, History):
+            known = rows.aggregate, rows.family is self.family
+        else:
+            known = rows.merged, rows.arrived
+        vars(self).update(merged=known[0], arrived=known[1])  # no module has to register these
+        return self
 
     @property
     def num_rows(self) -> int:
@@ -167,8 +187,7 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         made = NegativeLogLikelihood(
             self.family, X, r, w, regularization=ridge, tilt=tilt, shards=self.shards
         )
-        vars(made)["merged"] = self.merged
-        return made
+        return made.came_from(self)
 
     def check_values(self, *, rows: bool = True) -> None:
         """Raises :class:`InputError` unless the rows are finite, in support, with weights >= 0.
@@ -203,6 +222,23 @@ class NegativeLogLikelihood(RowSums, nn.Module):
             if isinstance(least_ridge, Tensor):
                 expected = "numbers that are no lower than minus the proven curvature"
             checks.require("regularization", ridge >= least_ridge, expected, ridge)
+
+    def require_rewards(self, checks: ValueChecks) -> None:
+        """Adds to ``checks`` that no reward that is a number is outside of the support.
+
+        Nobody looks at what came through a history of this family, which has done so or was told
+        not to; nor on one rank of several, since a refusal there would leave the others waiting.
+        """
+        if self.arrived or not self.shards.is_whole:
+            return
+        low, high = self.family.reward_range
+        r, merged = self.r.detach(), self.w is not None
+        known = torch.where(torch.isfinite(r), r, min(max(0.0, low), high))
+        if merged:  # a mean, which is rounded
+            inside = known.clamp(low, high)
+            near = (known - inside).abs() <= 8 * torch.finfo(r.dtype).eps * inside.abs()
+            known = torch.where(near, inside, known)
+        self.family.require_rewards(checks, known, merged=merged)
 
     def forward(self, theta: ArrayLike) -> Tensor:
         """L(theta), of shape ``theta.shape[:-1]``."""

@@ -15,6 +15,7 @@ from torchglb.checks import (
     as_device,
     as_tensor,
     check_choice,
+    check_entries,
     check_flag,
     check_probability,
     refuse,
@@ -33,6 +34,7 @@ from torchglb.inference.tests import TestResult
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.radii import (
+    NAMED,
     Evaluation,
     Problem,
     Radius,
@@ -150,15 +152,16 @@ class ConfidenceSequence(GrowingLevel, TakesTurns):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        if radius == "auto":
-            radius = automatic(family)
-        elif isinstance(radius, str):
-            radius = by_name(radius)
+        if isinstance(radius, str):
+            check_choice("radius", radius, ("auto", *NAMED))
+            radius = automatic(family) if radius == "auto" else by_name(radius)
         if not isinstance(radius, Radius):
             raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
         delta = check_probability("delta", delta)
         device = None if device is None else as_device(device)
         problem = Problem(family, domain, delta, batch_shape, dtype, device)
+        if 0 in problem.batch_shape:
+            raise refuse("batch_shape", "at least one problem", problem.batch_shape)
         check_choice("ellipsoid", ellipsoid, ELLIPSOIDS)
         self.ellipsoidal = check_flag("ellipsoidal", ellipsoidal)
         running = check_flag("running", running)
@@ -412,9 +415,7 @@ class ConfidenceSequence(GrowingLevel, TakesTurns):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses one of another shape, problem or radius."""
-        missing = {"history", "radius", "estimator", "settings"} - set(state)
-        if missing:
-            raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        check_entries("state", state, ("history", "radius", "estimator", "settings"))
         check_belongs("state['settings']", state["settings"], self._settings())
         sums = self.checked_sums(state["radius"])
         running = state.get("running")

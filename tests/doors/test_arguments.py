@@ -146,3 +146,86 @@ def test_settings_may_be_numbers_of_numpy():
     )
     arms = [[[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]] * 2
     assert torch.equal(plain.scores(arms), made[0].scores(arms))
+
+
+PROGRAMS = [glb.AnchoredProgram, glb.ucb.RefitProgram]
+
+
+def program(make):
+    made = make(family(), ball())
+    made.append(X, R)
+    return made
+
+
+@pytest.mark.parametrize("make", PROGRAMS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, ball()), "family: expected a GLMFamily such as Bernoulli"),
+        ((family(), 3.0), "domain: expected a Ball"),
+        ((family(), glb.Ball(2, [1.0, 2.0, 3.0]), (2,)), "domain: expected a radius that broadcasts"),
+        ((family(), ball(), 4), "batch_shape: expected a tuple"),
+    ],
+)  # fmt: skip
+def test_programs_refuse_what_they_cannot_be_about(make, arguments, message):
+    with pytest.raises(glb.InputError, match=f"^{message}"):
+        make(*arguments)
+
+
+@pytest.mark.parametrize("make", PROGRAMS)
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (lambda p: p.argmax(X, 1.0, regularization=float("inf")), "regularization: expected non-negative finite"),
+        (lambda p: p.argmax(X, 1.0, regularization=[float("inf")]), "regularization: expected"),
+        (lambda p: p.bound(X, 1.0, regularization=float("inf")), "regularization: expected non-negative finite"),
+        (lambda p: p.minimum(float("inf")), "regularization: expected non-negative finite"),
+        (lambda p: p.argmax(X, 1.0, throw="no"), "throw: expected True or False"),
+        (lambda p: p.bound(X, 1.0, throw="no"), "throw: expected True or False"),
+        (lambda p: p.argmax(X, 1.0, max_steps=2**63), "max_steps: expected an integer from 0 to"),
+        (lambda p: p.beside(-3), "anchors: expected an integer of at least 1"),
+        (lambda p: p.load_state_dict(None), "state: expected what state_dict"),
+    ],
+)  # fmt: skip
+def test_questions_that_are_refused_change_nothing(make, question, message):
+    asked, quiet = program(make), program(make)
+    with pytest.raises(glb.InputError, match=f"^{message}"):
+        question(asked)
+    for one in (asked, quiet):
+        one.argmax(X, 1.0)
+    assert torch.equal(asked.argmax(X, 0.5).upper, quiet.argmax(X, 0.5).upper)
+
+
+@pytest.mark.parametrize("make", PROGRAMS)
+def test_a_radius_may_be_a_tuple(make):
+    made = make(family(), ball(), (1,))
+    made.append([X], [R])
+    plain = made.fork().bound([X], [1.0]).upper
+    assert torch.equal(made.fork().bound([X], (1.0,)).upper, plain)
+
+
+@pytest.mark.parametrize("anchor", [-1, 0.5, 10**6, True])
+def test_an_anchor_that_is_not_there(anchor):
+    made = program(glb.AnchoredProgram)
+    with pytest.raises(glb.InputError, match="^anchor: expected"):
+        made.self_check(anchor)
+    made.self_check(0)
+
+
+def test_a_radius_without_a_finite_constant():
+    cloglog = glb.QuasiBounded("cloglog")
+    with pytest.raises(glb.InputError, match="^family: expected a family with a finite R_s.*= inf"):
+        glb.AnchoredProgram(cloglog, glb.Ball(2, 720.0))
+    made = glb.AnchoredProgram(cloglog, glb.Ball(2, 700.0))
+    made.append(X, R)
+    assert made.argmax(X, 1.0).status == glb.Status.CONVERGED
+
+
+def test_names_of_radii_are_all_told():
+    with pytest.raises(glb.InputError, match="^radius: expected one of 'auto', .*mean 'auto'"):
+        glb.ConfidenceSequence(family(), ball(), 0.05, "Auto")
+
+
+def test_a_sequence_of_no_problems():
+    with pytest.raises(glb.InputError, match="^batch_shape: expected at least one problem"):
+        glb.ConfidenceSequence(family(), ball(), 0.05, batch_shape=(0,))

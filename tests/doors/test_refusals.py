@@ -127,3 +127,104 @@ def test_short_arms_in_float32(length):
 def test_short_arms_over_the_ball(length):
     found = glb.Ball(2, 3.0).support(length * torch.tensor([[0.6, 0.8]], dtype=DOUBLE))
     assert float(found) == pytest.approx(3.0 * length, rel=1e-12)
+
+
+# ---- rewards, flags, regions ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["native", "conic", "layer"])
+@pytest.mark.parametrize(
+    ("family", "reward"),
+    [
+        (glb.Bernoulli(), 7.0),
+        (glb.Bernoulli(), -0.5),
+        (glb.Poisson(), -1.0),
+        (glb.Binomial(3), 1.5),
+    ],
+)
+def test_rewards(family, reward, solver):
+    X = torch.eye(2, dtype=DOUBLE)
+    for w in (None, WEIGHTS[:2]):
+        if w is not None and reward == 1.5:
+            continue  # a merged row has the mean of its rewards
+        loss = glb.NegativeLogLikelihood(family, X, number([1.0, reward]), w)
+        made = glb.SublevelProgram(loss, glb.Ball(2, 3.0), 4.0)
+        with pytest.raises(glb.InputError, match=f"^r: expected .*rewards of .*, got {reward}"):
+            glb.support(made, ARMS, solver)
+        if solver == "native":
+            assert glb.support(made, ARMS, throw=False, validate=False).upper.shape == (2,)
+
+
+@pytest.mark.parametrize("flag", ["no", 0, None])
+def test_flags(flag):
+    for solver in ("native", "conic", "layer"):
+        with pytest.raises(glb.InputError, match="^throw: expected True or False"):
+            glb.support(program(), ARMS, solver, throw=flag)
+    with pytest.raises(glb.InputError, match="^validate: expected True or False"):
+        glb.support(program(), ARMS, validate=flag)
+    for name in ("throw", "validate"):
+        with pytest.raises(glb.InputError, match=f"^{name}: expected True or False"):
+            glb.constrained_mle(glb.Bernoulli(), rows(), glb.Ball(2, 3.0), **{name: flag})
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_flags_are_no_numbers(flag):
+    family, ball = glb.Bernoulli(), glb.Ball(2, 3.0)
+    with pytest.raises(glb.InputError, match="^regularization: expected"):
+        glb.constrained_mle(family, rows(), ball, regularization=flag)
+    with pytest.raises(glb.InputError, match="^level: expected"):
+        glb.SublevelProgram(program().likelihood, ball, flag)
+
+
+@pytest.mark.parametrize("count", [2**63, 10**30])
+def test_steps_that_nobody_can_count(count):
+    with pytest.raises(glb.InputError, match="^max_steps: expected an integer from 0 to 2"):
+        glb.constrained_mle(glb.Bernoulli(), rows(), glb.Ball(2, 3.0), max_steps=count)
+    with pytest.raises(glb.InputError, match="^max_steps: expected an integer from 0 to 2"):
+        glb.support(program(), ARMS, max_steps=count)
+    assert (glb.support(program(), ARMS, max_steps=2**63 - 1).status == 0).all()
+
+
+def test_no_program_and_no_solver():
+    for solver in ("native", "conic", "layer"):
+        with pytest.raises(glb.InputError, match="^program: expected a SublevelProgram.*got Bern"):
+            glb.support(glb.Bernoulli(), ARMS, solver)
+    with pytest.raises(glb.InputError, match=r"^solver: .*the class Native \(write Native\(\)\)"):
+        glb.support(program(), ARMS, glb.ucb.Native)
+
+
+EYE = [[1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("shape", [[1.0, 0.0], [0.0, -1.0]], "a positive definite matrix"),
+        ("shape", [[1.0, 2.0], [0.0, 1.0]], "a symmetric matrix"),
+        ("shape", [[NAN, 0.0], [0.0, 1.0]], "finite"),
+        ("size", -1.0, "non-negative"),
+        ("size", NAN, "non-negative"),
+        ("curvature", -0.1, "non-negative finite"),
+        ("curvature", math.inf, "non-negative finite"),
+        ("center", [NAN, 0.0], "finite"),
+        ("center", 0.0, "shape"),
+    ],
+)
+def test_regions(part, value, message):
+    given = dict(center=[0.0, 0.0], shape=EYE, size=1.0, curvature=0.1)
+    glb.ucb.ConvexRegion(**given)
+    with pytest.raises(glb.InputError, match=f"^{part}: expected {message}"):
+        glb.ucb.ConvexRegion(**given | {part: value})
+    for size in (0.0, math.inf):
+        assert torch.equal(glb.ucb.ConvexRegion(**given | {"size": size}).size, number(size))
+
+
+def test_a_region_of_another_kind():
+    given = program()
+    with pytest.raises(glb.InputError, match="^region: expected a ConvexRegion or None, got 'r'"):
+        glb.SublevelProgram(given.likelihood, given.domain, 4.0, region="r")
+
+
+def test_a_ball_that_does_not_fit_the_batch():
+    with pytest.raises(glb.InputError, match="^domain: expected a radius that broadcasts"):
+        glb.SublevelProgram(program().likelihood, glb.Ball(2, [1.0, 2.0]), 4.0)

@@ -127,3 +127,12 @@ def test_a_state_of_parameters_is_a_state():
     program.load_state_dict(state)
     assert_same(program.state_dict(), plain)
     program.append([0.8, 0.6], 0.0)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_is_no_mapping_is_no_state(door):
+    made = DOORS[door]().made
+    # those of modules are refused by torch
+    if hasattr(made, "load_state_dict") and not isinstance(made, torch.nn.Module):
+        with pytest.raises(glb.InputError, match="^state: expected what state_dict"):
+            made.load_state_dict(None)

@@ -236,3 +236,44 @@ def test_bounds_hold_to_the_last_digit(dtype, generator):
             assert mpmath.mpf(float(choice.lower)) <= exact <= mpmath.mpf(float(choice.upper))
             assert choice.lower.dtype == choice.arm.dtype == dtype
             assert float(choice.upper - choice.lower) <= 1e-5
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w": -1.0}, "w: expected non-negative weights, got -1.0"),
+        ({"r": 7.0}, "r: expected rewards of Bernoulli"),
+        ({"ridge": torch.tensor(-0.5).double()}, "regularization: expected non-negative"),
+    ],
+)
+def test_what_is_not_convex_or_no_reward_is_refused(d, change, message):
+    X = torch.eye(3, d).double()
+    r, w = torch.full((3,), change.get("r", 1.0)), torch.full((3,), change.get("w", 1.0))
+    ridge = change.get("ridge", 0.0)
+    loss = glb.NegativeLogLikelihood(glb.Bernoulli(), X, r, w, regularization=ridge)
+    program = glb.SublevelProgram(loss, glb.Ball(d, 3.0), 4.0)
+    with pytest.raises(glb.InputError, match=f"^{message}"):
+        glb.argmax_ball(program)
+    assert glb.argmax_ball(program, throw=False, validate=False).arm.shape == (d,)
+
+
+@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(max_rounds=0), "max_rounds: expected an integer of at least 1, got 0"),
+        (dict(max_rounds=-1), "max_rounds: expected"),
+        (dict(max_rounds=2.5), "max_rounds: expected"),
+        (dict(tol=-1.0), "tol: expected a non-negative finite number, got -1.0"),
+        (dict(tol=math.nan), "tol: expected"),
+        (dict(throw="no"), "throw: expected True or False"),
+        (dict(validate="no"), "validate: expected True or False"),
+    ],
+)
+def test_settings_are_refused_by_name(d, settings, message, generator):
+    program = make("bernoulli", d, 10, 3.0, 1.0, generator)
+    with pytest.raises(glb.InputError, match=f"^{message}"):
+        glb.argmax_ball(program, **settings)
+    with pytest.raises(glb.InputError, match="^program: expected a SublevelProgram"):
+        glb.argmax_ball(program.likelihood)

@@ -547,7 +547,7 @@ def test_a_choice_that_is_not_certain_is_not_played_unseen(generator, monkeypatc
 
 def test_self_check_where_a_derivative_has_no_bound():
     """A ratio of derivatives that overflows, times a curvature of 0, is no reason for alarm."""
-    program = glb.AnchoredProgram(glb.QuasiBounded("cloglog"), glb.Ball(2, 1000.0))
+    program = glb.AnchoredProgram(glb.QuasiBounded("cloglog"), glb.Ball(2, 600.0))
     program.self_check()
     program.append([1e-3, 0.0], 1.0)
     program.self_check()

@@ -149,3 +149,18 @@ def test_a_level_that_rounding_hides_is_no_certain_choice():
     wide = program.argmax(x[:4], radius=1.0)
     assert torch.isfinite(wide.lower).all()
     assert int(wide.status) == glb.Status.CONVERGED
+
+
+@pytest.mark.parametrize("make", [RefitProgram, glb.AnchoredProgram])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("question", ["argmax", "bound"])
+def test_what_is_not_finite_stays_in_its_problem(make, bad, place, question):
+    program = make(glb.Bernoulli(), glb.Ball(2, 3.0), (2,))
+    program.append([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+    x = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]] * 2).double()
+    x[1, place, 0] = bad
+    choice = getattr(program, question)(x, 1.0, throw=False)
+    assert choice.status.tolist() == [glb.Status.CONVERGED, glb.Status.NONFINITE]
+    with pytest.raises(glb.SolverError, match="NONFINITE"):
+        getattr(program, question)(x, 1.0)

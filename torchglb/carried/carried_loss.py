@@ -107,6 +107,13 @@ class CarriedLoss:
             "ratio": domain.constant(lambda S: ratio_of(family, max(order, 2) + 1, S), like),
             "concordance": domain.constant(family.self_concordance, like),
         }
+        reach = known["radius"] * known["concordance"]
+        if not bool(torch.isfinite(2.0 * reach).all()):
+            got = f"{family!r} with R_s = {float(known['concordance'].max()):g} (take a smaller S)"
+            expected = (
+                f"a family with a finite R_s on [-{domain.max_radius:g}, {domain.max_radius:g}]"
+            )
+            raise refuse("family", expected, got)
         self.constants = np.zeros(problems, CONSTANTS)
         for name, value in known.items():
             self.constants[name] = value.expand(_shape(domain, problems)).reshape(-1).numpy()

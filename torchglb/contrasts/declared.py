@@ -14,6 +14,7 @@ from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
     check_choice,
+    check_entries,
     check_probability,
     check_shape,
     check_tensors,
@@ -320,8 +321,7 @@ class DeclaredContrasts:
 
     def checked_state(self, state: Mapping[str, Any]) -> Tensor | None:
         """The best ends of a state; refuses one of other contrasts or settings."""
-        if missing := {"best", "settings"} - set(state):
-            raise refuse("state['contrasts']", "the entries of state_dict()", f"no {missing}")
+        check_entries("state['contrasts']", state, ("best", "settings"))
         check_belongs("state['contrasts']['settings']", state["settings"], self._settings())
         best = state["best"]
         if best is None:

@@ -28,6 +28,7 @@ from torchglb.checks import (
     ValueChecks,
     as_tensor,
     check_choice,
+    check_entries,
     check_probability,
     check_shape,
     refuse,
@@ -294,8 +295,7 @@ class RunningTest(TakesTurns):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state."""
-        if "best" not in state:
-            raise refuse("state", "the entries of state_dict()", "no 'best'")
+        check_entries("state", state, ("best",))
         best = state["best"]
         self._best = None if best is None else best.clone()
 

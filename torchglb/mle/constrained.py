@@ -15,10 +15,12 @@ from torch import Tensor
 from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     FLOATS,
+    LARGEST_COUNT,
     ValueChecks,
     as_like,
     check_choice,
     check_count,
+    check_flag,
     check_positive,
     check_shape,
     refuse,
@@ -164,6 +166,7 @@ def constrained_mle(
         >>> fit.theta
         tensor([ 2.1213, -2.1213], dtype=torch.float64)
     """
+    throw, validate = check_flag("throw", throw), check_flag("validate", validate)
     if solver in (None, "newton") and start is None:
         # plain rows on a CPU need none of what follows
         given = (family, history, domain, regularization, tol, max_steps)
@@ -232,7 +235,8 @@ def _fit_plain_rows(
     loss = RowSums(family, X, r, w, regularization, None, WHOLE)
     tol = _usual_tol(X) if tol is None else tol
     max_steps = MAX_STEPS if max_steps is None else max_steps
-    sound = 0.0 < tol < math.inf and max_steps >= 0 and 0.0 <= regularization < math.inf
+    sound = 0.0 < tol < math.inf and 0 <= max_steps <= LARGEST_COUNT
+    sound = sound and bool(0.0 <= regularization < math.inf)
     compiled = _compiled_family(loss, "newton") if sound and loss.dim == domain.dim else None
     if compiled is None:
         return None

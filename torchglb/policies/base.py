@@ -23,6 +23,7 @@ from torchglb.checks import (
     as_tensor,
     check_batch_shape,
     check_count,
+    check_entries,
     check_flag,
     check_probability,
     check_shape,
@@ -418,9 +419,7 @@ class Policy(TakesTurns, ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues bit by bit from a saved state of the same policy and settings."""
-        missing = {"policy", "settings", "rounds", "random", "state"} - set(state)
-        if missing:
-            raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        check_entries("state", state, ("policy", "settings", "rounds", "random", "state"))
         if state["policy"] != self.name:
             raise refuse("state", f"a state of {self.name}", f"one of {state['policy']}")
         check_belongs("state['settings']", state["settings"], self._belongs_to())

@@ -213,7 +213,7 @@ class ExactPolicy(Policy):
         Certified for d <= 2; beyond, the best local maximum from 4 d + 1 starts
         (:func:`torchglb.ucb.argmax_ball`).
         """
-        choice = argmax_ball(self._sublevel(), throw=False)
+        choice = argmax_ball(self._sublevel(), throw=False, validate=False)
         unknown = torch.isnan(choice.theta).any(-1)  # no point of the set was found
         raise_unless_converged(torch.where(unknown, choice.status, 0), f"the arm of {self.name}")
         return towards(choice.theta)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.checks import check_batch_shape, check_choice, check_shape, refuse
+from torchglb.checks import check_batch_shape, check_choice, check_entries, check_shape, refuse
 from torchglb.families import Bernoulli
 from torchglb.identity import reading_state
 from torchglb.policies.ofuglb import OFUGLB
@@ -156,6 +156,7 @@ class PairPolicy(TakesTurns, ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues bit by bit from a saved state of the same policy and settings."""
+        check_entries("state", state, ())
         if state.get("pair_policy") != self.name:
             raise refuse("state", f"a state of {self.name}", state.get("pair_policy"))
         with reading_state(self.name):

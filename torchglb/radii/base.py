@@ -66,7 +66,7 @@ class Refinement(NamedTuple):
     def of(cls, tensors: Iterable[Tensor]) -> Refinement:
         """From what :meth:`tensors` gives."""
         outer, level, ridge, center, *region = tensors
-        return cls(outer, level, ridge, center, ConvexRegion(*region))
+        return cls(outer, level, ridge, center, ConvexRegion.of(region))
 
 
 class Evaluation(NamedTuple):

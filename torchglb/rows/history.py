@@ -22,6 +22,7 @@ from torchglb.checks import (
     as_tensor,
     check_batch_shape,
     check_count,
+    check_entries,
     check_flag,
     check_positive,
     check_shape,
@@ -449,6 +450,7 @@ class History:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state; refuses one of another shape, dtype or kind."""
         entries = set(self.state_dict())
+        check_entries("state", state, ())
         if entries != set(state):
             raise refuse("state", f"the entries {sorted(entries)}", sorted(state))
         for name, mine in self._place().items():

@@ -90,7 +90,7 @@ class CentredSet(LikelihoodRatioSet):
             regularization=ridge,
             tilt=tilt,
             shards=loss.shards,
-        )
+        ).came_from(loss)
 
     @cached_property
     def centred_program(self) -> SublevelProgram:

@@ -13,6 +13,7 @@ from torchglb.checks import (
     ValueChecks,
     as_tensor,
     check_count,
+    check_entries,
     check_same,
     check_shape,
     refuse,
@@ -99,7 +100,7 @@ class SnapshotList:
     @classmethod
     def of(cls, state: Mapping[str, Any], history: History, owner: Owner) -> SnapshotList:
         """That of a saved state, whose rows are the first ones of the history."""
-        _require("state['running']", state, {"times", "next", "sets"})
+        check_entries("state['running']", state, {"times", "next", "sets"})
         new = cls()
         new.times = [check_count("state['running']['times']", t, least=1) for t in state["times"]]
         if len(new.times) != len(state["sets"]):
@@ -180,7 +181,7 @@ class RunningBounds:
 
     def load_state_dict(self, state: Mapping[str, Any], history: History, owner: Owner) -> None:
         """Continues from a saved state; refuses one of other queries."""
-        _require("state['running']", state, {"queries", "best"})
+        check_entries("state['running']", state, {"queries", "best"})
         queries, best = state["queries"], state["best"]
         mine = None if self.queries is None else self.queries.tolist()
         if mine != (None if queries is None else queries.tolist()):
@@ -212,12 +213,6 @@ class Owner(NamedTuple):
     confined: bool
 
 
-def _require(label: str, state: Mapping[str, Any], entries: set[str]) -> None:
-    missing = entries - set(state)
-    if missing:
-        raise refuse(label, "the entries of state_dict()", f"no {sorted(missing)}")
-
-
 def _packed(kept: Snapshot, with_rows: bool) -> dict[str, Any]:
     """The tensors and numbers of a set."""
     if isinstance(kept, EllipsoidSet):
@@ -236,10 +231,10 @@ def _unpacked(state: Mapping[str, Any], time: int, history: History, owner: Owne
     """The set that :func:`_packed` saved."""
     label, (family, domain, event, confined) = "state['running']['sets']", owner
     if "gamma" in state:
-        _require(label, state, {"theta_hat", "shape"})
+        check_entries(label, state, {"theta_hat", "shape"})
         theta_hat, shape, gamma = (state[name].clone() for name in ("theta_hat", "shape", "gamma"))
         return EllipsoidSet(family, domain, theta_hat, shape, gamma, event=event)
-    _require(label, state, {"theta_hat", "level", "log_failure"})
+    check_entries(label, state, {"theta_hat", "level", "log_failure"})
     loss = _loss_of(state, time, history, family)
     given = {
         "likelihood": loss,
@@ -266,4 +261,4 @@ def _loss_of(
     if history.aggregate or X.shape[-2] < time:
         raise refuse("state['running']['sets']", f"the rows at time {time}", "fewer rows")
     w = None if w is None else w[..., :time]
-    return NegativeLogLikelihood(family, X[..., :time, :], r[..., :time], w)
+    return NegativeLogLikelihood(family, X[..., :time, :], r[..., :time], w).came_from(history)

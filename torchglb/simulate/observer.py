@@ -202,7 +202,7 @@ def largest_bound(policy: Policy, arms: Tensor | None, chosen: Tensor) -> Tensor
         return region.upper_bound(arms).amax(-1)
     S = policy.domain.radius_like(chosen).expand(chosen.shape)
     if isinstance(region, LikelihoodRatioSet):
-        found = argmax_ball(region.program, throw=False).upper
+        found = argmax_ball(region.program, throw=False, validate=False).upper
         return torch.where(found <= S, found, S)
     return torch.minimum(tied, S)  # ellipsoids: the longest theta in closed form
 

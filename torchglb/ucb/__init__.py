@@ -83,7 +83,10 @@ def support(
             small histories); or one of the names ``"native"``, ``"conic"``, ``"layer"``.
         options: settings of a solver that is given by its name: ``support(program, arms,
             tol=1e-6)`` is ``support(program, arms, Native(tol=1e-6))``. One that the solver does
-            not have is refused by name, and by a type checker too.
+            not have is refused by name, and by a type checker too. ``validate`` (of the native
+            solver) covers arms, rewards, weights, regularisation and centre; the other two look at
+            all but the centre with ``throw``. Rows and levels that are not finite are not refused:
+            their element is NONFINITE.
 
     Example:
         >>> import torchglb as glb

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from torchglb.arrays import numbers_on, settled
+from torchglb.checks import ValueChecks, check_count, check_flag, check_tolerance
 from torchglb.optim import Status, raise_unless_converged
+from torchglb.recording import is_transformed
 from torchglb.rounding import round_up
-from torchglb.ucb.program import SublevelProgram
+from torchglb.ucb.program import SublevelProgram, check_program
 from torchglb.ucb.solvers.native import native_support
 
 #: directions of the first round, and parts into which a surviving sector is split
@@ -57,7 +59,12 @@ class BallChoice:
 
 
 def argmax_ball(
-    program: SublevelProgram, *, tol: float = 1e-6, max_rounds: int = 12, throw: bool = True
+    program: SublevelProgram,
+    *,
+    tol: float = 1e-6,
+    max_rounds: int = 12,
+    throw: bool = True,
+    validate: bool = True,
 ) -> BallChoice:
     """The arm of the unit ball with the largest ``h(x)``.
 
@@ -70,6 +77,7 @@ def argmax_ball(
         tol: relative tolerance of the global answer.
         max_rounds: rounds of splitting (d = 2) or of ascent (d > 2).
         throw: raise if a support problem fails; a gap that stays open for d > 2 does not raise.
+        validate: look at the values of rewards, weights and regularisation.
 
     Example:
         >>> import torchglb as glb
@@ -79,6 +87,13 @@ def argmax_ball(
         >>> choice.arm.shape, choice.is_global
         (torch.Size([2]), tensor(True))
     """
+    check_program(program)
+    tol, max_rounds = check_tolerance("tol", tol), check_count("max_rounds", max_rounds, least=1)
+    throw = check_flag("throw", throw)
+    if check_flag("validate", validate) and not is_transformed(*program.tensors()):
+        checks = ValueChecks()
+        program.require_values(checks)
+        checks.settle()
     X = program.likelihood.X
     if X.is_cpu and X.dtype != torch.float64:  # a storage format
         program = program.rebuild(tuple(t.double() for t in program.tensors()))

@@ -22,13 +22,16 @@ from torchglb.array_like import ArrayLike
 from torchglb.checks import (
     ValueChecks,
     as_like,
+    check_batch_shape,
     check_count,
+    check_entries,
+    check_flag,
     check_positive,
     check_shape,
     check_tolerance,
     refuse,
 )
-from torchglb.domain import Ball
+from torchglb.domain import Ball, check_ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
 from torchglb.identity import check_belongs, describe
@@ -91,6 +94,13 @@ class GrowingProgram(ABC):
     first_steps: ClassVar[int] = 20
     steps_per_arm: ClassVar[int] = 10
 
+    @staticmethod
+    def check_problem(family: GLMFamily, domain: Ball, batch_shape: tuple[int, ...]) -> None:
+        """Refuses what no program can be about."""
+        if not isinstance(family, GLMFamily):
+            raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
+        check_ball(domain, batch_shape=check_batch_shape(batch_shape))
+
     def __init__(self, family: GLMFamily, domain: Ball, history: History, level_tol: float) -> None:
         self.family, self.domain, self.history = family, domain, history
         self.batch_shape = history.batch_shape
@@ -147,8 +157,7 @@ class GrowingProgram(ABC):
                 program beside this one.
         """
         wanted = {"settings"} | set(self._state()) | ({"history"} if history else set())
-        if missing := wanted - set(state):
-            raise refuse("state", "the entries of state_dict()", f"no {sorted(missing)}")
+        check_entries("state", state, wanted)
         check_belongs("state['settings']", state["settings"], self._settings())
         self._check_state(state)
         if history:
@@ -163,15 +172,21 @@ class GrowingProgram(ABC):
 
     def _loss(self, ridge: float | Tensor) -> NegativeLogLikelihood:
         rows, shards = self.history.exact_view(), self.history.shards
-        return NegativeLogLikelihood(self.family, *rows, regularization=ridge, shards=shards)
+        loss = NegativeLogLikelihood(self.family, *rows, regularization=ridge, shards=shards)
+        return loss.came_from(self.history)
 
     def _numbers(self, name: str, given: Any) -> float | Tensor:
-        """A number, or a tensor that broadcasts to ``*B``; a level aside, never NaN or negative."""
-        if not isinstance(given, Tensor | np.ndarray | list):
+        """A number, or a tensor that broadcasts to ``*B``; a level aside, never NaN or negative.
+
+        Nor is a ridge infinite.
+        """
+        finite = name == "regularization"
+        expected = "non-negative finite numbers" if finite else "numbers of at least 0"
+        if not isinstance(given, Tensor | np.ndarray | list | tuple):
             if isinstance(given, bool) or not isinstance(given, Real):
                 raise refuse(name, "a number or a tensor", repr(given))
-            if name != "level" and not float(given) >= 0.0:
-                raise refuse(name, "numbers of at least 0", given)
+            if name != "level" and not (float(given) >= 0.0 and not (finite and math.isinf(given))):
+                raise refuse(name, expected, given)
             return float(given)
         given = as_like(name, given, self.history)
         try:
@@ -181,7 +196,8 @@ class GrowingProgram(ABC):
             raise refuse(name, wanted, f"shape {tuple(given.shape)}") from None
         if name != "level" and (self.history.validate or numbers.is_cpu):
             checks = ValueChecks()
-            checks.require(name, numbers >= 0, "numbers of at least 0", numbers)
+            holds = (numbers >= 0) & (numbers < math.inf) if finite else numbers >= 0
+            checks.require(name, holds, expected, numbers)
             checks.settle()
         return numbers
 
@@ -255,6 +271,7 @@ class GrowingProgram(ABC):
             SolverError: names the problems, such as those whose set is empty, unless ``throw`` is
                 False.
         """
+        throw = check_flag("throw", throw)
         tie = self.tie_tol if tol is None else check_tolerance("tol", tol)
         own = math.inf if value_tol is None else check_tolerance("value_tol", value_tol)
         choice = self._ask(arms, radius, level, regularization, tie, own, False, max_steps)
@@ -282,7 +299,7 @@ class GrowingProgram(ABC):
             max_steps: as in :meth:`argmax`.
             throw: the same.
         """
-        closed = check_tolerance("tol", tol)
+        throw, closed = check_flag("throw", throw), check_tolerance("tol", tol)
         choice = self._ask(arms, radius, level, regularization, closed, closed, True, max_steps)
         return choice.checked(throw)
 

@@ -8,15 +8,26 @@ A negative ridge (the centred radius) needs a region in which the loss is convex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.checks import ValueChecks, as_floats, as_like, check_same, check_shape, refuse
-from torchglb.domain import Ball
+from torchglb.checks import (
+    ValueChecks,
+    as_floats,
+    as_like,
+    check_same,
+    check_shape,
+    refuse,
+    refuse_flag,
+)
+from torchglb.domain import Ball, check_ball
 from torchglb.likelihood import NegativeLogLikelihood
+from torchglb.recording import at_hand
 
 
 @dataclass(frozen=True)
@@ -59,8 +70,8 @@ class ConvexRegion:
 
     Args:
         center: c, ``(*B, d)``.
-        shape: W, positive definite, ``(*B, d, d)``.
-        size: gamma, ``(*B)``; infinite where the region is all of the space.
+        shape: W, symmetric and positive definite, ``(*B, d, d)``.
+        size: gamma >= 0, ``(*B)``; infinite where the region is all of the space.
         curvature: kappa >= 0, ``(*B)``.
 
     Example:
@@ -76,12 +87,42 @@ class ConvexRegion:
 
     def __post_init__(self) -> None:
         center = as_floats("center", self.center)
+        if not center.ndim:
+            check_shape("center", center, ("*B", "d"))
         batch, d = tuple(center.shape[:-1]), center.shape[-1]
         object.__setattr__(self, "center", center)
         for name, shape in (("shape", (*batch, d, d)), ("size", batch), ("curvature", batch)):
             value = as_like(name, getattr(self, name), center)
             check_shape(name, value, shape)
             object.__setattr__(self, name, value)
+        if at_hand(*self.tensors()):
+            self._check_values()
+
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> ConvexRegion:
+        """From :meth:`tensors` of a region that was proven; nobody looks at them again."""
+        region = object.__new__(cls)
+        for field, tensor in zip(fields(cls), tensors, strict=True):
+            object.__setattr__(region, field.name, tensor)
+        return region
+
+    def _check_values(self) -> None:
+        """Refuses what is no ellipsoid, but for rounding."""
+        center, W, size, curvature = (t.detach() for t in self.tensors())
+        checks = ValueChecks()
+        checks.finite("center", center)
+        checks.finite("shape", W)
+        checks.require("size", size >= 0, "non-negative numbers", size)
+        proven = (curvature >= 0) & (curvature < math.inf)
+        checks.require("curvature", proven, "non-negative finite numbers", curvature)
+        checks.settle()
+        lost = 64.0 * W.shape[-1] * torch.finfo(W.dtype).eps * W.abs().amax((-2, -1))
+        even = (W - W.mT).abs() <= lost[..., None, None]
+        checks.require("shape", even, "a symmetric matrix", W)
+        least = torch.linalg.eigvalsh(W)[..., 0]
+        expected = "a positive definite matrix, all of whose eigenvalues are above 0"
+        checks.require("shape", least >= -lost, expected, least)
+        checks.settle()
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The four of them; ``ConvexRegion(*tensors)`` is the same region."""
@@ -136,13 +177,13 @@ class SublevelProgram:
     def __post_init__(self) -> None:
         if not isinstance(self.likelihood, NegativeLogLikelihood):
             raise refuse("likelihood", "a NegativeLogLikelihood", type(self.likelihood).__name__)
-        if not isinstance(self.domain, Ball):
-            raise refuse("domain", "a Ball, such as Ball(dim, S)", repr(self.domain))
-        if self.domain.dim != self.likelihood.dim:
-            raise refuse("domain", f"dim {self.likelihood.dim}", f"dim {self.domain.dim}")
+        check_ball(self.domain, self.likelihood.dim, self.likelihood.batch_shape)
+        refuse_flag("level", self.level)
         object.__setattr__(self, "level", as_like("level", self.level, self.likelihood.X))
         check_shape("level", self.level, self.likelihood.batch_shape)
         if self.region is not None:
+            if not isinstance(self.region, ConvexRegion):
+                raise refuse("region", "a ConvexRegion or None", repr(self.region))
             check_same("region", self.region.center, "likelihood.X", self.likelihood.X)
             shape = (*self.likelihood.batch_shape, self.likelihood.dim)
             check_shape("region", self.region.center, shape)
@@ -162,7 +203,7 @@ class SublevelProgram:
         region = None
         if self.region is not None:
             count = len(self.region.tensors())
-            data, region = data[:-count], ConvexRegion(*data[-count:])
+            data, region = data[:-count], ConvexRegion.of(data[-count:])
         loss = self.likelihood.rebuild(data)
         domain = self.domain
         if isinstance(domain.radius, Tensor):
@@ -170,19 +211,35 @@ class SublevelProgram:
         return SublevelProgram(loss, domain, level, region)
 
     def checked_arms(self, arms: ArrayLike, *, values: bool = True) -> Tensor:
-        """Arms ``(*B, K, d)`` as a tensor; refused if not finite, and so is a loss that is none."""
+        """Arms ``(*B, K, d)`` as a tensor; refused by their values, as those of the program are."""
         arms = as_like("arms", arms, self.likelihood.X)
         check_shape("arms", arms, (*self.likelihood.batch_shape, "K", self.likelihood.dim))
         if values:
             checks = ValueChecks()
             checks.finite("arms", arms)
-            least = 0.0 if self.region is None else -self.region.curvature
-            self.likelihood.require_convex(checks, least_ridge=least)
+            self.require_values(checks)
             checks.settle()
         return arms
+
+    def require_values(self, checks: ValueChecks) -> None:
+        """Adds to ``checks`` that the loss is convex, and its rewards are in the support.
+
+        What is not finite in rows or level is not refused: it stays in its element, whose status
+        says so.
+        """
+        least = 0.0 if self.region is None else -self.region.curvature
+        self.likelihood.require_convex(checks, least_ridge=least)
+        self.likelihood.require_rewards(checks)
 
     def refuse_region(self, solver: str) -> None:
         """Refuses a program that is convex in a region only, for solvers that know no regions."""
         if self.region is not None:
             expected = f"a program without a region for the solver {solver!r} (use 'native')"
             raise refuse("program", expected, "one that is convex in a region only")
+
+
+def check_program(program: object) -> None:
+    """Refuses anything but a program."""
+    if not isinstance(program, SublevelProgram):
+        expected = "a SublevelProgram, such as SublevelProgram(loss, ball, level)"
+        raise refuse("program", expected, type(program).__name__)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchglb.array_like import ArrayLike
 from torchglb.arrays import length
-from torchglb.checks import check_tensors, refuse
+from torchglb.checks import check_count, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
@@ -80,6 +80,7 @@ class RefitProgram(GrowingProgram):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
+        self.check_problem(family, domain, batch_shape)
         kept: dict[str, Any] = {"validate": validate, "dtype": dtype, "device": device}
         history: History
         if forgetting is None:
@@ -99,6 +100,7 @@ class RefitProgram(GrowingProgram):
 
     def beside(self, anchors: int) -> RefitProgram:
         """The same; there are no anchors on a device."""
+        check_count("anchors", anchors, least=1)
         return self.fork()
 
     def _state(self) -> dict[str, Any]:
@@ -172,6 +174,8 @@ class RefitProgram(GrowingProgram):
             lower = self._lowered(lower, x, known.theta, known.loss.double(), least, level)
             hidden = (status == Status.CONVERGED) & lower.isneginf().all(-1)
             status = torch.where(hidden, int(Status.INACCURATE), status)
+        strange = ~torch.isfinite(arms).flatten(-2).all(-1)
+        status = torch.where(strange, int(Status.NONFINITE), status)
         start = torch.where(torch.isfinite(fit.theta), fit.theta, self._start)
         passes = fit.num_steps.to(self._passes.dtype) + 1.0
         # all or nothing

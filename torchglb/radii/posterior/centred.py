@@ -346,11 +346,12 @@ def _refinement(
     shifted = torch.where(none, outer, shifted)
     with torch.no_grad():
         eye = torch.eye(problem.dim, dtype=torch.float64, device=point.device)
-        proof = ConvexRegion(
+        parts = (
             point.detach().to(dtype),
             torch.where(none[..., None, None], eye, region.shape.detach()).to(dtype),
             torch.where(none, torch.inf, region.size.detach()).to(dtype),
             region.curvature.detach().to(dtype),
         )
+        proof = ConvexRegion.of(parts)
     ends = (round_up(outer, dtype), round_up(shifted, dtype))
     return Refinement(*ends, -bend.to(dtype), point.to(dtype), proof)

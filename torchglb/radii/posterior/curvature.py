@@ -98,4 +98,4 @@ def curved_region(
     (hessian,) = likelihood.shards.sum((X.mT * least[..., None, :]) @ X)
     trace = torch.diagonal(hessian, dim1=-2, dim2=-1).sum(-1)
     curvature = (least_eigenvalue(hessian) - SLACK * trace).clamp_min(0.0)
-    return ConvexRegion(point, shape, gamma, curvature)
+    return ConvexRegion.of((point, shape, gamma, curvature))

@@ -83,6 +83,7 @@ class AnchoredProgram(GrowingProgram):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
+        self.check_problem(family, domain, batch_shape)
         if check_every is not None:
             check_count("check_every", check_every, least=1)
         self.check_every = check_every
@@ -133,7 +134,7 @@ class AnchoredProgram(GrowingProgram):
 
     def beside(self, anchors: int) -> AnchoredProgram:
         """Another program over the same rows, which it follows, with so many anchors at most."""
-        history = self.history
+        history, anchors = self.history, check_count("anchors", anchors, least=1)
         new = AnchoredProgram(
             self.family,
             self.domain,

@@ -15,7 +15,7 @@ from torchglb.backend.dense import EPS
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum
 from torchglb.carried.source import RowSource
-from torchglb.checks import check_count, check_tensors
+from torchglb.checks import check_count, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import Status
@@ -156,8 +156,11 @@ class CarriedRounds:
 
     def self_check(self, anchor: int | None) -> None:
         """Compares the minimum's sums and those of one anchor with passes."""
+        count = self.anchors.number
+        slot = self.number % count if anchor is None else check_count("anchor", anchor)
+        if slot >= count:
+            raise refuse("anchor", f"None or a whole number below {count}", slot)
         self.catch_up()
-        slot = self.number % self.anchors.number if anchor is None else anchor
         for b in range(self.source.problems):
             self.minimum.carried.check(self.source, b)
             self.anchors.check(self.source, b, slot)

@@ -111,6 +111,9 @@ BY_NAME: dict[str, type[Native] | type[Conic] | type[Layer]] = {
 def solver_of(solver: ProgramSolver | Solver, options: Mapping[str, Any]) -> Solver:
     """The solver that a name and options, or an object, stand for."""
     if not isinstance(solver, str):
+        if isinstance(solver, type):
+            got = f"the class {solver.__name__} (write {solver.__name__}())"
+            raise refuse("solver", "a solver or its name", got)
         if not isinstance(solver, Solver):
             raise refuse("solver", "a solver or its name", type(solver).__name__)
         if options:

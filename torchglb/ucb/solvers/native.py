@@ -11,11 +11,20 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchglb.arrays import finite, length, which
-from torchglb.checks import ValueChecks, as_like, check_count, check_shape, check_tolerance
+from torchglb.backend.value_checks import rewards_within
+from torchglb.checks import (
+    ValueChecks,
+    as_like,
+    check_count,
+    check_flag,
+    check_shape,
+    check_tolerance,
+)
 from torchglb.compiled_rows import compiled_family
 from torchglb.families.compiled import CompiledFamily
 from torchglb.linalg import cut_ball
@@ -28,7 +37,7 @@ from torchglb.rounding import short_scale
 from torchglb.rows.sums import Errors, Expansion
 from torchglb.ucb.bounds import Feasibility, TwoSidedBounds, rounded_off, value_at_least
 from torchglb.ucb.gradients import differentiable
-from torchglb.ucb.program import SublevelProgram, SupportResult
+from torchglb.ucb.program import SublevelProgram, SupportResult, check_program
 from torchglb.ucb.solvers.compiled import compiled_support, narrowed
 from torchglb.ucb.solvers.dual_search import search_multipliers
 from torchglb.ucb.solvers.sqp import come_back, multipliers, propose, stop_at_cut
@@ -69,7 +78,7 @@ def native_support(
             1e-6 on a CPU, which solves in float64, and 1e-3 elsewhere.
         max_steps: limit on passes over the history.
         throw: raise :class:`SolverError` if an arm does not converge, or return statuses.
-        validate: look at the values of arms, weights, regularisation and centre.
+        validate: look at the values of arms, rewards, weights, regularisation and centre.
 
     Example:
         >>> import torchglb as glb
@@ -79,6 +88,8 @@ def native_support(
         >>> bool(native_support(program, [[1.0, 0.0]], tol=1e-8).gap < 1e-7)
         True
     """
+    check_program(program)
+    throw, validate = check_flag("throw", throw), check_flag("validate", validate)
     arms = as_like("arms", arms, program.likelihood.X)
     if tol is None:
         tol = 3e-8 if arms.dtype == torch.float64 else 1e-6 if arms.is_cpu else 1e-3
@@ -151,7 +162,11 @@ def _family_of_plain(
         points = center.numpy()
         if not ((points * points).sum(-1) <= S * S).all():
             return None
-    return compiled_family(loss) if shape[-1] <= COMPILED_LIMIT else None
+    family = compiled_family(loss) if shape[-1] <= COMPILED_LIMIT else None
+    if family is None or loss.arrived:
+        return family
+    r = np.ascontiguousarray(loss.r.numpy()).reshape(-1)
+    return family if rewards_within(r, family.low, family.high, family.whole) else None
 
 
 def _solve(

@@ -24,12 +24,12 @@ import torch
 from cvxpylayers.torch import CvxpyLayer
 from torch import Tensor, nn
 
-from torchglb.checks import check_choice, check_tolerance, refuse
+from torchglb.checks import check_choice, check_flag, check_tolerance, refuse
 from torchglb.domain import Ball
 from torchglb.families import Binomial, GLMFamily
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim.result import Status, raise_unless_converged
-from torchglb.ucb.program import SublevelProgram, SupportResult
+from torchglb.ucb.program import SublevelProgram, SupportResult, check_program
 from torchglb.ucb.solvers.conic.cones import frame, installed, settings
 from torchglb.ucb.solvers.conic.oracle import ConicAnswer, Element
 from torchglb.ucb.solvers.conic.problems import (
@@ -137,6 +137,8 @@ class UCBLayer(nn.Module):
 
     def support(self, program: SublevelProgram, arms: Any, *, throw: bool = True) -> SupportResult:
         """:meth:`forward` for a program that is already built (possibly tilted)."""
+        check_program(program)
+        throw = check_flag("throw", throw)
         program.refuse_region("layer")
         arms = program.checked_arms(arms, values=throw)
         batch, n = program.likelihood.batch_shape, program.likelihood.X.shape[-2]
@@ -287,6 +289,7 @@ def layer_support(
         >>> layer_support(program, X).upper
         tensor([1.5000, 0.5000], dtype=torch.float64)
     """
+    check_program(program)
     n, d = program.likelihood.X.shape[-2:]
     capacity = max(n, min(1 << max(3, (n - 1).bit_length()), max_capacity(d)))
     layer = UCBLayer(

@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchglb.checks import check_tolerance
+from torchglb.checks import check_flag, check_tolerance
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim.result import Status, raise_unless_converged
 from torchglb.rounding import short_scale
-from torchglb.ucb.program import SublevelProgram, SupportResult
+from torchglb.ucb.program import SublevelProgram, SupportResult, check_program
 from torchglb.ucb.solvers.conic.cones import ConicProgram, installed
 from torchglb.ucb.solvers.conic.problems import is_finite, on_host, outward, split, warn_of_move
 from torchglb.ucb.solvers.conic.verification import certify, into_ball, least_squares, sharpen
@@ -90,7 +90,8 @@ def conic_support(
         >>> conic_support(SublevelProgram(loss, glb.Ball(2, 2.0), level), X).lower
         tensor([1.5000, 0.5000], dtype=torch.float64)
     """
-    solvers = installed(solver, fallbacks)
+    check_program(program)
+    throw, solvers = check_flag("throw", throw), installed(solver, fallbacks)
     check_tolerance("tol", tol)
     program.refuse_region("conic")
     arms = program.checked_arms(arms, values=throw)
