@@ -429,6 +429,26 @@ def test_an_interrupted_look_shows_the_radius_no_row_twice(monkeypatch):
     assert torch.equal(sequence.evaluation().level, other.evaluation().level)
 
 
+@pytest.mark.parametrize("radius", ["pac-bayes", "lipschitz"])
+@pytest.mark.parametrize("late", [1, 4])
+def test_rows_that_came_by_another_way_are_carried_before_the_next_ones(radius, late):
+    """Sums that had the last rows instead of those made the level too low."""
+    X, r = rows(20)
+    other, plain = (sequence(radius, estimator=glb.Incremental()) for _ in range(2))
+    for each in (other, plain):
+        each.update(X[:10], r[:10])
+        each.current()
+    other.history.append(X[10 : 10 + late], r[10 : 10 + late])
+    plain.update(X[10 : 10 + late], r[10 : 10 + late])
+    for each in (other, plain):
+        each.update(X[10 + late :], r[10 + late :])
+    same(other, plain)
+    region = other.current()
+    torch.testing.assert_close(
+        other.fitted.estimate(region.likelihood).loss, region.level - region.radius
+    )
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"aggregate": True}, {"running": True, "contrasts": [[1.0, -1.0]]}],

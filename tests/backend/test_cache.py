@@ -24,6 +24,7 @@ def processes(request, tmp_path, monkeypatch):
     """The same function as several processes have it."""
     path = tmp_path / f"{request.param}.py"
     path.write_text(SOURCE, encoding="utf-8")
+    monkeypatch.setattr(config, "CACHE_DIR", "")  # wherever other compiled code is kept
 
     def process():
         spec = importlib.util.spec_from_file_location("doubled", path)

@@ -10,6 +10,14 @@ from numba.core import event
 import torchglb.backend  # noqa: F401
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """A shell has its background processes ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Dispatcher:
     """What Numba names as the function that it compiles."""
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -84,12 +85,18 @@ def test_tables_of_monomials(d, q):
     names = [n for k in range(q + 1) for n in itertools.combinations_with_replacement(range(d), k)]
     table = monomials(d, q)
     assert (table.dim, table.order, table.count) == (d, q, len(names))
-    ends = table.positions[: q + 1]
-    degree, parent, variable = table.positions[q + 1 : q + 1 + 3 * len(names)].reshape(3, -1)
-    assert degree.tolist() == [len(name) for name in names]
-    assert ends.tolist() == [math.comb(d + k, k) for k in range(q + 1)]
+    assert table.degree.tolist() == [len(name) for name in names]
+    assert table.ends.tolist() == [math.comb(d + k, k) for k in range(q + 1)]
     for i, name in enumerate(names[1:], 1):
-        assert tuple(sorted((*names[parent[i]], int(variable[i])))) == name
+        assert tuple(sorted((*names[table.parent[i]], int(table.variable[i])))) == name
+    for i in range(d):
+        assert [names[at] for at in table.gradient[i]] == [
+            tuple(sorted((*name, i))) for name in names if len(name) < q
+        ]
+    for i, j in itertools.product(range(d), repeat=2):
+        assert [names[at] for at in table.hessian[i, j]] == [
+            tuple(sorted((*name, i, j))) for name in names if len(name) < q - 1
+        ]
     counts = [[name.count(v) for v in set(name)] for name in names]
     factorials = [math.prod(math.factorial(c) for c in count) for count in counts]
     np.testing.assert_allclose(table.scale, 1.0 / np.array(factorials, dtype=float))
@@ -281,3 +288,50 @@ def test_problems_are_bit_by_bit_the_same_alone(generator):
     alone.append(given.X[2:3, 40:], given.r[2:3, 40:], given.w[2:3, 40:])
     carried.catch_up(source)
     assert (carried.memory[0] == given.loss.memory[2]).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "at", "asked"),
+    [
+        (glb.QuasiBounded("cloglog"), 7.0, 0.0),  # m'' underflows at the carried point
+        (glb.QuasiBounded("cloglog"), 8.0, 0.0),
+        (glb.QuasiBounded("probit"), 45.0, 0.0),
+        (glb.Poisson(), -360.0, 360.0),
+    ],
+    ids=["cloglog-7", "cloglog-8", "probit", "poisson"],
+)
+def test_a_remainder_beyond_all_numbers_is_infinite(family, at, asked):
+    """A cap on ``e^(R D)`` is no bound: it had certified 1e-10 where the error was 22."""
+    history = glb.History(1, (1,), family=family)
+    history.append(torch.ones(1, 100, 1).double(), torch.zeros(1, 100).double())
+    carried = CarriedLoss(family, glb.Ball(1, abs(at)), 1, 1, 2)
+    carried.rebuild(RowSource(family, history), np.full((1, 1, 1), at))
+    found = carried.expand(np.full((1, 1), asked))
+    exact = float(glb.NegativeLogLikelihood.of(family, history)(torch.full((1, 1), asked).double()))
+    assert found.errors["value"][0] >= abs(found.value[0] - exact)
+    assert found.errors["value"][0] == math.inf
+
+
+@pytest.mark.parametrize("S", [30.0, 1e7])
+def test_sums_pay_for_the_rounding_of_products(S):
+    """Poisson: z errs by some ``d eps S``, and ``e^z`` by that share of itself."""
+    generator = torch.Generator().manual_seed(1)
+    d, family = 8, glb.Poisson()
+    theta = torch.randn(d, generator=generator, dtype=torch.float64)
+    theta = 0.99 * S * theta / theta.norm()
+    X = torch.randn(400, d, generator=generator, dtype=torch.float64)
+    X = X - torch.outer(X @ theta, theta) / theta.square().sum()
+    X = 0.9 * X / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    X = X + 5.0 / S * theta / theta.norm()  # all z are 5, by large products that cancel
+    history = glb.History(d, (1,), family=family)
+    history.append(X[None], torch.zeros(1, 400).double())
+    carried = CarriedLoss(family, glb.Ball(d, S), 1, 1, 2)
+    carried.rebuild(RowSource(family, history), theta.numpy()[None, None])
+    found = carried.expand(theta.numpy()[None])
+    with mpmath.workdps(40):
+        point = [mpmath.mpf(v) for v in theta.tolist()]
+        exact = mpmath.fsum(
+            mpmath.exp(mpmath.fsum(mpmath.mpf(v) * t for v, t in zip(x, point, strict=True)))
+            for x in X.tolist()
+        )
+        assert found.errors["rounding"][0] >= abs(mpmath.mpf(found.value[0]) - exact)

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pickle
+import random
 import subprocess
 import sys
 from decimal import Decimal
@@ -27,6 +28,7 @@ from torchglb.errors import InputError
 from torchglb.estimators import Evidence, TableError
 from torchglb.estimators.scaling import ASK
 from torchglb.radii import GaussianPrior
+from torchglb.testing.policies import Interruption
 
 BURN = 200
 
@@ -296,6 +298,27 @@ def test_e_values_reject_what_the_interval_excludes():
     assert model.test(f"age >= {lower - width:.17g}").p == 1.0
 
 
+@pytest.mark.parametrize("center", [1e6, -1e9])
+def test_a_prediction_far_from_zero_is_as_exact_as_its_row(center):
+    """``x/half - center/half`` has few digits, and its interval was short by as many widths."""
+    rng = np.random.default_rng(0)
+    tick, n = 1.0 / 1024, 400  # x in seconds: three milliseconds before and after
+    s = rng.integers(-3, 4, n).astype(float)
+    y = (rng.random(n) < 0.5).astype(float)
+    near, far = (
+        glb.glm("y ~ x", {"x": x, "y": y}, family="bernoulli", scaler=glb.Scaler(ranges=ends))
+        for x, ends in (
+            (s, {"x": (-3.0, 3.0)}),
+            (center + tick * s, {"x": (center - 3 * tick, center + 3 * tick)}),
+        )
+    )
+    at = np.array([-3.0, 0.5, 2.0])
+    expected = near.predict({"x": at}, interval=True, scale="linear")
+    found = far.predict({"x": center + tick * at}, interval=True, scale="linear")
+    for key in ("estimate", "lower", "upper"):
+        np.testing.assert_allclose(found[key], expected[key], rtol=0, atol=1e-10)
+
+
 def test_the_certified_minimum_is_below_the_minimum_and_near_it():
     model = fitted(formula="clicked ~ age")
     X, y, _ = model.core.rows()
@@ -497,6 +520,32 @@ def test_a_refused_update_changes_nothing(fit):
         model.update(bad)
     assert len(model) == 400
     assert np.array_equal(model.summary().columns["lower"], before["lower"])
+
+
+@pytest.mark.parametrize("options", [{}, {"S": 4.0}, {"offset": "moved"}], ids=str)
+def test_an_interrupted_update_is_all_or_nothing(options):
+    """Whoever gives the rows again must not have them counted twice."""
+    rng = np.random.default_rng(0)
+    data = pd.DataFrame({"x": rng.uniform(-1, 1, 60), "t": np.arange(60.0), "moved": 0.1})
+    data["y"] = rng.integers(0, 2, 60)
+    scaler = glb.Scaler(ranges={"x": (-1, 1)})
+    options = {"family": "bernoulli", "scaler": scaler, "time": "t", "missing": "drop"} | options
+    model = glb.glm("y ~ x", data[:30], **options)
+    late = data[30:].copy()
+    late.loc[35, "x"] = np.nan
+    aware = copy.deepcopy(model)
+    calls = Interruption.count(lambda: aware.update(late))
+    expected = aware.summary().columns
+    chosen = random.Random(0).sample(range(1, calls), min(calls - 1, 20))
+    for call in {*chosen, *range(max(1, calls - 10), calls)}:  # the last is that of the counter
+        struck = copy.deepcopy(model)
+        with pytest.raises(KeyboardInterrupt), Interruption(call):
+            struck.update(late)
+        assert len(struck) == 30, call
+        struck.update(late)
+        assert struck.left_out == aware.left_out
+        for key in ("lower", "upper", "p"):
+            np.testing.assert_array_equal(struck.summary().columns[key], expected[key])
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])

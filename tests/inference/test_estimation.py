@@ -1,5 +1,7 @@
 """The two estimators of a confidence sequence give the same sets; what is refused leaves no trace."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -80,11 +82,32 @@ def test_states_of_the_other_estimator_are_refused():
 def test_rows_with_grad_are_refused_by_carried_sums_and_leave_no_trace():
     sequence = both(glb.Bernoulli(), glb.Ball(2, 2.0))[1]
     sequence.update([0.6, 0.8], 1.0)
-    before = sequence.current().level
+    sequence.current()
+    before = sequence.state_dict()
     with pytest.raises(glb.InputError, match="Refit"):
         sequence.update(torch.tensor([1.0, 0.0], requires_grad=True), 1.0)
     assert len(sequence) == 1
-    assert torch.equal(sequence.current().level, before)
+    assert_same(before, sequence.state_dict())
+
+
+def test_an_ellipsoid_pays_for_an_uncertain_hessian_before_it_bounds_the_way():
+    """In the fixed point: a larger beta^2 means a longer way, on which the curvature falls more."""
+    sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, 3.0), 0.05)
+    sequence.update([[1.0, 0.0], [0.6, 0.8], [-0.8, 0.6]] * 20, [1.0, 0.0, 1.0] * 20)
+    fit, loss, radius = (
+        sequence.estimate(),
+        sequence.current().likelihood,
+        torch.tensor(4.0).double(),
+    )
+    error = torch.tensor(0.4).double()
+    unsure = dataclasses.replace(fit, hessian_error=error)
+    paid = sequence.ellipsoid_radius(loss, unsure, radius, fit.hessian)
+    less = sequence.ellipsoid_radius(loss, fit, error.exp() * radius, fit.hessian)
+    assert (
+        float(paid)
+        >= float(less)
+        > float(error.exp() * sequence.ellipsoid_radius(loss, fit, radius, fit.hessian))
+    )
 
 
 def test_another_estimator_is_refused_by_name():

@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from torchglb import Gaussian, NegativeLogLikelihood, radii
+from torchglb import (
+    Ball,
+    Bernoulli,
+    Binomial,
+    ConfidenceSequence,
+    Gaussian,
+    NegativeLogLikelihood,
+    radii,
+)
+from torchglb.errors import InputError
 from torchglb.radii.posterior.candidates import posterior_at
 from torchglb.radii.posterior.curvature import curved_region
 from torchglb.radii.posterior.gaussian import normal_prior, tempered
@@ -120,3 +129,40 @@ def test_a_region_pays_for_the_rounding_of_its_hessian(generator):
     paid = loss.lost_in_hessian() * at.hessian.trace() * far**2
     assert float(paid) > 1e-4
     assert float(region.size) >= float(2.0 * height + lam * far**2 + paid)
+
+
+TWO = Binomial(2)
+
+
+class Twice(Bernoulli):
+    """Two trials, by formulas of its own, in a class that inherits from that of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.reward_range = TWO.reward_range
+
+
+for _name in (
+    *("log_partition", "mean", "variance", "third_derivative", "derivative", "nll", "loss"),
+    *("slope_and_curvature", "loss_terms", "loss_derivatives", "derivative_ratio"),
+    *("self_concordance", "max_variance", "min_variance"),
+):
+    setattr(Twice, _name, lambda self, *given, _name=_name: getattr(TWO, _name)(*given))
+
+
+def test_what_inherits_from_a_family_is_not_bounded_by_its_formulas():
+    """Levels for one trial, of a loss that is that of two, were below the valid ones."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(40, 2, generator=generator, dtype=F64)
+    X = X / torch.linalg.vector_norm(X, dim=-1, keepdim=True).clamp_min(1.0)
+    r, levels = TWO.sample(X.sum(-1), generator), []
+    for family in (TWO, Twice()):
+        sequence = ConfidenceSequence(family, Ball(2, 3.0), 0.05, "pac-bayes")
+        sequence.update(X, r)
+        levels.append(float(sequence.current().level))
+    assert levels[1] >= levels[0] - 1e-9  # its general constants are no sharper
+
+
+def test_a_normal_prior_refuses_formulas_that_it_does_not_know():
+    with pytest.raises(InputError, match="Twice"):
+        ConfidenceSequence(Twice(), Ball(2, 3.0), 0.05, "gaussian-prior")

@@ -156,3 +156,16 @@ def test_look_needs_queries():
         sequence().look()
     with pytest.raises(InputError, match="look: expected a sequence with running=True"):
         glb.ConfidenceSequence(FAMILY, BALL, DELTA).look()
+
+
+@pytest.mark.parametrize("ask", ["look", "contrast"])
+def test_best_bounds_that_were_handed_out_may_be_changed(ask):
+    """Ends that a caller clamps in place are his own, not the best ones so far."""
+    X, r = rows(20)
+    made = fed(sequence("pac-bayes", queries=QUERIES, contrasts=QUERIES), X, r)
+    twin = copy.deepcopy(made)
+    getattr(twin, ask)()
+    for end in getattr(made, ask)():
+        end.clamp_(0.0, 0.1)
+    for found, expected in zip(getattr(made, ask)(), getattr(twin, ask)(), strict=True):
+        assert torch.equal(found, expected)

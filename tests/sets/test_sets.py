@@ -439,3 +439,14 @@ def test_a_mean_that_underflows_is_not_0():
         lower, upper = on_mean_scale(glb.families.QuasiBounded(link), ends)
         assert lower == 0.0
         assert upper > 0.0
+
+
+@pytest.mark.parametrize("family", [glb.Bernoulli(), glb.Binomial(7), glb.Poisson()], ids=str)
+def test_a_mean_that_has_lost_its_digits_is_rounded_outwards(family):
+    """On the way to underflow an exponential has few digits, and torch's sigmoid none."""
+    trials = getattr(family, "trials", 1)
+    for z in torch.linspace(-760.0, -650.0, 223, dtype=torch.float64):
+        lower, upper = on_mean_scale(family, glb.Interval(z, z))
+        with mpmath.workdps(30):
+            exact = trials * mpmath.exp(float(z))  # the others are less by one in e^-z
+            assert mpmath.mpf(float(lower)) <= exact <= mpmath.mpf(float(upper))

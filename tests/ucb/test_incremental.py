@@ -268,6 +268,25 @@ def test_a_broken_state_is_refused_and_changes_nothing():
     assert len(program.history) == 1
 
 
+@pytest.mark.parametrize("kind", [AnchoredProgram, glb.ucb.RefitProgram])
+@pytest.mark.parametrize(
+    ("family", "S", "match"),
+    [
+        (glb.Bernoulli(), 0.7, "'S'"),
+        (glb.Poisson(), 3.0, "'family'"),
+        (glb.Bernoulli(), 9.0, "'S'"),
+    ],
+)
+def test_a_state_of_another_problem_is_refused(kind, family, S, match):
+    """Anchors outside of the ball had "proven" lower bounds above S."""
+    saved = kind(glb.Bernoulli(), glb.Ball(2, 3.0))
+    saved.append([1.0, 0.0], 1.0)
+    program = kind(family, glb.Ball(2, S))
+    with pytest.raises(glb.InputError, match=match):
+        program.load_state_dict(saved.state_dict())
+    assert len(program.history) == 0
+
+
 # ---- copies, interruptions, questions ------------------------------------------------------------
 
 

@@ -11,6 +11,12 @@ TINY = 1e-300
 
 
 @kernel
+def exponential(x: float) -> float:
+    """``e^x``, infinite beyond all numbers: plain Python raises there, and a cap is no bound."""
+    return math.exp(x) if x <= 709.0 else math.inf
+
+
+@kernel
 def copy_vector(source: Floats, target: Floats) -> None:
     """Writes one vector over another (a loop: array assignments take seconds to compile)."""
     for i in range(source.shape[0]):

@@ -19,7 +19,6 @@ from torchglb.carried.kernels import (
     Workspace,
     add_columns,
     add_totals,
-    carried_in,
     carry_row,
     memory_size,
     row_powers,
@@ -31,9 +30,10 @@ from torchglb.carried.model import (
     CarriedSums,
     Objectives,
     Polynomials,
+    carried_of,
     expand_all,
 )
-from torchglb.carried.monomials import Packed, monomials, unpack
+from torchglb.carried.monomials import Monomials, monomials
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.source import NO_FAMILY, RowSource
 from torchglb.checks import check_tensors, refuse
@@ -133,7 +133,7 @@ class CarriedLoss:
 
     def of(self, b: int) -> Carried:
         """The sums of one problem, by name: views."""
-        return carried_in(self.memory[b], self.dim, self.number, self.table.count)
+        return carried_of(self.arrays(), b)
 
     @property
     def points(self) -> Floats:
@@ -174,7 +174,15 @@ class CarriedLoss:
             y: weights times rewards, ``(N, k)``.
             w: weights, ``(N, k)``.
         """
-        add_rows(source, x, y, w, self.memory, self.table, self.number)
+        if source.compiled is not NO_FAMILY:
+            x, y, w = (np.ascontiguousarray(given, np.float64) for given in (x, y, w))
+            carry_rows(source.compiled, x, y, w, self.arrays())
+            return
+        new = self.arrays()._replace(memory=self.memory.copy())
+        for b, s in np.ndindex(y.shape):
+            row = x[b, s], float(y[b, s]), float(w[b, s])
+            add_by_torch(source.family, *row, carried_of(new, b), self.table)
+        self.memory[:] = new.memory  # all or nothing
 
     def catch_up(self, source: RowSource) -> None:
         """Adds the rows that the history has more; makes all sums anew where that cannot be."""
@@ -195,17 +203,17 @@ class CarriedLoss:
 
         What repairs sums that an interruption has left behind the history.
         """
-        new = self.memory.copy()
+        new = self.arrays()._replace(memory=self.memory.copy())
         work = workspace(self.dim, self.table.count)
         totals = row_totals(self.family, source)
-        for b in range(len(new)):
-            carried = carried_in(new[b], self.dim, self.number, self.table.count)
+        for b in range(len(totals)):
+            carried = carried_of(new, b)
             carried.totals[:] = totals[b]
             for a in range(self.number):
                 point = carried.points[:, a].copy() if points is None else points[b, a]
                 trace = source.pass_at(b, point, self.table, work)
                 self._put(carried, a, point, trace, work)
-        self.memory[:] = new  # all or nothing
+        self.memory[:] = new.memory  # all or nothing
 
     def move(self, source: RowSource, b: int, slot: int, point: Floats) -> None:
         """Puts one point of problem b somewhere else: a pass."""
@@ -285,7 +293,7 @@ class CarriedLoss:
             )
 
     def checked_pass(
-        self, source: RowSource, b: int, point: Floats, table: Packed, work: Workspace
+        self, source: RowSource, b: int, point: Floats, table: Monomials, work: Workspace
     ) -> float:
         """A pass at a point; the loss there must be what the polynomial of slot 0 promises.
 
@@ -323,7 +331,7 @@ class CarriedLoss:
             raise refuse(f"{name}['sums']", expected, rows.tolist())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a saved state."""
+        """Continues from a saved state, of the same family and ball."""
         self.check_state("state", state)
         self.memory[:] = state["sums"].detach().numpy()
 
@@ -357,23 +365,14 @@ def row_totals(family: GLMFamily, source: RowSource) -> Floats:
     return np.column_stack([both[0].numpy(), both[1].numpy(), count])
 
 
-def add_rows(
-    source: RowSource, x: Floats, y: Floats, w: Floats, memory: Floats, table: Packed, points: int
+def add_by_torch(
+    family: GLMFamily, x: Floats, y: float, w: float, carried: Carried, table: Monomials
 ) -> None:
-    """Adds rows, as :meth:`CarriedLoss.append` takes them, to the sums in memory ``(N, size)``."""
-    if source.compiled is not NO_FAMILY:
-        x, y, w = (np.ascontiguousarray(given, np.float64) for given in (x, y, w))
-        _carry_rows(source.compiled, x, y, w, memory, table, points)
-        return
-    family, largest, added = source.family, largest_reward(source.family), memory.copy()
-    for b, s in np.ndindex(y.shape):
-        carried = carried_in(added[b], table.dim, points, table.count)
-        row, weight, weighted = x[b, s], float(w[b, s]), float(y[b, s])
-        z = torch.from_numpy(row @ carried.points)
-        r = torch.full_like(z, weighted / weight if weight > 0 else 0.0)
-        terms = weight * torch.stack([*family.loss_terms(z, r)]).numpy()
-        carry_terms(row, weight, weighted, terms, largest, family.dispersion, carried, table)
-    memory[:] = added  # all or nothing
+    """Adds a row of a family whose derivatives are not compiled, ``x (d,)``, to sums."""
+    z = torch.from_numpy(x @ carried.points)
+    r = torch.full_like(z, y / w if w > 0 else 0.0)
+    terms = w * torch.stack([*family.loss_terms(z, r)]).numpy()
+    carry_terms(x, w, y, terms, largest_reward(family), family.dispersion, carried, table)
 
 
 def largest_reward(family: GLMFamily) -> float:
@@ -381,27 +380,15 @@ def largest_reward(family: GLMFamily) -> float:
     return max((abs(end) for end in family.reward_range if math.isfinite(end)), default=0.0)
 
 
+@bound_once
 @entry
-def carry_rows(
-    family: CompiledFamily,
-    x: Floats,
-    y: Floats,
-    w: Floats,
-    memory: Floats,
-    packed: Packed,
-    points: int,
-) -> None:
+def carry_rows(family: CompiledFamily, x: Floats, y: Floats, w: Floats, sums: CarriedSums) -> None:
     """Adds k rows of every problem to its sums: O(A k d^q)."""
-    table = unpack(packed)
-    scratch, monomial = np.zeros(SCRATCH), np.empty(table.count)
+    table, scratch, monomial = sums.table, np.zeros(SCRATCH), np.empty(sums.table.count)
     for b in range(x.shape[0]):
-        carried = carried_in(memory[b], table.dim, points, table.count)
+        carried = carried_of(sums, b)
         for s in range(x.shape[1]):
             carry_row(family, x[b, s], w[b, s], y[b, s], carried, table, scratch, monomial)
-
-
-#: the same, called unseen
-_carry_rows = bound_once(carry_rows)
 
 
 @entry
@@ -413,10 +400,9 @@ def carry_terms(
     largest: float,
     dispersion: float,
     carried: Carried,
-    packed: Packed,
+    table: Monomials,
 ) -> None:
     """Adds one row whose loss, slope and curvature at all points, ``(3, A)``, are known."""
-    table = unpack(packed)
     monomial, block = np.empty(table.count), np.zeros(3 * CHUNK)
     row_powers(x, table, monomial)
     for start in range(0, terms.shape[1], CHUNK):

@@ -17,30 +17,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchglb.backend import Floats, entry, record
-from torchglb.carried.carried_loss import CarriedLoss, add_rows, choose_order
+from torchglb.backend import Floats, entry, inlined, record
+from torchglb.carried.carried_loss import CarriedLoss, add_by_torch, choose_order
 from torchglb.carried.kernels import (
     TOTALS,
     Carried,
     Workspace,
-    carried_in,
     carry_row,
-    memory_size,
     workspace,
 )
 from torchglb.carried.minimum import (
     PASS,
     SEARCH,
-    SHIFT,
-    THETA,
-    TRIAL,
     BallSearch,
     Goal,
+    SearchVectors,
     search_minimum,
-    vectors_in,
+    vectors_of,
 )
 from torchglb.carried.model import Dense, Objectives, Polynomials, dense, objective_of, only_model
-from torchglb.carried.monomials import Packed, monomials, unpack
+from torchglb.carried.monomials import Monomials, monomials
 from torchglb.carried.source import RowArrays, RowSource, pass_over
 from torchglb.checks import check_tensors
 from torchglb.domain import Ball
@@ -84,18 +80,23 @@ class ImaginedSource(RowSource):
         self.rows = rows
 
     def pass_at(  # noqa: D102
-        self, b: int, point: Floats, table: Packed, work: Workspace
+        self, b: int, point: Floats, table: Monomials, work: Workspace
     ) -> float:
-        trace = super().pass_at(b, point, table, work)
-        # the sums of the pass as those of a carried point, to which a row can be added
-        memory = np.zeros((1, memory_size(table.dim, 1, table.count)))
-        passed = carried_in(memory[0], table.dim, 1, table.count)
-        passed.points[:, 0], passed.trace[0] = point, trace
-        passed.sums[:, 0], passed.rest[:, 0] = work.sums, work.rest
-        x, y, w = (given[None, b : b + 1] for given in self.rows)
-        add_rows(self, x, y, w, memory, table, 1)
-        work.sums[:], work.rest[:] = passed.sums[:, 0], passed.rest[:, 0]
-        return float(passed.trace[0])
+        extra = np.array([super().pass_at(b, point, table, work), *np.zeros(TOTALS)])
+        x, y, w = (given[b] for given in self.rows)
+        add_by_torch(self.family, x, y, w, as_carried(point, work, extra), table)
+        return float(extra[0])
+
+
+@inlined
+def as_carried(point: Floats, work: Workspace, extra: Floats) -> Carried:
+    """The sums of a pass as those of a carried point, to which a row can be added.
+
+    Its trace is the first number of ``extra``, ``(1 + TOTALS,)``.
+    """
+    d, count = point.shape[0], work.sums.shape[0]
+    sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
+    return Carried(point.reshape(d, 1), sums, rest, extra[:1], extra[1:])
 
 
 class CarriedSearch(ABC):
@@ -130,7 +131,7 @@ class CarriedSearch(ABC):
         search_on: Callable[..., int],
         searches: Any,
         points: Floats,
-        make_pass: Callable[[int, Floats, Packed, Workspace], float],
+        make_pass: Callable[[int, Floats, Monomials, Workspace], float],
     ) -> None:
         """All searches where compiled code cannot read the rows: passes are made from here.
 
@@ -185,17 +186,19 @@ class CarriedMinimum(CarriedSearch):
         source: the rows.
         domain: the ball.
         largest: derivatives of the highest order of the polynomial.
-
-    Attributes:
-        vectors: of the search, ``(N, 3, d)``; see :func:`torchglb.carried.minimum.vectors_in`.
     """
 
     def __init__(self, source: RowSource, domain: Ball, largest: int = LARGEST_ORDER) -> None:
         super().__init__(source, domain, 1, largest, SEARCH)
-        self.vectors = np.zeros((source.problems, 3, domain.dim))
+        self._vectors = np.zeros((3, source.problems, domain.dim))
+
+    @property
+    def vectors(self) -> SearchVectors:
+        """Those of all searches, where they lie."""
+        return SearchVectors(*self._vectors)
 
     def _kept(self) -> dict[str, NDArray[Any]]:
-        return {"shift": self.vectors[:, SHIFT]}
+        return {"shift": self.vectors.shift}
 
     def find(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """The minimum to a tolerance; a pass only where the polynomial is not good enough.
@@ -243,7 +246,7 @@ class CarriedMinimum(CarriedSearch):
         found = other._search(ridge, tilt, Goal(math.inf, tol, math.inf), ImaginedRows(x, y, w))
         for b in found.passes.nonzero()[0].tolist():  # the next search would need a pass too
             self.carried.move(source, b, 0, other.carried.of(b).points[:, 0].copy())
-        self.vectors[:], self.search[:] = other.vectors, other.search
+        self._vectors[:], self.search[:] = other._vectors, other.search
         return found
 
     def _search(
@@ -257,9 +260,9 @@ class CarriedMinimum(CarriedSearch):
         else:
             seen = ImaginedSource(source, more) if len(more.x) else source
             make_pass = partial(carried.checked_pass, seen)
-            self._search_from_here(search_on, searches, self.vectors[:, TRIAL], make_pass)
+            self._search_from_here(search_on, searches, self.vectors.trial, make_pass)
         known = {name: self.search[name].copy() for name in Enclosed._fields[1:]}
-        return Enclosed(self.vectors[:, THETA].copy(), **known)
+        return Enclosed(self.vectors.theta.copy(), **known)
 
     def look(self, ridge: Floats, tilt: Floats, tol: float) -> Enclosed:
         """:meth:`find` on a copy: a question that changes nothing."""
@@ -270,7 +273,7 @@ class BallSearches(NamedTuple):
     """The searches of N problems."""
 
     objectives: Objectives  # F of each
-    vectors: Floats  # (N, 3, d), see vectors_in
+    vectors: SearchVectors  # (N, d) each
     state: Any  # of dtype SEARCH, (N,)
     goal: Goal  # when to end
 
@@ -280,7 +283,7 @@ def search_on(b: int, searches: BallSearches, work: Workspace, trace: float, mem
     """:func:`search_minimum` for one problem of a batch."""
     F = searches.objectives
     model = only_model(objective_of(F.sums, b, F.ridge[b], F.tilt[b]))
-    search = BallSearch(vectors_in(searches.vectors[b]), model, memory)
+    search = BallSearch(vectors_of(searches.vectors, b), model, memory)
     return search_minimum(record(searches.state, b), search, searches.goal, work, trace)
 
 
@@ -293,15 +296,13 @@ def find_minima(
     count, d = table.count, table.dim
     work, memory, monomial = workspace(d, count), dense(d, count), np.empty(count)
     extra = np.zeros(1 + TOTALS)
-    for b in range(searches.vectors.shape[0]):
-        state, at = record(searches.state, b), vectors_in(searches.vectors[b]).trial
-        # the sums of a pass as those of a carried point, to which a row can be added
-        sums, rest = work.sums.reshape(count, 1), work.rest.reshape(1 + d, 1)
-        passed = Carried(at.reshape(d, 1), sums, rest, extra[:1], extra[1:])
+    for b in range(searches.state.shape[0]):
+        state, at = record(searches.state, b), searches.vectors.trial[b]
+        passed = as_carried(at, work, extra)
         state.passes, state.answered = 0, 0
         while search_on(b, searches, work, extra[0], memory):
             extra[0] = pass_over(family, rows, b, at, table, work)
             if more.x.shape[0] > 0:
                 x, scratch = more.x[b], work.scratch
-                carry_row(family, x, more.w[b], more.y[b], passed, unpack(table), scratch, monomial)
+                carry_row(family, x, more.w[b], more.y[b], passed, table, scratch, monomial)
             state.answered = 1

@@ -11,11 +11,8 @@ minimiser theta + u. Integrated along it, and with ``<grad F(theta + u), u> <= 0
 A lower bound M on H serves as well. Where R holds on a ball only, u leads to the minimiser over
 that ball; if it cannot reach the sphere, this is the minimiser over R^d.
 
-The gradient of a polynomial is nearer than :func:`torchglb.carried.taylor.remainder` says: between
-the centre c and theta, ``m''`` at a share t of the way is at most ``e^(R t D)`` times that at c and
-``e^(R (1-t) D)`` times that at theta, so at most ``e^(R D/2)`` times their geometric mean, which is
-what the proof there needs. And the polynomial's Hessian over 1 + its relative error is a lower
-bound, however large that error is.
+The polynomial's Hessian over 1 + its relative error (:func:`torchglb.carried.taylor.remainder`) is
+a lower bound, however large that error is.
 
 The correction. Where the gradient at theta_0 is known, the polynomial's error there is known, too,
 and at theta_0 + v it has changed by the integral of the Hessian's error along v: by at most
@@ -33,7 +30,7 @@ import math
 from typing import NamedTuple, Protocol
 
 from torchglb.backend import Floats, Ints, kernel, record_type
-from torchglb.backend.dense import EPS, cholesky, distance, dot, forward, length
+from torchglb.backend.dense import EPS, cholesky, distance, dot, exponential, forward, length
 from torchglb.carried.kernels import LONGEST, ROWS
 from torchglb.carried.model import (
     Decrement,
@@ -115,9 +112,7 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
     error = error_at(model, theta, value, memory)
     state.high = value + error.value
     reach = loss_concordance(model.objective) * length(memory.shift)
-    slope = error.slope * math.exp(-0.5 * min(reach, 700.0))
-    if state.corrected == 1 + model.slot:
-        slope = _correct(search, model)
+    slope = _correct(search, model) if state.corrected == 1 + model.slot else error.slope
     lost = plain(d, carried.totals[ROWS]) * EPS * error.trace
     grown, scale = math.exp(min(reach, 300.0)), 1.0 + error.hessian
     good = error.hessian <= TRUST
@@ -129,7 +124,7 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
                 metric[i, j] = hessian[i, j] / scale
     else:
         shift = ridge
-        hessian_at(model.sums, 1.0 / grown, metric)
+        hessian_at(model.sums, math.exp(-reach), metric)
     if not convex:
         hessian_at(model.sums, grown, hessian)
         for i in range(d):
@@ -156,7 +151,7 @@ def _correct(search: FreeSearch, model: Model) -> float:
     local += lost * carried.trace[model.slot] * dot(v, v)
     order = model.objective.table.order
     off = remainder(far, 0.0, longest, constants.ratio, constants.concordance, order)
-    grown = math.exp(min(0.5 * constants.concordance * longest * near, 700.0))
+    grown = exponential(0.5 * constants.concordance * longest * near)
     return off.hessian * math.sqrt(local) * grown
 
 
@@ -195,7 +190,7 @@ def is_enough(state: FreeState, search: FreeSearch, view: View) -> bool:
 def _tilt_error(search: FreeSearch, concordance: float) -> float:
     """By how much the tilt may be off, in the dual norm of the Hessian at theta."""
     away = distance(search.theta, search.reference)
-    return search.tilt_error * math.exp(min(0.5 * concordance * away, 300.0))
+    return search.tilt_error * exponential(0.5 * concordance * away)
 
 
 @kernel

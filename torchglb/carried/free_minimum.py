@@ -33,7 +33,7 @@ from torchglb.carried.model import (
     model_at,
     objective_of,
 )
-from torchglb.carried.monomials import Packed, monomials
+from torchglb.carried.monomials import Monomials, monomials
 from torchglb.carried.source import RowArrays, RowSource, pass_over
 from torchglb.domain import Ball
 from torchglb.families.compiled import CompiledFamily
@@ -52,8 +52,6 @@ DEAR = 100
 RENEW = 0.05
 #: what a search asks for, beside a pass for all sums: one for loss and gradient
 GRADIENT = 2
-#: the rows of the vectors of a search, as in :class:`FreeSearch`
-THETA, CORRECTION, CORRECTED_AT = 0, 1, 2
 
 
 @kernel
@@ -174,9 +172,11 @@ class FreeSearches(NamedTuple):
     objectives: Objectives  # F of each
     used: Ints  # when each carried point was of use, (N, A)
     state: Any  # of dtype FREE, (N,)
-    vectors: Floats  # of each search, (N, 3, d), at THETA, CORRECTION and CORRECTED_AT
     hessian: Floats  # of F at theta in the end, (N, d, d)
-    tol: float  # this and the rest as in FreeSearch, of every problem
+    theta: Floats  # (N, d), this and the rest as in FreeSearch, of every problem
+    correction: Floats  # (N, d)
+    corrected_at: Floats  # (N, d)
+    tol: float
     hessian_tol: float
     arms: Floats  # (N, K, d)
     tilt_error: Floats  # (N,)
@@ -190,11 +190,11 @@ def search_free_on(
 ) -> int:
     """:func:`search_free` for one problem of a batch."""
     s, F = searches, searches.objectives
-    theta = s.vectors[b, THETA]
+    theta = s.theta[b]
     search = FreeSearch(
         theta,
-        s.vectors[b, CORRECTION],
-        s.vectors[b, CORRECTED_AT],
+        s.correction[b],
+        s.corrected_at[b],
         s.used[b],
         objective_of(F.sums, b, F.ridge[b], F.tilt[b]),
         memory,
@@ -214,13 +214,13 @@ def search_free_on(
 
 @entry
 def find_free(
-    family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Packed
+    family: CompiledFamily, rows: RowArrays, searches: FreeSearches, linear: Monomials
 ) -> None:
     """The minimiser of every problem, with all passes that it needs."""
     table = searches.objectives.sums.table
     work, memory = workspace(table.dim, table.count), dense(table.dim, table.count)
-    for b in range(searches.vectors.shape[0]):
-        found, theta, trace = record(searches.state, b), searches.vectors[b, THETA], 0.0
+    for b in range(searches.theta.shape[0]):
+        found, theta, trace = record(searches.state, b), searches.theta[b], 0.0
         found.passes, found.answered = 0, 0
         while True:
             asked = search_free_on(b, searches, work, trace, memory)
@@ -307,13 +307,15 @@ class FreeMinimum(CarriedSearch):
         carried.catch_up(source)
         N, d = tilt.shape
         arms = np.empty((N, 0, d)) if arms is None else np.ascontiguousarray(arms, np.float64)
-        vectors, hessian = np.zeros((N, 3, d)), np.empty((N, d, d))
+        (theta, correction, corrected_at), hessian = np.zeros((3, N, d)), np.empty((N, d, d))
         searches = FreeSearches(
             objectives=carried.objectives(ridge, tilt),
             used=self._used,
             state=self.search,
-            vectors=vectors,
             hessian=hessian,
+            theta=theta,
+            correction=correction,
+            corrected_at=corrected_at,
             tol=float(tol),
             hessian_tol=float(hessian_tol),
             arms=arms,
@@ -324,7 +326,7 @@ class FreeMinimum(CarriedSearch):
         if source.is_direct:
             find_free(source.compiled, source.arrays(), searches, monomials(d, 1))
         else:
-            self._search_from_here(search_free_on, searches, vectors[:, THETA], source.pass_at)
+            self._search_from_here(search_free_on, searches, theta, source.pass_at)
         state = self.search.copy()
         known = {name: state[name] for name in Free._fields if name not in ("theta", "hessian")}
-        return Free(theta=vectors[:, THETA].copy(), hessian=hessian, **known)
+        return Free(theta=theta.copy(), hessian=hessian, **known)

@@ -18,6 +18,7 @@ from torchglb.backend.dense import (
     distance,
     dot,
     frank_wolfe_gap,
+    length,
     minimize_on_ball,
 )
 from torchglb.carried.kernels import MAGNITUDE, Workspace, put_point
@@ -61,12 +62,8 @@ class SearchState(Protocol):
 SEARCH = record_type(SearchState)
 
 
-#: the rows of the memory of :class:`SearchVectors`
-SHIFT, THETA, TRIAL = 0, 1, 2
-
-
 class SearchVectors(NamedTuple):
-    """The vectors of a search, ``(d,)`` each.
+    """The vectors of a search, ``(d,)`` each; of N searches ``(N, d)``.
 
     Attributes:
         shift: from the carried point to the minimiser of its polynomial; kept between searches.
@@ -80,9 +77,9 @@ class SearchVectors(NamedTuple):
 
 
 @inlined
-def vectors_in(memory: Floats) -> SearchVectors:
-    """In memory ``(3, d)``."""
-    return SearchVectors(memory[SHIFT], memory[THETA], memory[TRIAL])
+def vectors_of(every: SearchVectors, b: int) -> SearchVectors:
+    """Those of one search."""
+    return SearchVectors(every.shift[b], every.theta[b], every.trial[b])
 
 
 class Goal(NamedTuple):
@@ -259,7 +256,9 @@ def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved
     eigenvalue of M)``, the minimum is at most ``2 delta^2/(1 + sqrt(1 - b delta))^2`` below (the
     largest ``delta s - s^2/(2 + b s)``). M: the polynomial's Hessian at the point before is at most
     1 + its relative error times the true one, which shrinks by at most ``e^(-R D)`` on the way to
-    theta. And by the Frank-Wolfe gap, which needs no curvature. The better one counts.
+    theta. (What the polynomial's slope errs by is known in the dual norm of H: s is |u| in H, in
+    whose dual norm a gradient is no longer than in that of M.) And by the Frank-Wolfe gap, which
+    needs no curvature. The better one counts.
     """
     model, theta, memory = search.model, search.vectors.theta, search.memory
     carried, constants = model.objective.carried, model.objective.constants
@@ -268,7 +267,8 @@ def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved
     value = expand(model, theta, memory, gradient, False)
     error = error_at(model, theta, value, memory)
     state.high = value + error.value
-    size = abs(model.sums[0]) + abs(value) + 4.0 * radius * carried.totals[MAGNITUDE]
+    steep = carried.totals[MAGNITUDE] + length(model.point) * carried.trace[model.slot]
+    size = abs(model.sums[0]) + abs(value) + 4.0 * radius * steep
     state.rounding = 4.0 * compensated(d) * EPS * size
     base = value - 2.0 * error.value
     gap = frank_wolfe_gap(theta, gradient, radius)

@@ -12,9 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, entry, inlined, kernel, record, record_type
-from torchglb.backend.dense import EPS, cholesky, copy_vector, dot, forward, inverse_trace, length
+from torchglb.backend.dense import (
+    EPS,
+    TINY,
+    cholesky,
+    copy_vector,
+    dot,
+    exponential,
+    forward,
+    inverse_trace,
+    length,
+)
 from torchglb.carried.kernels import LONGEST, MAGNITUDE, ROWS, Carried, carried_in
-from torchglb.carried.monomials import Monomials, Packed, unpack
+from torchglb.carried.monomials import Monomials
 from torchglb.carried.rounding import compensated, plain
 from torchglb.carried.taylor import (
     remainder,
@@ -27,7 +37,10 @@ from torchglb.carried.taylor import (
 
 
 class Quadratic(NamedTuple):
-    """What is added to the loss of the data: ``(lambda/2)|theta|^2 - <tilt, theta>``."""
+    """What is added to the loss of the data: ``(lambda/2)|theta|^2 - <tilt, theta>``.
+
+    lambda is at least 0.
+    """
 
     ridge: float
     tilt: Floats
@@ -192,9 +205,11 @@ ERROR = record_type(Error)
 def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
     """Remainder and rounding of the polynomial, of order q >= 2, at theta, where F has this value.
 
-    Rounding: the sums at the point have seen ``compensated`` roundings of terms that add up to at
-    most ``|L| + 2 S magnitude``; what the polynomial adds to loss and slope are terms of second and
-    higher order, at most ``(1 + C + R) tr H e^(R D) |p|`` each time |p| or 2S, p the displacement.
+    Rounding: the sums at the point c have seen ``compensated`` roundings of terms that add up to at
+    most ``|L| + 2 S magnitude``; what errors of z do to them is ``S (magnitude + |c| tr H)``. What
+    the polynomial adds to loss and slope are terms of second and higher order, at most ``(1 + C +
+    R) tr H e^(max(R, 1) D) |p|`` each time |p| or 2S, p the displacement. That takes m >= 0, and
+    ``|m^(k)| <= (1 + C + R) m''`` for 2 <= k <= q, as for all families that are compiled.
     """
     carried, constants = model.objective.carried, model.objective.constants
     sums, trace, order = model.sums, carried.trace[model.slot], model.objective.table.order
@@ -205,9 +220,10 @@ def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
     lost = plain(d, carried.totals[ROWS]) * EPS
     local = max(squared_in_hessian(sums, p), 0.0) + lost * trace * far * far
     off = remainder(far, local, longest, constants.ratio, constants.concordance, order)
-    grown = trace * math.exp(min(max(constants.concordance, 1.0) * longest * far, 700.0))
+    grown = max(trace, TINY) * exponential(max(constants.concordance, 1.0) * longest * far)
     terms = (1.0 + constants.ratio + constants.concordance) * grown * far * (far + 2.0 * radius)
-    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * magnitude)
+    steep = magnitude + length(model.point) * trace
+    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * steep)
     rounding += lost * terms
     return Error(off.value + rounding, off.slope, off.hessian, grown, rounding)
 
@@ -244,6 +260,7 @@ def decrement_of(
     value = length(y)
     terms = (
         2.0 * carried.totals[MAGNITUDE]
+        + length(model.point) * trace
         + length(gradient)
         + 2.0 * length(model.objective.quadratic.tilt)
     )
@@ -261,7 +278,13 @@ class CarriedSums(NamedTuple):
     memory: Floats  # of the sums, (N, size)
     number: int  # A, at so many points
     constants: Any  # S, C and R, (N,) records of dtype CONSTANTS
-    table: Packed  # the monomials of the sums
+    table: Monomials  # the monomials of the sums
+
+
+@inlined
+def carried_of(sums: CarriedSums, b: int) -> Carried:
+    """The sums of one problem."""
+    return carried_in(sums.memory[b], sums.table.dim, sums.number, sums.table.count)
 
 
 class Objectives(NamedTuple):
@@ -275,12 +298,12 @@ class Objectives(NamedTuple):
 @inlined
 def objective_of(sums: CarriedSums, b: int, ridge: float, tilt: Floats) -> Objective:
     """F of one problem."""
-    table, constants = sums.table, record(sums.constants, b)
+    constants = record(sums.constants, b)
     return Objective(
-        carried_in(sums.memory[b], table.dim, sums.number, table.count),
+        carried_of(sums, b),
         Quadratic(ridge, tilt),
         Constants(constants.radius, constants.ratio, constants.concordance),
-        unpack(table),
+        sums.table,
     )
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from itertools import chain, combinations_with_replacement
+from itertools import chain, combinations_with_replacement, product
 from typing import NamedTuple
 
 import numpy as np
 
-from torchglb.backend import Floats, Ints, inlined
+from torchglb.backend import Floats, Ints
 
 
 class Monomials(NamedTuple):
@@ -47,56 +47,33 @@ class Monomials(NamedTuple):
     hessian: Ints
 
 
-class Packed(NamedTuple):
-    """The same in two arrays: every array that compiled code is called with costs time."""
-
-    dim: int
-    order: int
-    count: int  # type: ignore[assignment]
-    positions: Ints
-    scale: Floats
-
-
 @lru_cache(maxsize=64)
-def monomials(dim: int, order: int) -> Packed:
-    """The tables of some dimension and order >= 1, packed."""
+def monomials(dim: int, order: int) -> Monomials:
+    """The tables of some dimension and order >= 1."""
     degrees = [list(combinations_with_replacement(range(dim), k)) for k in range(order + 1)]
     names = list(chain.from_iterable(degrees))
     place = {name: at for at, name in enumerate(names)}
     ends = np.cumsum([len(part) for part in degrees])
 
-    def derivative(*directions: int) -> list[int]:
-        lower = names[: ends[order - len(directions)]]
-        return [place[tuple(sorted(name + directions))] for name in lower]
+    def derivatives(number: int) -> Ints:
+        lower = names[: ends[order - number]] if number <= order else []
+        table = [
+            place[tuple(sorted(name + directions))]
+            for directions in product(range(dim), repeat=number)
+            for name in lower
+        ]
+        return np.asarray(table, np.int64).reshape(*(dim,) * number, len(lower))
 
-    first = [derivative(i) for i in range(dim)]
-    second = [derivative(i, j) for i in range(dim) for j in range(dim)] if order > 1 else []
-    tables = (
-        ends,
-        [len(name) for name in names],
-        [place[name[:-1]] for name in names],
-        [name[-1] if name else 0 for name in names],
-        *first,
-        *second,
-    )
     factorials = [math.prod(math.factorial(n.count(i)) for i in set(n)) for n in names]
-    positions = np.concatenate([np.asarray(table, np.int64) for table in tables])
-    return Packed(dim, order, len(names), positions, 1.0 / np.asarray(factorials, np.float64))
-
-
-@inlined
-def unpack(packed: Packed) -> Monomials:
-    """The tables as they are read."""
-    d, q, count, positions = packed.dim, packed.order, packed.count, packed.positions
-    ends = positions[: q + 1]
-    start = q + 1
-    degree = positions[start : start + count]
-    parent = positions[start + count : start + 2 * count]
-    variable = positions[start + 2 * count : start + 3 * count]
-    start += 3 * count
-    lower = ends[q - 1]
-    gradient = positions[start : start + d * lower].reshape(d, lower)
-    start += d * lower
-    lowest = ends[q - 2] if q > 1 else 0
-    hessian = positions[start : start + d * d * lowest].reshape(d, d, lowest)
-    return Monomials(d, q, count, ends, degree, parent, variable, packed.scale, gradient, hessian)
+    return Monomials(
+        dim=dim,
+        order=order,
+        count=len(names),
+        ends=ends,
+        degree=np.asarray([len(name) for name in names], np.int64),
+        parent=np.asarray([place[name[:-1]] for name in names], np.int64),
+        variable=np.asarray([name[-1] if name else 0 for name in names], np.int64),
+        scale=1.0 / np.asarray(factorials, np.float64),
+        gradient=derivatives(1),
+        hessian=derivatives(2),
+    )

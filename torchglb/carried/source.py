@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from torchglb.backend import Floats, entry
 from torchglb.carried.kernels import LossRows, Workspace, sum_rows, trace_of
-from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.monomials import Monomials
 from torchglb.errors import SolverError
 from torchglb.families import GLMFamily
 from torchglb.families.compiled import CompiledFamily
@@ -59,7 +59,7 @@ class RowSource:
         """The rows as they lie in memory."""
         return RowArrays(*self.history.arrays())
 
-    def pass_at(self, b: int, point: Floats, table: Packed, work: Workspace) -> float:
+    def pass_at(self, b: int, point: Floats, table: Monomials, work: Workspace) -> float:
         """One pass over the rows of problem b, into ``work.sums``; the trace of the Hessian.
 
         Args:
@@ -82,7 +82,7 @@ class RowSource:
         return trace
 
     def _pass_by_torch(
-        self, b: int, point: Floats, table: Packed, rows: RowArrays, work: Workspace
+        self, b: int, point: Floats, table: Monomials, rows: RowArrays, work: Workspace
     ) -> float:
         X, w, y = (torch.from_numpy(t[b][..., : rows.used]).double() for t in rows[:3])
         z = torch.from_numpy(point) @ X
@@ -104,8 +104,13 @@ class RowSource:
 
 @entry
 def pass_over(
-    family: CompiledFamily, rows: RowArrays, b: int, point: Floats, table: Packed, work: Workspace
+    family: CompiledFamily,
+    rows: RowArrays,
+    b: int,
+    point: Floats,
+    table: Monomials,
+    work: Workspace,
 ) -> float:
     """:func:`sum_rows` over all rows of one problem."""
     mine = LossRows(rows.X[b], rows.w[b], rows.y[b])
-    return sum_rows(family, mine, rows.used, point, unpack(table), work)
+    return sum_rows(family, mine, rows.used, point, table, work)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchglb.backend import Floats, kernel, vectorised
+from torchglb.backend.dense import exponential
 from torchglb.carried.kernels import row_powers
 from torchglb.carried.monomials import Monomials
 from torchglb.families.row_terms import HIGHEST
@@ -98,16 +99,17 @@ def remainder(
     """Of the Taylor polynomial of order q at a displacement p from its centre c.
 
     With ``D = max |x_s| |p|``, ``|m^(q+1)| <= C m''`` and ``|m'''| <= R m''``, the errors are
-    ``C e^(R D) D^(q-1)`` times ``|p|^2/(q+1)!``, ``|p|/q!`` and ``1/(q-1)!``, norms in the Hessian
-    H(c).
+    ``C D^(q-1)`` times ``e^(R D) |p|^2/(q+1)!``, ``e^(R D/2) |p|/q!`` and ``e^(R D)/(q-1)!``, norms
+    in the Hessian H(c).
 
     Proof. Let z be a row's linear predictor at c and u its change, ``|u| <= D``. The k-th
     derivative of m, k <= 2, is off by ``integral_0^1 (1-t)^(q-k)/(q-k)! m^(q+1)(z + t u) u^(q+1-k)
     dt``. By the second condition ``m''(z + t u)`` is at most ``e^(R t |u|) m''(z)`` and at most
-    ``e^(R (1-t) |u|) m''(z + u)``, so the integral is at most ``C e^(R D) |u|^(q+1-k)/(q+1-k)!``
-    times m''(z), times m''(z + u), or times the square root of their product. k = 0: with m''(z),
-    since ``sum_s w_s m''(z_s) u_s^2/g = |p|^2_H(c)``. k = 1: with the root and Cauchy-Schwarz, for
-    any v at most ``|p|_H(c) |v|_H(theta)``. k = 2: with either, relative to H(c) and H(theta).
+    ``e^(R (1-t) |u|) m''(z + u)``, so the integral is at most ``C |u|^(q+1-k)/(q+1-k)!`` times
+    ``e^(R D) m''(z)``, times ``e^(R D) m''(z + u)``, or times ``e^(R D/2)`` and the square root of
+    ``m''(z) m''(z + u)``. k = 0: by the first, since ``sum_s w_s m''(z_s) u_s^2/g = |p|^2_H(c)``. k
+    = 1: by the root and Cauchy-Schwarz, for any v at most ``|p|_H(c) |v|_H(theta)``. k = 2: by
+    either of the others, relative to H(c) and H(theta).
 
     Args:
         distance: |p| or more.
@@ -120,9 +122,13 @@ def remainder(
     reach = longest * distance
     if ratio == 0.0 or reach == 0.0:
         return Remainder(0.0, 0.0, 0.0)
-    growth = ratio * math.exp(min(concordance * reach, 700.0)) * reach ** (order - 1)
+    half = exponential(0.5 * concordance * reach)
+    known = ratio * half * reach ** (order - 1)
+    growth = half * known
+    if not growth < math.inf:  # also where the Hessian has underflowed, and their product is NaN
+        return Remainder(math.inf, math.inf, math.inf)
     return Remainder(
         growth * local / FACTORIAL[order + 1],
-        growth * math.sqrt(local) / FACTORIAL[order],
+        known * math.sqrt(local) / FACTORIAL[order],
         growth / FACTORIAL[order - 1],
     )

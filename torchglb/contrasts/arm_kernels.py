@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 
 from torchglb.backend import Floats, Ints, entry, kernel
-from torchglb.backend.dense import cholesky, dot, forward, solve_factored
+from torchglb.backend.dense import cholesky, dot, exponential, forward, solve_factored
 from torchglb.contrasts.kernels import learn_row, mean_and_variance
 from torchglb.families.bernoulli import logistic_variance
 from torchglb.families.compiled import LOGISTIC, SQUARE, CompiledFamily
@@ -131,7 +131,7 @@ def largest_variance(family: CompiledFamily, z: float, reach: float) -> float:
         return 1.0
     if family.code == LOGISTIC:
         return family.trials * logistic_variance(max(abs(z) - reach, 0.0))
-    return math.exp(min(z + reach, 700.0))
+    return exponential(z + reach)
 
 
 @kernel

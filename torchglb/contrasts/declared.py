@@ -168,7 +168,7 @@ class DeclaredContrasts:
                 lower = torch.maximum(ends[0::2], self.best[0::2])
                 upper = torch.minimum(ends[1::2], self.best[1::2])
                 ends = torch.stack([lower[0], upper[0], lower[1], upper[1]])
-            self.best = ends
+            self.best = ends.clone()  # the others are whoever asks'
             found = Interval(ends[2], ends[3]) if simultaneous else Interval(ends[0], ends[1])
         if scale == "mean":
             return on_mean_scale(self.family, found)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchglb.checks import refuse
 from torchglb.choices import Relation
-from torchglb.families import Binomial, Gaussian, Poisson
+from torchglb.families import Binomial, Gaussian, Poisson, has_formulas_of
 from torchglb.inference.tests import TestResult, anytime_p
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.rows.sums import Expansion
@@ -211,11 +211,11 @@ def _certified(
 def saturated(likelihood: NegativeLogLikelihood) -> float:
     """``sum_s w_s min_z (m(z) - r_s z)/g``, rounded down: no parameter has a smaller loss."""
     family, r = likelihood.family, likelihood.r
-    if isinstance(family, Gaussian):
+    if has_formulas_of(family, Gaussian):
         each = -0.5 * r.square()
-    elif isinstance(family, Poisson):
+    elif has_formulas_of(family, Poisson):
         each = r - torch.xlogy(r, r)
-    elif isinstance(family, Binomial):
+    elif has_formulas_of(family, Binomial):
         p = r / family.trials
         each = -family.trials * (torch.xlogy(p, p) + torch.xlogy(1.0 - p, 1.0 - p))
     else:

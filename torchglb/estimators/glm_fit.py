@@ -245,16 +245,19 @@ class GLMFit:
             places[part], used = where, part.stop
         weight = extra[self._weights][:used] if self._weights else None
         moved = extra[self._offset][:used] if self._offset else None
+        last_time = self._last_time
+        if self._time is not None and len(table):
+            times = times_of(table, self._time)
+            last_time = times[-1] if order is None else times[order[-1]]
+        kind = Table(table.frame[:0].to_native())
         outside = self.scaler.outside
         dropped = self.core.append(
             rows[:used], y[:used], weight, places[:used], outside, offset=moved
         )
+        # no call from here on: rows that are in would be given again by who thinks they are not
         self.left_out["missing"] += n - used
         self.left_out["outside"] += dropped
-        if self._time is not None and len(table):
-            times = times_of(table, self._time)
-            self._last_time = times[-1] if order is None else times[order[-1]]
-        self._table_kind = Table(table.frame[:0].to_native())
+        self._last_time, self._table_kind = last_time, kind
 
     # ---- names ---------------------------------------------------------------------------
 

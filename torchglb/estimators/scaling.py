@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from torchglb.checks import check_choice, check_count, refuse
 from torchglb.choices import OUTSIDE, RowsOutside
 from torchglb.errors import InputError
+from torchglb.rounding import two_product, two_sum
 
 #: what to type where no scale was given
 ASK = (
@@ -164,15 +166,25 @@ class Scale:
 
     def contrasts(self, C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A and a with ``C beta = A phi + a``, for C ``(k, d)``: A ``(k, d)``, a ``(k,)``."""
-        A = C / self.half
-        shift = np.zeros(len(C))
+        shift, moved = np.zeros(len(C)), C
         if self.intercept is not None:
             first = C[:, self.intercept]
-            A = A - first[:, None] * (self.center / self.half)
+            moved = _less_product(C, first[:, None], self.center)
             shift = first * self.y0
-        return self.unit * A, shift
+        return self.unit * (moved / self.half), shift
 
     def beta(self, phi: np.ndarray) -> np.ndarray:
         """The coefficients in the units of the table."""
         A, shift = self.contrasts(np.eye(len(phi)))
         return A @ phi + shift
+
+
+def _less_product(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """``a - b c``, rounded about once.
+
+    Of a mean that is predicted at x, ``x - center`` may have few of the digits of both.
+    """
+    given, left, right = (torch.from_numpy(np.array(part, float)) for part in (a, b, c))
+    product, lost = two_product(left, right)
+    total, rest = two_sum(given, -product)
+    return (total + (rest - lost)).numpy()

@@ -1,6 +1,6 @@
 """GLM families: Bernoulli, binomial, Gaussian, Poisson, bounded quasi-likelihoods, custom ones."""
 
-from torchglb.families.base import GLMFamily, LossTerms
+from torchglb.families.base import GLMFamily, LossTerms, has_formulas_of
 from torchglb.families.bernoulli import Bernoulli, Binomial
 from torchglb.families.bounded import QuasiBounded
 from torchglb.families.custom import CustomFamily
@@ -16,4 +16,5 @@ __all__ = [
     "LossTerms",
     "Poisson",
     "QuasiBounded",
+    "has_formulas_of",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torchglb.checks import ValueChecks, check_float, check_positive, refuse
 from torchglb.errors import UndeclaredConstantWarning
 from torchglb.families.compiled import CompiledFamily
+
+Kind = TypeVar("Kind", bound="GLMFamily")
 
 
 class LossTerms(NamedTuple):
@@ -276,6 +278,21 @@ def _compiled(
 def exponential(x: float) -> float:
     """``e^x``, infinite where it overflows."""
     return math.exp(x) if x < 709.0 else math.inf
+
+
+def has_formulas_of(family: GLMFamily, *kinds: type[Kind]) -> TypeGuard[Kind]:
+    """Whether m of a family is that of one of these classes: who inherits may have another.
+
+    Example:
+        >>> from torchglb.families import Bernoulli, Binomial
+        >>> class Doubled(Bernoulli):
+        ...     def log_partition(self, z):
+        ...         return 2.0 * super().log_partition(z)
+        >>> has_formulas_of(Bernoulli(), Binomial), has_formulas_of(Doubled(), Binomial)
+        (True, False)
+    """
+    m = type(family).log_partition
+    return any(isinstance(family, kind) and m is kind.log_partition for kind in kinds)
 
 
 def _differentiate(function: object, z: Tensor) -> Tensor:

@@ -80,6 +80,8 @@ class _CarriedEstimator(Estimator):
 
     def follow(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         carried, (N, k) = self._minimum.carried, (self.passes.numel(), r.shape[-1])
+        if carried.rows + k != len(self.history):
+            return  # others came to the history by another way: the next fit adds them in order
         weights = np.ones((N, k)) if w is None else self._array(w, N, k)
         rewards = weights * self._array(r, N, k)
         carried.append(self._minimum.source, self._array(x, N, k, x.shape[-1]), rewards, weights)
@@ -157,11 +159,13 @@ class CarriedBall(_CarriedEstimator, BallEstimator):
             for _ in range(4):
                 D = np.maximum(reach, 1e-3)  # below, phi is at least as large
                 phi = (D - 1.0 + np.exp(-D)) / (D * D)
-                distance = np.sqrt(found.excess * np.exp(np.minimum(D, 700.0)) / phi)
+                distance = np.sqrt(found.excess * np.exp(D) / phi)
                 nearer = steepness * distance / np.sqrt(np.maximum(least, 0.0))
                 reach = np.fmin(reach, nearer)
-        doubt = reach - np.log1p(-off)
-        return distance * np.sqrt(1.0 + off), np.where(hessian_error < 1.0, doubt, np.inf)
+        # nothing is known where the polynomial's Hessian may be anything
+        known, doubt = (hessian_error < 1.0) & (distance < np.inf), reach - np.log1p(-off)
+        distance = np.where(known, distance * np.sqrt(1.0 + off), np.inf)
+        return distance, np.where(known, doubt, np.inf)
 
     def predict(self, ridge: Tensor, imagined: Rows | None) -> Tensor:  # noqa: D102
         problem, N = self._problem(ridge), self.passes.numel()

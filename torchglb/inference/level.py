@@ -295,15 +295,12 @@ class GrowingLevel:
         # |v|^2 in the Hessian may be so much less than in the exact one, for any v that matters
         farthest = S + torch.linalg.vector_norm(fit.theta, dim=-1)
         gap = fit.gap(S) + gap_of_rounding(hessian, farthest, self._hessian_doubt(likelihood))
+        if fit.hessian_error is not None:  # |.|^2 in H may be so many times as large
+            grown = fit.hessian_error.exp()
+            radius, gap = grown * radius, grown * gap
         if self.ellipsoid == "theorem":
-            gamma = printed_gamma(radius, S, concordance, lam, gap)
-        else:
-            gamma = fixed_point_around(
-                likelihood, fit.theta, hessian, radius, S, concordance, lam, gap
-            )
-        if fit.hessian_error is not None:  # |.| in H may be so much larger
-            gamma = fit.hessian_error.exp() * gamma
-        return gamma
+            return printed_gamma(radius, S, concordance, lam, gap)
+        return fixed_point_around(likelihood, fit.theta, hessian, radius, S, concordance, lam, gap)
 
     def _hessian_doubt(self, likelihood: NegativeLogLikelihood) -> float:
         """What the Hessian of an estimate may have lost, relative to its trace."""

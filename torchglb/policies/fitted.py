@@ -110,11 +110,11 @@ class FittedPolicy(Policy):
         return self.history
 
     def estimate(self) -> Tensor:  # noqa: D102
-        return self.fit().theta
+        return self.fit().theta.clone()
 
     @property
     def passes(self) -> Tensor:  # noqa: D102
-        return self._estimator.passes
+        return self._estimator.passes.clone()
 
     def _update(self, x: Tensor, r: Tensor) -> None:
         def learn() -> tuple[Estimator, Fit, RankOneInverse | None]:

@@ -74,13 +74,13 @@ class _OnePass(Policy):
         return self._descent.squared_radius(self.delta).clamp_min(0.0)
 
     def estimate(self) -> Tensor:
-        return self.centre
+        return self.centre.clone()
 
     def confidence_set(self) -> EllipsoidSet:
         """The ellipsoid over which the policy is optimistic."""
-        matrix = self._descent.H.matrix.clone()
+        theta, matrix = self.estimate(), self._descent.H.matrix.clone()
         return EllipsoidSet(
-            self.family, self.domain, self.centre, matrix, self.squared_radius(), event=self._event
+            self.family, self.domain, theta, matrix, self.squared_radius(), event=self._event
         )
 
     def select_ball(self) -> Tensor:

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from torchglb.checks import check_choice, refuse
 from torchglb.domain import Ball
-from torchglb.families import Gaussian, GLMFamily
+from torchglb.families import Gaussian, GLMFamily, has_formulas_of
 from torchglb.policies.geometry import project_in_norm
 from torchglb.policies.online import OnlinePolicy
 from torchglb.policies.registry import register
@@ -88,13 +88,13 @@ class GLOC(OnlinePolicy):
             raise refuse("family", "one with bounded m'' on the ball, which gloc needs", largest)
         low, high = family.reward_range
         bounded, public = high - low < math.inf, self.constants == "public"
-        if isinstance(family, Gaussian):
+        if has_formulas_of(family, Gaussian):
             self._noise = torch.full_like(S, family.sigma)
         elif bounded:
             self._noise = S.clone() if public else torch.full_like(S, 0.5 * (high - low))
         else:
             self._noise = largest if public else (family.dispersion * largest).sqrt()
-        self.guaranteed = not public and (bounded or isinstance(family, Gaussian))
+        self.guaranteed = not public and (bounded or has_formulas_of(family, Gaussian))
         self._moment = torch.zeros_like(self._theta)  # b
         self._regret = 2 * self._least * S.square() * d  # B
         self._squares = torch.zeros_like(S)  # sum of z^2

@@ -37,7 +37,7 @@ class MeanUCB(FittedPolicy):
             return None
         matrix, gamma = self._design.matrix.clone(), self.radius().square()
         return EllipsoidSet(
-            self.family, self.domain, self.fit().theta, matrix, gamma, event=self._event
+            self.family, self.domain, self.estimate(), matrix, gamma, event=self._event
         )
 
     def _scores(self, arms: Tensor) -> Tensor:

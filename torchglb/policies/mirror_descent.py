@@ -45,7 +45,14 @@ import torch
 from torch import Tensor
 
 from torchglb.domain import Ball
-from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
+from torchglb.families import (
+    Binomial,
+    Gaussian,
+    GLMFamily,
+    Poisson,
+    QuasiBounded,
+    has_formulas_of,
+)
 from torchglb.policies.geometry import project_in_norm
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.saving import taken
@@ -182,7 +189,7 @@ def chord_curvature(family: GLMFamily, z: Tensor, end: Tensor, concordance: Tens
     """
     apart = concordance * (end + z.abs())
     least = 2.0 * family.curvature(z) * contraction(apart)
-    if not isinstance(family, UNIMODAL):
+    if not has_formulas_of(family, *UNIMODAL):
         return least
     g, eps = family.dispersion, torch.finfo(z.dtype).eps
     m, mean = family.log_partition(z), family.mean(z)

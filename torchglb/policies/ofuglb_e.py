@@ -29,7 +29,7 @@ from torchglb.arrays import idle
 from torchglb.checks import refuse
 from torchglb.choices import EllipsoidKind
 from torchglb.domain import Ball
-from torchglb.families import Gaussian, GLMFamily
+from torchglb.families import Gaussian, GLMFamily, has_formulas_of
 from torchglb.inference.estimation import CarriedEstimate, estimate_of
 from torchglb.inference.estimators import BallEstimator, ball_estimator
 from torchglb.inference.fits import Fit
@@ -134,7 +134,7 @@ class OFUGLBE(Policy):
         self._lam = self._sequence.ridge
         self._tol = SPAN_TOLERANCE if self.dtype == torch.float64 else 1e-6
         self._inverse: RankOneInverse | None = None  # of H + lambda I, where H is free of theta
-        if isinstance(family, Gaussian):
+        if has_formulas_of(family, Gaussian):
             self._inverse = RankOneInverse.scaled_identity(self._lam, batch, domain.dim, like)
         self._fit = self._span(like.new_zeros((*batch, domain.dim)))
         self._ellipsoid = self._around(self._fit)
@@ -151,7 +151,7 @@ class OFUGLBE(Policy):
         theta, gamma, curvature = self._fine()
         eye = torch.eye(self.domain.dim, dtype=self.dtype, device=self.device)
         shape = self._hessian(curvature) + self._lam[..., None, None] * eye
-        return EllipsoidSet(self.family, self.domain, theta, shape, gamma)
+        return EllipsoidSet(self.family, self.domain, theta.clone(), shape, gamma.clone())
 
     @torch.no_grad()
     def _fine(self) -> Ellipsoid:
@@ -164,7 +164,7 @@ class OFUGLBE(Policy):
 
     @property
     def passes(self) -> Tensor:  # noqa: D102
-        return self._estimator.passes
+        return self._estimator.passes.clone()
 
     @property
     def _few(self) -> bool:

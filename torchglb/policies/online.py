@@ -79,7 +79,7 @@ class OnlinePolicy(Policy):
         return self._theta
 
     def estimate(self) -> Tensor:  # noqa: D102
-        return self.centre
+        return self.centre.clone()
 
     def confidence_set(self) -> EllipsoidSet:
         """The ellipsoid over which the policy is optimistic.
@@ -89,7 +89,7 @@ class OnlinePolicy(Policy):
         event = self._event if self.guaranteed else None
         gamma = self.squared_radius().clamp_min(0.0)
         matrix = self._V.matrix.clone()
-        return EllipsoidSet(self.family, self.domain, self.centre, matrix, gamma, event=event)
+        return EllipsoidSet(self.family, self.domain, self.estimate(), matrix, gamma, event=event)
 
     def select_ball(self) -> Tensor:
         """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""

@@ -62,7 +62,7 @@ class Oracle(Policy):
         checks.settle()
 
     def estimate(self) -> Tensor:  # noqa: D102
-        return self.theta_star
+        return self.theta_star.clone()
 
     def select_ball(self) -> Tensor:  # noqa: D102
         return towards(self.theta_star)

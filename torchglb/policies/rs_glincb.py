@@ -140,7 +140,7 @@ class RSGLinCB(Policy):
         return torch.where(self.kept(arms), scores, -torch.inf).argmax(-1)
 
     def estimate(self) -> Tensor:  # noqa: D102
-        return self._theta_tau
+        return self._theta_tau.clone()
 
     def _scores(self, arms: Tensor) -> Tensor:
         novelty = self._V.squared_norms(arms)

@@ -14,7 +14,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
+from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, has_formulas_of
 
 
 class BallRule(NamedTuple):
@@ -66,7 +66,7 @@ def _gauss_error(family: GLMFamily, s: float, points: int) -> float:
     Chebyshev series cut at degree n = 2 points - 1 errs by at most 2 M rho^-n/(rho - 1), and
     Gauss's rule, exact up to degree n with positive weights, by at most twice that.
     """
-    if isinstance(family, Gaussian):
+    if has_formulas_of(family, Gaussian):
         return 0.0  # a polynomial of degree 2
     best = math.inf
     for growth in np.geomspace(1.001, 16.0, 200):
@@ -80,9 +80,9 @@ def _gauss_error(family: GLMFamily, s: float, points: int) -> float:
 
 def _log_modulus(family: GLMFamily, real: float, imaginary: float) -> float:
     """Log of a bound on the even part of m(w), ``|Re w| <= real`` and ``|Im w| <= imaginary``."""
-    if isinstance(family, Poisson):  # |cosh w| <= cosh(Re w)
+    if has_formulas_of(family, Poisson):  # |cosh w| <= cosh(Re w)
         return real
-    if isinstance(family, Binomial) and imaginary < math.pi:
+    if has_formulas_of(family, Binomial) and imaginary < math.pi:
         # log(2 cosh(w/2)) = w/2 + log(1 + e^-w) for Re w >= 0, and |1 + e^-w| >= |sin Im w| where
         # |Im w| > pi/2, else >= 1
         nearest = math.sin(imaginary) if imaginary > 0.5 * math.pi else 1.0

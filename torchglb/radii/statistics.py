@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats
-from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson
+from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, has_formulas_of
 from torchglb.radii.problem import Problem
 from torchglb.radii.statistics_kernels import carry_statistics
 from torchglb.recording import is_recorded
@@ -175,10 +175,10 @@ def update_statistics(
 
 def largest_slope(family: GLMFamily, a: Tensor, on_ball: Tensor) -> Tensor:
     """The maximum of ``m''`` on [-a, a], elementwise; ``on_ball`` where no formula is known."""
-    if isinstance(family, Gaussian):
+    if has_formulas_of(family, Gaussian):
         return torch.ones_like(a)
-    if isinstance(family, Binomial):
+    if has_formulas_of(family, Binomial):
         return torch.full_like(a, 0.25 * family.trials)
-    if isinstance(family, Poisson):
+    if has_formulas_of(family, Poisson):
         return family.variance(a)
     return on_ball.expand_as(a)

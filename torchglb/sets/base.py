@@ -55,11 +55,14 @@ def on_mean_scale(family: GLMFamily, z: Interval) -> Interval:
     (lower, below), (upper, above) = (_mean_and_error(family, end) for end in z)
     least, most = family.reward_range
     lower, upper = (lower - below).clamp_min(least), (upper + above).clamp_max(most)
-    # a mean that has underflowed is above the least reward, which only an infinite end attains
+    # on the way to underflow a mean loses its digits, and only an infinite end attains the least
+    known = torch.finfo(upper.dtype)
     above_least = torch.nextafter(torch.full_like(upper, least), torch.full_like(upper, torch.inf))
-    upper = torch.where((upper <= least) & ~torch.isinf(z.upper), above_least, upper)
+    above_least = above_least.clamp_min(least + known.tiny / known.eps)
+    lower = torch.where(lower <= above_least, least, lower)
+    upper = torch.where((upper <= above_least) & ~torch.isinf(z.upper), above_least, upper)
     # a mean that saturates is larger than that
-    upper = torch.where(upper > 0.99 * torch.finfo(upper.dtype).max, torch.inf, upper)
+    upper = torch.where(upper > 0.99 * known.max, torch.inf, upper)
     # 0 - 0 is 0, not -0
     return Interval(0.0 - round_up(-lower, z.lower.dtype), round_up(upper, z.upper.dtype))
 

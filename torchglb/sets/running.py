@@ -168,7 +168,7 @@ class RunningBounds:
         if self.best is not None:
             lower = torch.maximum(lower, self.best.lower)
             upper = torch.minimum(upper, self.best.upper)
-        self.best = Interval(lower.detach(), upper.detach())
+        self.best = Interval(lower.detach().clone(), upper.detach().clone())
         return Interval(lower, upper)
 
     # ---- saving --------------------------------------------------------------------------

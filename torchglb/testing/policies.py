@@ -274,6 +274,22 @@ class PolicyContract:
         choices = [self.play(p, more, self.rounds, self.rounds + 4) for p in (asked, silent)]
         assert torch.equal(*choices)
 
+    def test_what_it_hands_out_may_be_changed(self):
+        """An estimate that is normalised in place, say, is the caller's own."""
+        world = self.world(2, rounds=self.rounds + 3)
+        asked = self.make((2,))
+        self.play(asked, world, 0, self.rounds)
+        silent = copy.deepcopy(asked)
+        region = asked.confidence_set()
+        center = None if region is None else region.center
+        for answer in (center, asked.estimate(), asked.passes):
+            if answer is not None:
+                answer.detach().fill_(0.5)
+        assert_same(reload(asked.state_dict()), reload(silent.state_dict()))
+        later = (self.rounds, self.rounds + 3)
+        choices = [self.play(p, world, *later) for p in (asked, silent)]
+        assert torch.equal(*choices)
+
     def test_select_is_the_argmax_of_the_scores(self):
         if not self.greedy:
             pytest.skip("this policy chooses otherwise")

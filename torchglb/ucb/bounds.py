@@ -45,8 +45,9 @@ def certified_cut(
 def rounded_off(steepness: Tensor, radius: Tensor) -> Tensor:
     """How much the loss may change where a point on a segment is rounded.
 
-    That moves the point by some ``eps S``, and the loss by so much of its steepness, which between
-    two points is at most the sum of theirs: slopes grow along a segment.
+    That moves the point by some ``eps S``, and the loss by so much of its steepness (the sum of the
+    sizes of all rows' slopes), which between two points is at most the sum of theirs: the slope of
+    each row grows along a segment.
     """
     return 12.0 * limits(steepness)[0] * radius * steepness
 

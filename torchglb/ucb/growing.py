@@ -34,6 +34,7 @@ from torchglb.checks import (
 from torchglb.domain import Ball, check_ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
+from torchglb.identity import check_belongs, describe
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import raise_unless_converged
 from torchglb.rounding import round_up
@@ -54,7 +55,8 @@ class Choice:
         status: ``(*B)``, of :class:`torchglb.optim.Status`: INFEASIBLE where the level is below the
             minimum, NONFINITE where a NaN came in, INACCURATE where rounding hides the winner, or
             where the level is so close to the minimum that no point is feasible for certain.
-        passes: ``(*B)``, passes over the history that this choice took, the minimum included.
+        passes: ``(*B)``, passes over the history that this choice took, the minimum included; but
+            not those of a problem whose arms had to be solved one by one.
 
     Example:
         >>> import torchglb as glb
@@ -85,7 +87,7 @@ class GrowingProgram(ABC):
         family: the GLM family.
         domain: the ball.
         history: the rows.
-        level_tol: the minimum of the loss is certified to this.
+        level_tol: the minimum of the loss is certified to this, or to what rounding leaves.
     """
 
     #: passes before a round is given up: so many, and so many for each arm
@@ -139,7 +141,12 @@ class GrowingProgram(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit by bit, as plain tensors and numbers."""
-        return {"history": self.history.state_dict(), **self._state()}
+        rows = self.history.state_dict()
+        return {"settings": self._settings(), "history": rows, **self._state()}
+
+    def _settings(self) -> dict[str, Any]:
+        """What the sums depend on; another would make them wrong."""
+        return {"family": describe(self.family), "S": describe(self.domain.radius)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, history: bool = True) -> None:
         """Continues from a saved state; refuses one of another kind.
@@ -149,8 +156,9 @@ class GrowingProgram(ABC):
             history: whether the rows are loaded too; else they are there already, those of a
                 program beside this one.
         """
-        wanted = set(self._state()) | ({"history"} if history else set())
+        wanted = {"settings"} | set(self._state()) | ({"history"} if history else set())
         check_entries("state", state, wanted)
+        check_belongs("state['settings']", state["settings"], self._settings())
         self._check_state(state)
         if history:
             self.history.load_state_dict(state["history"])
@@ -254,8 +262,9 @@ class GrowingProgram(ABC):
             tol: arms whose values agree to ``tol (1 + |h|)`` count as tied; 1e-7, and 1e-4 in
                 float32.
             value_tol: if given, the winner's own gap is closed to ``value_tol (1 + |h|)`` too.
-            max_steps: passes before all arms of a problem are solved to tolerance, 20 and 10 for
-                each arm if left out; where every round is solved anew, passes for each arm, 100.
+            max_steps: passes (or four times as many looks without one) before all arms of a problem
+                are solved to tolerance, 20 and 10 for each arm if left out; where every round is
+                solved anew, passes for each arm, 100.
             throw: raise where the choice of a problem is not certain; else see ``status``.
 
         Raises:

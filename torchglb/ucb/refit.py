@@ -48,7 +48,8 @@ class RefitProgram(GrowingProgram):
         family: the GLM family.
         domain: the ball.
         batch_shape: ``*B``.
-        level_tol: what policies take for the error of the minimum of the loss.
+        level_tol: what policies take for the error of the minimum of the loss, which is found to
+            ``1e-9 (1 + |loss|)`` (1e-4 in float32) whatever this is.
         aggregate: merge repeated arms in the history.
         forgetting: ``Discount(gamma)`` or ``Window(n)`` for rows that are forgotten; fits then
             start from what the history carries.

@@ -20,7 +20,7 @@ from torchglb.checks import (
 )
 from torchglb.choices import RADIUS_INCREMENTS, RadiusIncrements
 from torchglb.errors import InputError
-from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
+from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded, has_formulas_of
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import State, checked_centre
 from torchglb.radii.posterior.base import PosteriorRadius
@@ -32,7 +32,9 @@ from torchglb.radii.problem import Problem
 
 def holds_on_line(family: GLMFamily) -> bool:
     """Whether the constants of a family, and so its increments, hold on the whole line."""
-    return isinstance(family, Gaussian | Binomial | Poisson | QuasiBounded)
+    return any(
+        has_formulas_of(family, kind) for kind in (Gaussian, Binomial, Poisson, QuasiBounded)
+    )
 
 
 def check_whole_line(family: GLMFamily) -> None:
@@ -47,7 +49,7 @@ def check_whole_line(family: GLMFamily) -> None:
 def normal_prior(family: GLMFamily, variance: Tensor) -> Prior:
     """``N(0, s0^2 I)`` for ``s0^2 (*B)``, of a family whose constants hold on the whole line."""
     volume, top = torch.full_like(variance, math.inf), None
-    if not isinstance(family, Poisson):  # the largest m'' of all others is that on [-1, 1]
+    if not has_formulas_of(family, Poisson):  # the largest m'' of all others is that on [-1, 1]
         top = torch.full_like(variance, family.max_variance(1.0))
     return Prior(True, variance, volume, None, top, 0)
 
@@ -153,7 +155,7 @@ class GaussianPrior(PosteriorRadius):
 
     def init(self, problem: Problem) -> State:  # noqa: D102
         check_whole_line(problem.family)
-        if self.increments == "aggregated" and isinstance(problem.family, QuasiBounded):
+        if self.increments == "aggregated" and has_formulas_of(problem.family, QuasiBounded):
             expected = "'auto' or 'rows' for probit and cloglog, which need the rows"
             raise refuse("increments", expected, repr(self.increments))
         return super().init(problem)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded
+from torchglb.families import Binomial, Gaussian, GLMFamily, Poisson, QuasiBounded, has_formulas_of
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.radii.base import row_sum
 from torchglb.radii.posterior.laws import BallLaw, Law, NormalLaw, Prior
@@ -32,9 +32,9 @@ def growth(family: GLMFamily, law: Law, s2: Tensor, self_concordance: Tensor | N
         s2: ``s^2``.
         self_concordance: R, for families without a formula of their own; None gives infinity.
     """
-    if isinstance(family, Gaussian):
+    if has_formulas_of(family, Gaussian):
         return 0.5 * s2 * law.second_moment()
-    if isinstance(family, Binomial | Poisson):
+    if has_formulas_of(family, Binomial, Poisson):
         return law.hyperbolic(s2)
     if self_concordance is None:
         return torch.full_like(s2, math.inf)
@@ -68,23 +68,22 @@ def increment(
         self_concordance: R on the support of ``z + sU``, or None.
         max_variance: of m'' on the support of ``z + sU``, or None.
     """
-    if isinstance(family, Gaussian):
+    quasi = has_formulas_of(family, QuasiBounded)
+    if has_formulas_of(family, Gaussian):
         return growth(family, law, s2, None)
-    if isinstance(family, Poisson):
+    if has_formulas_of(family, Poisson):
         return family.variance(z) * growth(family, law, s2, None)
-    if isinstance(family, Binomial):
+    if has_formulas_of(family, Binomial):
         spread = 2.0 / family.trials * family.variance(z) * law.hyperbolic(s2)
         # an overflow of E cosh would give inf * 0 in the far tails of p(1-p)
         best = 0.5 * family.trials * torch.log1p(torch.nan_to_num(spread, nan=math.inf))
-    elif (
-        isinstance(family, QuasiBounded) and family.link == "probit" and isinstance(law, NormalLaw)
-    ):
+    elif quasi and family.link == "probit" and isinstance(law, NormalLaw):
         wide = (1.0 + s2).sqrt()
         best = wide * family.log_partition(z / wide) - family.log_partition(z)
     else:
         best = family.variance(z) * growth(family, law, s2, self_concordance)
         best = torch.nan_to_num(best, nan=math.inf)
-    if isinstance(family, QuasiBounded) and isinstance(law, BallLaw):
+    if quasi and isinstance(law, BallLaw):
         nearest = torch.sign(z) * (z.abs() - _root(s2)).clamp_min(0.0)
         local = 0.5 * family.variance(nearest) * s2 * law.second_moment()
         best = torch.minimum(best, local)

@@ -27,7 +27,7 @@ from torchglb.carried.kernels import (
     trace_of,
     workspace,
 )
-from torchglb.carried.monomials import Packed, unpack
+from torchglb.carried.monomials import Monomials
 from torchglb.carried.source import RowArrays
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import SCRATCH
@@ -79,7 +79,7 @@ class Priors(NamedTuple):
     numbers: Floats  # of prior_in, and after them those of rule_in, (N, size)
     etas: Floats  # weights of the barrier, (P,)
     candidates: Floats  # of posterior_at, (J, 4)
-    table: Packed  # the monomials of second order
+    table: Monomials  # the monomials of second order
 
 
 class Held(NamedTuple):
@@ -144,7 +144,7 @@ def add_rows(
     """
     family, sums, numbers = priors.family, held.carried, priors.numbers[b]
     prior, rule = prior_in(priors.normal, numbers), rule_in(numbers[PRIOR:])
-    table, plain = unpack(priors.table), undispersed(family)
+    table, plain = priors.table, undispersed(family)
     law = law_of(family, prior.normal, priors.table.dim, held.rest[DENSITY], prior.terms)
     x, point = memory.vectors[0], memory.vectors[2]
     copy_vector(sums.points[:, -1], point)
@@ -186,12 +186,12 @@ def held_levels(
     Returns:
         Whether anything is wanted of the rows.
     """
-    family, normal, packed, etas = priors.family, priors.normal, priors.table, priors.etas
-    d, slots, kinds, any_wanted = packed.dim, etas.shape[0], priors.candidates.shape[0], False
-    memory, scratch, monomial = matrices(d), np.zeros(SCRATCH), np.empty(packed.count)
+    family, normal, table, etas = priors.family, priors.normal, priors.table, priors.etas
+    d, slots, kinds, any_wanted = table.dim, etas.shape[0], priors.candidates.shape[0], False
+    memory, scratch, monomial = matrices(d), np.zeros(SCRATCH), np.empty(table.count)
     point = memory.vectors[2]
     for b in range(held.shape[0]):
-        found = held_in(held[b], d, slots + 1, packed.count)
+        found = held_in(held[b], d, slots + 1, table.count)
         prior, sums = prior_in(normal, priors.numbers[b]), found.carried
         seen = statistics_in(statistics[b], d)
         if known < rows.used:
@@ -250,13 +250,13 @@ def search_posteriors(
         where: the problems, ``(M,)``.
         out: of :func:`held_levels`; levels are changed, and passes go in place of wishes.
     """
-    family, packed, etas, candidates = priors.family, priors.table, priors.etas, priors.candidates
-    d, slots, table = packed.dim, etas.shape[0], unpack(packed)
-    memory, work, point = matrices(d), workspace(d, packed.count), np.empty(d)
+    family, table, etas, candidates = priors.family, priors.table, priors.etas, priors.candidates
+    d, slots = table.dim, etas.shape[0]
+    memory, work, point = matrices(d), workspace(d, table.count), np.empty(d)
     for m in range(where.shape[0]):
         b, passes = where[m], 0
         prior = prior_in(priors.normal, priors.numbers[b])
-        found = held_in(held[b], d, slots + 1, packed.count)
+        found = held_in(held[b], d, slots + 1, table.count)
         sums, mine = found.carried, LossRows(rows.X[m], rows.w[m], rows.y[m])
         data = Pass(family, mine, table, work)
         bold = safe = int(found.rest[PREFERRED])

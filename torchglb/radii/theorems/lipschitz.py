@@ -25,7 +25,7 @@ from torchglb.checks import (
     check_tolerance,
     refuse,
 )
-from torchglb.families import Gaussian, GLMFamily, Poisson
+from torchglb.families import Gaussian, GLMFamily, Poisson, has_formulas_of
 from torchglb.radii.statistics import RowStatistics
 
 ROUNDING = 1e-12  # relative; above the error of any d x d eigenvalue here
@@ -178,9 +178,9 @@ def table1(
     g, dim = family.dispersion, statistics.residual.shape[-1]
     if high - low < math.inf:
         return _bounded(statistics.weight, S, max_variance, high - low, g)
-    if isinstance(family, Gaussian):
+    if has_formulas_of(family, Gaussian):
         return _subgaussian(statistics.number, S, dim, delta, family.sigma, 1.0, g)
-    if isinstance(family, Poisson):
+    if has_formulas_of(family, Poisson):
         return _poisson(statistics.number, S, dim, delta)
     return None
 
@@ -248,7 +248,7 @@ def data_lipschitz(family: GLMFamily, statistics: RowStatistics, S: ArrayLike) -
 
 def least_lipschitz(family: GLMFamily, statistics: RowStatistics, S: Tensor) -> LipschitzBound:
     """:func:`data_lipschitz` of what has been checked."""
-    if isinstance(family, Gaussian):
+    if has_formulas_of(family, Gaussian):
         return _secular(statistics.slope_gram, -statistics.residual, S, family.dispersion)
     widest = torch.linalg.eigvalsh(statistics.width_gram)[..., -1].clamp_min(0.0)
     steepest = torch.linalg.eigvalsh(statistics.slope_gram)[..., -1].clamp_min(0.0)

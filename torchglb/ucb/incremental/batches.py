@@ -13,10 +13,9 @@ import numpy as np
 from torchglb.backend import Floats, Ints, StoredCalls, entry, floats_at, inlined, kernel, record
 from torchglb.backend.dense import length
 from torchglb.backend.value_checks import rewards_within, rows_within
-from torchglb.carried.kernels import LossRows, carried_in, carry_row, sum_rows
-from torchglb.carried.minimum import vectors_in
-from torchglb.carried.model import CarriedSums, objective_of, only_model
-from torchglb.carried.monomials import unpack
+from torchglb.carried.kernels import LossRows, carry_row, sum_rows
+from torchglb.carried.minimum import SearchVectors, vectors_of
+from torchglb.carried.model import CarriedSums, carried_of, objective_of, only_model
 from torchglb.families.compiled import CompiledFamily
 from torchglb.optim import Status
 from torchglb.ucb.incremental.arm_selection import choose, first_tolerance
@@ -53,7 +52,7 @@ class Batch(NamedTuple):
     anchors: CarriedSums  # the sums at the anchors
     minimum: CarriedSums  # the sums near the minimum
     anchor_use: Floats  # memory of AnchorUse, (N, (d + 2) A + 1)
-    vectors: Floats  # of the search for the minimum, (N, 3, d)
+    vectors: SearchVectors  # of the search for the minimum, (N, d) each
     search: np.ndarray  # its state, (N,)
     rounds: np.ndarray  # the state of the round, (N,)
     passes: Floats  # over the history so far, (N,)
@@ -111,7 +110,7 @@ def problem_of(call: RoundCall, b: int, rows: int) -> CarriedProblem:
         objective_of(batch.anchors, b, ridge, tilt),
         anchor_use_in(batch.anchor_use[b], d, number),
         only_model(objective_of(batch.minimum, b, ridge, tilt)),
-        vectors_in(batch.vectors[b]),
+        vectors_of(batch.vectors, b),
         minorant_in(batch.minorants[b], d),
         rows,
     )
@@ -324,11 +323,10 @@ def add_rows(call: RoundCall, used: int, x: Floats, r: Floats) -> None:
     """Writes and carries the rows; between rounds the memory of passes is free for that."""
     (N, rows, d), batch, family = x.shape, call.batch, call.family
     work, other = call.buffers.memory.anchor_pass, call.buffers.memory.minimum_pass
-    table, least = unpack(batch.anchors.table), unpack(batch.minimum.table)
+    table, least = batch.anchors.table, batch.minimum.table
     row, scratch = work.part, work.scratch
     for b in range(N):
-        anchors = carried_in(batch.anchors.memory[b], d, batch.anchors.number, table.count)
-        minimum = carried_in(batch.minimum.memory[b], d, 1, least.count)
+        anchors, minimum = carried_of(batch.anchors, b), carried_of(batch.minimum, b)
         for s in range(rows):
             for k in range(d):
                 row[k] = x[b, s, k]

@@ -42,7 +42,7 @@ def sum_rounding(level: Level, loss: float, offset: float, trace: float) -> floa
     The trace is that of the Hessian of the data there.
     """
     d = level.center.shape[0]
-    trace += d * abs(level.quadratic.ridge)
+    trace += d * level.quadratic.ridge
     return compensated(d) * cut_rounding(
         level.high, loss, offset, trace, level.magnitude, level.radius
     )
@@ -56,7 +56,7 @@ def prepare(round_: Round) -> None:
     radius, quadratic = level.radius, level.quadratic
     _tangents(anchors, quadratic, cuts)
     # :func:`sum_rounding`, written out: this is the longest loop of most rounds
-    roundings, bend = compensated(d), d * abs(quadratic.ridge)
+    roundings, bend = compensated(d), d * quadratic.ridge
     for a in range(count):
         loss, along, square = cuts.share[a], cuts.offset[a], cuts.inverse_norm[a]
         offset = level.high - loss + along
@@ -233,8 +233,9 @@ def dual_value(paid: float, size: float, weights: float, rest: float, radius: fl
 @kernel
 def lower_upper_bound(arms: Arms, k: int, bound: float) -> None:
     """``h(x) <= |x| bound`` for the direction of x; rounded up."""
-    bound = arms.lengths[k] * (bound + 4.0 * EPS * abs(bound))
-    arms.upper[k] = min(arms.upper[k], bound)
+    if bound > -math.inf:  # which is that of an empty set
+        bound += 4.0 * EPS * abs(bound)
+    arms.upper[k] = min(arms.upper[k], arms.lengths[k] * bound)
 
 
 @kernel

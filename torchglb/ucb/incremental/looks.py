@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from torchglb.backend import Floats, kernel
-from torchglb.backend.dense import EPS, TINY, dot, length
+from torchglb.backend.dense import TINY, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
 from torchglb.carried.kernels import least_used, put_point
 from torchglb.carried.model import (
@@ -23,7 +23,12 @@ from torchglb.carried.model import (
     model_at,
 )
 from torchglb.carried.taylor import hessian_at
-from torchglb.ucb.incremental.cutting_planes import lower_bound, scan, sum_rounding
+from torchglb.ucb.incremental.cutting_planes import (
+    lower_bound,
+    lower_upper_bound,
+    scan,
+    sum_rounding,
+)
 from torchglb.ucb.incremental.kkt import maximise_on_model
 from torchglb.ucb.incremental.round_state import (
     BLOCK,
@@ -262,9 +267,7 @@ def _learn(round_: Round, floor: float, loss: float, offset: float, rounding: fl
         x, size = arms.units[k], arms.lengths[k]
         if size == 0.0 or arms.upper[k] <= floor:
             continue
-        bound = cut_value(x, gradient, norm, offset, level.radius)
-        if size * bound < arms.upper[k]:
-            arms.upper[k] = size * bound + 4.0 * EPS * size * abs(bound)
+        lower_upper_bound(arms, k, cut_value(x, gradient, norm, offset, level.radius))
         lower = lower_bound(dot(x, point), size, level.radius, d)
         arms.lower[k] = max(arms.lower[k], lower)
 

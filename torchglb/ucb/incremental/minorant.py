@@ -339,7 +339,7 @@ def end_minorant(state: RoundState, round_: Round) -> bool:
 def bound_by_minorant(state: RoundState, round_: Round) -> bool:
     """Bounds all arms by the ellipsoid of the minorant, if there is one; whether it is new enough.
 
-    Where it says nothing it is to rest for some rounds.
+    Where it lowers no bound it is to rest for some rounds.
     """
     problem, minorant = round_.problem, round_.problem.minorant
     if not is_carried(problem):
@@ -357,13 +357,12 @@ def bound_by_minorant(state: RoundState, round_: Round) -> bool:
 def may_use_minorant(state: RoundState, round_: Round) -> bool:
     """Whether there may be one that says more than the anchors, for a choice.
 
-    Not where an anchor has a polynomial of its own or the minimum's is the loss itself, nor where a
-    negative ridge makes a quadratic of doubtful convexity.
+    Not where an anchor has a polynomial of its own, or the minimum's is the loss itself.
     """
     problem, order = round_.problem, round_.problem.anchors.table.order
     if round_.settings.every or problem.minorant.state.shape[0] == 0 or order > 2:
         return False
-    if problem.minimum.objective.constants.ratio == 0.0 or problem.anchors.quadratic.ridge < 0.0:
+    if problem.minimum.objective.constants.ratio == 0.0:
         return False
     return float(state.number) >= problem.minorant.state[PAUSED_UNTIL]
 

@@ -14,7 +14,6 @@ from torchglb.backend import Floats, Reals
 from torchglb.backend.dense import EPS
 from torchglb.carried.carried_loss import CarriedLoss, choose_order
 from torchglb.carried.carried_minimum import CarriedMinimum
-from torchglb.carried.minimum import THETA, TRIAL
 from torchglb.carried.source import RowSource
 from torchglb.checks import check_count, check_tensors, refuse
 from torchglb.domain import Ball
@@ -283,7 +282,7 @@ class CarriedRounds:
             wanted = go_on(*asked, True, 0.0)
             while wanted != DECIDED:
                 if wanted == PASS_FOR_MINIMUM:
-                    point, work = minimum.vectors[b, TRIAL], memory.minimum_pass
+                    point, work = minimum.vectors.trial[b], memory.minimum_pass
                     table = minimum.carried.table
                 else:
                     point, table, work = memory.trial, anchors.table, memory.anchor_pass
@@ -312,7 +311,7 @@ class CarriedRounds:
         tol = min(settings.tie, settings.value_tol) / 4
         found = native_support(program, arms, tol=tol, throw=False, validate=False)
         # h is concave in the level, of which more than ``low`` is not certain
-        state, center = self._rounds[b], torch.from_numpy(self.minimum.vectors[b, THETA])
+        state, center = self._rounds[b], torch.from_numpy(self.minimum.vectors.theta[b])
         height = state["level"] - state["center_loss"]
         share = (state["low"] - state["center_loss"]) / height if height > 0.0 else 1.0
         certain = share * found.lower + (1.0 - share) * (arms @ center)

@@ -104,7 +104,7 @@ def compiled_support(
         block.settings[:, RADIUS] = radius if isinstance(radius, float) else radius[here]
         part = Support._make(field[here] for field in found)
         given = (family, block.rows, block.settings, region[here], center is not None)
-        support_bound(*given, level[here], xs[here], float(tol), int(max_steps), part)
+        support_all(*given, level[here], xs[here], float(tol), int(max_steps), part)
     upper, lower, theta, multiplier, status = [
         torch.from_numpy(field.reshape(shape[:-2] + field.shape[1:])) for field in found
     ]
@@ -133,6 +133,7 @@ def _region_of(program: SublevelProgram, count: int, d: int) -> Floats:
     return np.ascontiguousarray(np.concatenate(columns, axis=1))
 
 
+@bound_once
 @entry
 def support_all(
     family: CompiledFamily,
@@ -178,10 +179,6 @@ def support_all(
         problem = LevelSet(loss, level[b], radius, squares, magnitude, value, error, region[b])
         search = ArmSearch(x, theta, normal, problem, at_center, memory, tol)
         search_arms(arm, search, there, arms[b], max_steps, found, b)
-
-
-#: the same, called unseen
-support_bound = bound_once(support_all)
 
 
 @kernel

@@ -310,7 +310,7 @@ def search_support(
         )
         return new, report(known)
 
-    copies = Expansion(*(_per_arm(t, level) for t in at_center))
+    shared = Expansion(*(t.unsqueeze(level.ndim - 1) for t in at_center))  # by all arms
     zero = torch.zeros_like(level)
     known = TwoSidedBounds(
         upper=radius * length(arms) * (1.0 + (8 + arms.shape[-1]) * eps),
@@ -322,7 +322,7 @@ def search_support(
         lower_paid=zero,
         stalled=zero,
     )
-    first = allowed(sqp_point(hub, copies, floor + hub_error, zero))
+    first = allowed(sqp_point(hub, shared, floor + hub_error, zero))
     start = Search(trial=first, inner=hub, inner_loss=floor, known=known)
     last, status, _ = iterate(step, start, report(known), max_steps)
     known = last.known
@@ -334,10 +334,3 @@ def search_support(
         return known, status
     inside = (hub, most, hub_steepness.expand(shape))
     return search_multipliers(program, inside, arms, known, status, stuck, tol)
-
-
-def _per_arm(value: Tensor, like: Tensor) -> Tensor:
-    """A tensor ``(*B, ...)`` repeated along the arm axis of ``like (*B, K)``."""
-    batch = like.ndim - 1
-    repeated = value.unsqueeze(batch)
-    return repeated.expand(*like.shape, *value.shape[batch:])
