@@ -172,8 +172,29 @@ def test_flags_are_no_numbers(flag):
     family, ball = glb.Bernoulli(), glb.Ball(2, 3.0)
     with pytest.raises(glb.InputError, match="^regularization: expected"):
         glb.constrained_mle(family, rows(), ball, regularization=flag)
+    loss, zero = program().likelihood, torch.zeros(2, dtype=DOUBLE)
     with pytest.raises(glb.InputError, match="^level: expected"):
-        glb.SublevelProgram(program().likelihood, ball, flag)
+        glb.SublevelProgram(loss, ball, flag)
+    with pytest.raises(glb.InputError, match="^level: expected"):
+        glb.LikelihoodRatioSet(loss, ball, flag, zero)
+    with pytest.raises(glb.InputError, match="^gamma: expected"):
+        glb.EllipsoidSet(family, ball, zero, ARMS, flag)
+
+
+@pytest.mark.parametrize("ridge", [-1.0, NAN, True, number(-1.0)])
+def test_ridge_of_an_ellipsoid(ridge):
+    made = program()
+    found = glb.LikelihoodRatioSet(made.likelihood, made.domain, 8.0, [0.0, 0.0])
+    with pytest.raises(glb.InputError, match="^regularization: expected"):
+        found.ellipsoid(regularization=ridge)
+
+
+def test_a_refutation_of_another_ball():
+    made, zero = program(), [0.0, 0.0]
+    for ball, delta, name in ((glb.Ball(3, 3.0), 0.05, "domain"), (made.domain, 2.0, "delta")):
+        with pytest.raises(glb.InputError, match=f"^{name}: expected"):
+            glb.radii.radius_refuted(made.likelihood, ball, zero, delta)
+    assert not glb.radii.radius_refuted(made.likelihood, made.domain, zero, 0.05)
 
 
 @pytest.mark.parametrize("count", [2**63, 10**30])

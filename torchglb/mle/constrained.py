@@ -282,6 +282,7 @@ def minimize_likelihood(
         >>> bool(fit.gap < 1e-6), fit.hessian.shape
         (True, torch.Size([2, 2]))
     """
+    throw = check_flag("throw", throw)
     _check_domain(domain, likelihood)
     X, radius = likelihood.X, domain.radius
     if solver is None:

@@ -23,7 +23,9 @@ import warnings
 import torch
 from torch import Tensor
 
-from torchglb.domain import Ball
+from torchglb.array_like import ArrayLike
+from torchglb.checks import as_floats, check_probability
+from torchglb.domain import Ball, check_ball
 from torchglb.errors import BoundaryWarning
 from torchglb.estimate import Estimate
 from torchglb.identity import describe
@@ -39,7 +41,7 @@ NEAR = 1e-6
 
 @torch.no_grad()
 def radius_refuted(
-    likelihood: NegativeLogLikelihood, domain: Ball, theta_hat: Tensor, delta: float
+    likelihood: NegativeLogLikelihood, domain: Ball, theta_hat: ArrayLike, delta: float
 ) -> Tensor:
     """Whether the rows refute ``|theta*| <= S`` at level delta, ``(*B)``.
 
@@ -58,7 +60,9 @@ def radius_refuted(
         >>> radius_refuted(loss, Ball(1, 2.0), torch.tensor([2.0]).double(), 0.05)
         tensor(True)
     """
-    at = Estimate.at(likelihood, domain, theta_hat.detach())
+    check_probability("delta", delta)
+    check_ball(domain, likelihood.dim)
+    at = Estimate.at(likelihood, domain, as_floats("theta_hat", theta_hat).detach())
     assert at.gradient is not None
     S = domain.radius_like(at.loss).expand(at.loss.shape)
     active = torch.linalg.vector_norm(at.theta, dim=-1) >= S * (1.0 - NEAR)

@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.checks import (
-    ValueChecks,
-    as_floats,
-    as_like,
-    check_shape,
-)
+from torchglb.checks import ValueChecks, as_floats, as_like, check_shape, refuse_flag
 from torchglb.domain import Ball
 from torchglb.errors import InputError
 from torchglb.families import GLMFamily
@@ -63,6 +58,7 @@ class EllipsoidSet(ConfidenceSet):
     event: Event | None = None
 
     def __post_init__(self) -> None:
+        refuse_flag("gamma", self.gamma)
         object.__setattr__(self, "theta_hat", as_floats("theta_hat", self.theta_hat))
         for name in ("shape", "gamma"):
             object.__setattr__(self, name, as_like(name, getattr(self, name), self.theta_hat))

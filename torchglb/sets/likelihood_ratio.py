@@ -18,7 +18,9 @@ from torchglb.checks import (
     check_choice,
     check_probability,
     check_shape,
+    check_sizes,
     refuse,
+    refuse_flag,
 )
 from torchglb.choices import ELLIPSOIDS, EllipsoidKind, ProgramSolver, Relation
 from torchglb.compiled_rows import losses
@@ -88,6 +90,7 @@ class LikelihoodRatioSet(ConfidenceSet):
 
     def __post_init__(self) -> None:
         shape = self.likelihood.batch_shape
+        refuse_flag("level", self.level)
         object.__setattr__(self, "level", as_like("level", self.level, self.likelihood.X))
         check_shape("level", self.level, shape)
         theta = as_like("theta_hat", self.theta_hat, self.likelihood.X)
@@ -303,6 +306,8 @@ class LikelihoodRatioSet(ConfidenceSet):
         concordance = self.domain.constant(partial(self_concordance_of, self.family), S)
         if regularization is None:
             regularization = balanced_ridge(S, concordance)
+        else:
+            regularization = check_sizes("regularization", regularization)
         at, errors = rows.expand_with_errors(center, in_blocks=True)
         eye = torch.eye(self.dim, dtype=level.dtype, device=level.device)
         lam = torch.as_tensor(regularization, dtype=level.dtype, device=level.device)

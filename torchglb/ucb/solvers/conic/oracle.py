@@ -161,7 +161,7 @@ def conic_minimum(
         >>> conic_minimum(glb.NegativeLogLikelihood(glb.Gaussian(), X, r), glb.Ball(2, 1.0)).theta
         tensor([0.6000, 0.8000], dtype=torch.float64)
     """
-    solvers = installed(solver, fallbacks)
+    throw, solvers = check_flag("throw", throw), installed(solver, fallbacks)
     shape, X = likelihood.batch_shape, likelihood.X
     warn_of_move(X)
     found = [minimize(*problem, solvers, tol, max_steps) for problem in split(likelihood, domain)]
