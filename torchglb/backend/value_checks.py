@@ -54,9 +54,9 @@ def write_rows(
         r_address: of their rewards, ``(N, k)``.
         rows: k.
         longest: they may be so long at most; 0 for no checks at all.
-        low: the least reward,
-        high: the largest,
-        whole: and whether they are whole numbers.
+        low: the least reward that there is.
+        high: the largest one.
+        whole: whether rewards are whole numbers.
         X: where features go, ``(N, d, capacity)``,
         w: weights, ``(N, capacity)``,
         y: and weighted rewards, ``(N, capacity)``.

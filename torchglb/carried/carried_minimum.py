@@ -43,7 +43,7 @@ from torchglb.domain import Ball
 from torchglb.families.compiled import CompiledFamily
 
 #: derivatives of the highest order of a carried minimum's polynomial
-LARGEST_ORDER = 256
+MOST_DERIVATIVES = 256
 
 
 class Enclosed(NamedTuple):
@@ -188,7 +188,7 @@ class CarriedMinimum(CarriedSearch):
         largest: derivatives of the highest order of the polynomial.
     """
 
-    def __init__(self, source: RowSource, domain: Ball, largest: int = LARGEST_ORDER) -> None:
+    def __init__(self, source: RowSource, domain: Ball, largest: int = MOST_DERIVATIVES) -> None:
         super().__init__(source, domain, 1, largest, SEARCH)
         self._vectors = np.zeros((3, source.problems, domain.dim))
 

@@ -39,7 +39,7 @@ from torchglb.domain import Ball
 from torchglb.families.compiled import CompiledFamily
 
 #: derivatives of the highest order of a polynomial
-LARGEST_ORDER = 1600
+MOST_DERIVATIVES = 1600
 #: Newton steps between two passes, and passes of one search
 MAX_STEPS, MAX_PASSES = 60, 30
 #: a place that is R X times this far away is one that no carried point knows: a pass there decides
@@ -272,7 +272,7 @@ class FreeMinimum(CarriedSearch):
     """
 
     def __init__(
-        self, source: RowSource, domain: Ball, points: int = 1, largest: int = LARGEST_ORDER
+        self, source: RowSource, domain: Ball, points: int = 1, largest: int = MOST_DERIVATIVES
     ) -> None:
         super().__init__(source, domain, points, largest, FREE)
         self._used = np.zeros((source.problems, points), np.int64)
@@ -300,8 +300,8 @@ class FreeMinimum(CarriedSearch):
             arms: ``(N, K, d)``: the search ends as soon as the largest ``<x, theta>`` is certain;
                 or would be if the tilt were exact.
             tilt_error: by how much each tilt may be off, ``(N,)``, in the dual norm of the Hessian
-                of F at
-            reference: ``(N, d)``.
+                of F at the reference.
+            reference: the points where that norm is taken, ``(N, d)``.
         """
         source, carried = self.source, self.carried
         carried.catch_up(source)

@@ -35,7 +35,7 @@ from torchglb.inference.fits import Fit
 from torchglb.rows.buffers import Rows
 
 #: derivatives of the highest order of a carried polynomial
-LARGEST_ORDER = 1600
+MOST_DERIVATIVES = 1600
 #: for policies whose choice is certain before theta and H are, by the order of the polynomial,
 #: which falls with d (6 up to d = 7, 3 at d = 20): as much as keeps passes rare at t = 10^4, where
 #: an observation moves the estimate by some d/t
@@ -69,9 +69,9 @@ class _CarriedEstimator(Estimator):
 
         Decides on roughness: where fine estimates are cheap they are not rough, unless ``always``.
         """
-        order = choose_order(self.family, ball.dim, ball.max_radius, LARGEST_ORDER)
+        order = choose_order(self.family, ball.dim, ball.max_radius, MOST_DERIVATIVES)
         self.rough = self.rough and order in (ROUGH if always else TOO_LOW)
-        return 0 if order in TOO_LOW and not self.rough else LARGEST_ORDER
+        return 0 if order in TOO_LOW and not self.rough else MOST_DERIVATIVES
 
     def _steepness(self) -> Floats:
         """R X of every problem, ``(N,)``; X the length of the longest row."""

@@ -210,5 +210,6 @@ class FreeEstimator(Estimator):
             start: a first guess ``(*B, d)``, where nothing is carried.
             arms: ``(*B, K, d)``.
             doubt: by how much the tilt may be off, ``(*B)``, in the dual norm of the Hessian at
-            other: ``(*B, d)``.
+                ``other``.
+            other: the points where that norm is taken, ``(*B, d)``.
         """

@@ -160,7 +160,7 @@ class Radius(ABC):
             state: with all rows of the likelihood.
             likelihood: makes it.
             rows: where they lie in memory, if the state has the first of them only.
-            known: so many.
+            known: how many of them the state has.
         """
         return None
 

@@ -47,6 +47,7 @@ from torchglb.ucb.incremental.round_state import (
     PASS_FOR_MINIMUM,
     PASS_FOR_MINORANT,
     SCAN,
+    SHARPEN,
     UNDECIDED,
     Arms,
     CarriedProblem,
@@ -65,7 +66,7 @@ LEVEL_SHARE = 0.1
 AHEAD = 0.01
 #: after so many looks, more than there usually are rivals, the level is made certain in any case
 SHARP_AFTER = 30
-#: a look may be free of a pass: then there may be so many times as many
+#: looks without a pass, at most, for each one with a pass that there may be
 FREE_LOOKS = 4
 #: from so many arms on, those that an ellipsoid excludes are not looked up among the anchors
 MANY_ARMS = 64
@@ -116,10 +117,6 @@ def choose(
             state.awaited = asked
             return asked
         state.phase = MINIMUM
-
-
-#: the level is not known well enough
-SHARPEN = 4
 
 
 @kernel
@@ -187,7 +184,7 @@ def _scan_all(state: RoundState, round_: Round) -> None:
             arms.lower[k] = lower_bound(dot(x, level.center), size, radius, d)
         arms.multiplier[k], arms.cut[k], arms.feasible[k] = 0.0, -1, -1
     prepare(round_)
-    many = count >= MANY_ARMS and not round_.settings.every
+    many = count >= MANY_ARMS and not round_.settings.close_all
     if may_use_minorant(state, round_) and (many or was_needed(state, problem.minorant)):
         state.with_minorant = int(bound_by_minorant(state, round_))
     if state.with_minorant == 0 and (many or level.high - level.center_loss <= THIN):
@@ -227,9 +224,9 @@ def _scan_the_best(round_: Round) -> None:
 @kernel
 def _scan_contenders(round_: Round) -> float:
     """Bounds from all anchors for the other arms whose upper bounds are above the result."""
-    arms, chosen, every = round_.arms, round_.memory.chosen, round_.settings.every
+    arms, chosen, close_all = round_.arms, round_.memory.chosen, round_.settings.close_all
     best, count = -math.inf, 0
-    if not every:
+    if not close_all:
         for k in range(arms.lower.shape[0]):
             best = max(best, arms.lower[k])
     for k in range(arms.lower.shape[0] + 1):
@@ -240,7 +237,7 @@ def _scan_contenders(round_: Round) -> float:
         if count == BLOCK or (last and count > 0):
             chosen[BLOCK] = count
             scan(round_)
-            if not every:
+            if not close_all:
                 for j in range(count):
                     best = max(best, arms.lower[chosen[j]])
             count = 0
@@ -334,7 +331,7 @@ def _next_arm(
     arms: Arms, leader: int, rival: int, overlap: float, settings: Settings
 ) -> tuple[bool, int, float]:
     """Whether there is an arm to look at, which, and to what its gap has to shrink."""
-    if settings.every:
+    if settings.close_all:
         arm, most = 0, -math.inf
         for k in range(arms.upper.shape[0]):
             gap = (arms.upper[k] - arms.lower[k]) / (1.0 + abs(arms.upper[k]))

@@ -297,8 +297,8 @@ def learn_rows(
     """Checks k rows of weight 1 of every problem, writes them and carries them: O(A k d^q).
 
     Args:
-        call: where they go, behind the rows that are
-        used: already.
+        call: where they go.
+        used: rows that are there already; the new ones go behind them.
         x_address: of the rows, float64 numbers ``(N, k, d)`` in a row.
         r_address: of their rewards, ``(N, k)``.
         rows: k.

@@ -20,7 +20,7 @@ from torchglb.backend.dense import EPS, copy_vector, dot, length, solve_general
 from torchglb.carried.model import Model, expand
 from torchglb.ucb.incremental.round_state import Round
 
-#: which constraints are active: that many multipliers are sought, less one
+#: which constraints are active; the number of multipliers is one more than this
 LEVEL_ONLY, LEVEL_AND_BALL = 0, 1
 #: steps at most
 MAX_STEPS = 8

@@ -50,9 +50,9 @@ from torchglb.ucb.kernels import (
 )
 
 #: a model may err by this share of what is still to be found out
-MODEL_SHARE = 0.25
+ERROR_SHARE = 0.25
 #: a model may err by this share of the level's height over the minimum, where it leads the way
-TRUST = 0.1
+LEADING_SHARE = 0.1
 #: a look without a pass costs as much as a pass over so many rows: where such looks have cost as
 #: much as a pass since the last one, a pass is made, whose anchor spares later rounds their looks
 ROWS_PER_LOOK = 250.0
@@ -110,7 +110,7 @@ def look(state: RoundState, round_: Round, wanted: float) -> bool:
 @kernel
 def _floor(state: RoundState, round_: Round) -> float:
     """Arms whose upper bounds are below this do not matter any more."""
-    return -math.inf if round_.settings.every else round_.arms.lower[state.leader]
+    return -math.inf if round_.settings.close_all else round_.arms.lower[state.leader]
 
 
 @kernel
@@ -128,9 +128,9 @@ def _look_by_anchor(round_: Round, model: Model, x: Floats, slot: int, wanted: f
     solution = maximise_on_model(round_, x, model, goal)
     loss = expand(model, trial, dense, gradient, False)
     error = error_at(model, trial, loss, dense)
-    sound = solution.found and error.value <= TRUST * (level.low - level.center_loss)
+    sound = solution.found and error.value <= LEADING_SHARE * (level.low - level.center_loss)
     doubt = 4.0 * error.value + _dip(error.slope, problem)
-    enough = sound and solution.multiplier * doubt <= MODEL_SHARE * wanted
+    enough = sound and solution.multiplier * doubt <= ERROR_SHARE * wanted
     if solution.multiplier == 0.0:  # a pole must be feasible
         enough = enough and loss + error.value <= level.low
     if enough and solution.multiplier > 0.0:  # the next look starts from here
@@ -230,11 +230,11 @@ def _is_enough(round_: Round, wanted: float) -> bool:
     problem, level, memory = round_.problem, round_.level, round_.memory
     error = error_at(problem.minimum, memory.trial, level.high, memory.dense)
     doubt = 4.0 * error.value + _dip(error.slope, problem)
-    if not doubt <= TRUST * (level.low - level.center_loss):
+    if not doubt <= LEADING_SHARE * (level.low - level.center_loss):
         return False
     expand(problem.minimum, memory.trial, memory.dense, memory.normal, False)
     # dh/dB at the maximiser is 1/|grad F| times a cosine
-    return doubt <= MODEL_SHARE * wanted * length(memory.normal)
+    return doubt <= ERROR_SHARE * wanted * length(memory.normal)
 
 
 @kernel

@@ -360,7 +360,7 @@ def may_use_minorant(state: RoundState, round_: Round) -> bool:
     Not where an anchor has a polynomial of its own, or the minimum's is the loss itself.
     """
     problem, order = round_.problem, round_.problem.anchors.table.order
-    if round_.settings.every or problem.minorant.state.shape[0] == 0 or order > 2:
+    if round_.settings.close_all or problem.minorant.state.shape[0] == 0 or order > 2:
         return False
     if problem.minimum.objective.constants.ratio == 0.0:
         return False

@@ -29,8 +29,8 @@ from torchglb.ucb.incremental.batches import RoundBuffers
 from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.incremental.rounds import CarriedRounds
 
-#: anchors for each corner of a cube, but no more than MOST, nor than ENTRIES/d or MANY: more would
-#: spare passes, but cost more in every round than those do
+#: anchors: PER_CORNER for each corner of a cube, but not above MOST, nor above the larger of MANY and
+#: ENTRIES/d. More of them would spare passes, and cost more in every round than those passes do
 PER_CORNER, MOST, MANY, ENTRIES = 4, 256, 128, 2560
 
 
@@ -254,9 +254,9 @@ class AnchoredProgram(GrowingProgram):
 
         Args:
             arms: ``(*B, K, d)``.
-            radius: beta^2; or
+            radius: beta^2, or None where levels are given.
             longest: an arm may be so long; 0 for no checks of values.
-            levels: B, ``(N,)``.
+            levels: B, ``(N,)``, instead of a radius.
 
         Returns:
             ``(*B)``; or None for arms that are not plain or do not fit, and where a choice is not

@@ -18,8 +18,9 @@ Singles = NDArray[np.float32]
 
 #: arms whose products with all anchors are formed together
 BLOCK = 16
-#: what a round answers: it is decided, or waits for a pass for the minimum, an anchor, a minorant
-DECIDED, PASS_FOR_MINIMUM, PASS_FOR_ANCHOR, PASS_FOR_MINORANT = 0, 1, 2, 3
+#: what a round answers: it is decided, or waits for a pass for the minimum, an anchor, a minorant;
+#: or, to itself, that the level has to be known better first
+DECIDED, PASS_FOR_MINIMUM, PASS_FOR_ANCHOR, PASS_FOR_MINORANT, SHARPEN = 0, 1, 2, 3, 4
 #: where a round stands
 MINIMUM, SCAN, LOOKS = 0, 1, 2
 #: how a round has ended
@@ -60,7 +61,7 @@ class Settings(NamedTuple):
         level_tol: the minimum is certified to this if need be.
         tie: arms whose values agree to ``tie (1 + |h|)`` count as equal.
         value_tol: the winner's own gap is closed to this too; infinite if that is not asked for.
-        every: close the gaps of all arms to ``value_tol``, whoever wins.
+        close_all: close the gaps of all arms to ``value_tol``, whoever wins.
         max_steps: looks with a pass before a round is given up as undecided.
     """
 
@@ -68,7 +69,7 @@ class Settings(NamedTuple):
     level_tol: float
     tie: float
     value_tol: float
-    every: bool
+    close_all: bool
     max_steps: int
 
 

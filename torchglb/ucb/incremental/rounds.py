@@ -42,9 +42,9 @@ from torchglb.ucb.solvers.native import native_support
 
 #: derivatives of the highest order of an anchor's polynomial; where it would be of second order an
 #: anchor keeps the trace of its Hessian only
-LARGEST_ANCHOR_ORDER = 7
+MOST_AT_ANCHORS = 7
 #: and of the polynomial at the minimum, which says less about the arms than about the level
-LARGEST_MINIMUM_ORDER = 100
+MOST_AT_MINIMUM = 100
 
 
 class _Calls(NamedTuple):
@@ -75,8 +75,8 @@ class CarriedRounds:
     def __init__(self, source: RowSource, ball: Ball, anchors: int) -> None:
         N, d = source.problems, ball.dim
         self.source = source
-        self.minimum = CarriedMinimum(source, ball, LARGEST_MINIMUM_ORDER)
-        order = choose_order(source.family, d, ball.max_radius, LARGEST_ANCHOR_ORDER)
+        self.minimum = CarriedMinimum(source, ball, MOST_AT_MINIMUM)
+        order = choose_order(source.family, d, ball.max_radius, MOST_AT_ANCHORS)
         self.anchors = CarriedLoss(source.family, ball, N, anchors, order if order > 2 else 1)
         self.number = 0
         self.passes, self.no_tilt = np.zeros(N), np.zeros((N, d))
@@ -322,7 +322,7 @@ class CarriedRounds:
         leader = int(lower.argmax())
         best, gap = lower[leader], (upper - lower) / (1.0 + np.abs(upper))
         clear = not (np.delete(upper, leader) > best + settings.tie * (1.0 + abs(best))).any()
-        if settings.every:
+        if settings.close_all:
             closed = bool(gap.max() <= settings.value_tol)
         else:
             closed = clear and bool(gap[leader] <= settings.value_tol)
