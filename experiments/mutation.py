@@ -161,14 +161,14 @@ MUTANTS = (
         "a carried loss without its remainder",
         "carried/taylor.py",
         "        growth * local / FACTORIAL[order + 1],\n",
-        "        0.0 * growth,\n",
+        "        0.0 * known,\n",
         "tests/carried/test_carried_loss.py tests/ucb/test_incremental.py",
     ),
     Mutant(
         "a carried gradient without its remainder",
         "carried/taylor.py",
-        "        growth * math.sqrt(local) / FACTORIAL[order],\n",
-        "        0.0 * growth,\n",
+        "        known * math.sqrt(local) / FACTORIAL[order],\n",
+        "        0.0 * known,\n",
         "tests/carried/test_carried_loss.py tests/ucb/test_incremental.py",
     ),
     Mutant(

@@ -429,6 +429,23 @@ def test_an_interrupted_look_shows_the_radius_no_row_twice(monkeypatch):
     assert torch.equal(sequence.evaluation().level, other.evaluation().level)
 
 
+@pytest.mark.parametrize("radius", NAMES)
+@pytest.mark.parametrize("estimator", [glb.Refit(), glb.Incremental()], ids=str)
+def test_an_evaluation_that_was_handed_out_may_be_changed(radius, estimator):
+    X, r = rows(20)
+    made = sequence(radius, estimator=estimator)
+    made.update(X, r)
+    twin = copy.deepcopy(made)
+    found = made.evaluation()
+    for given in (found.level, found.radius, *found.state.values()):
+        given.fill_(0.5)
+    twin.evaluation()
+    for each in (made, twin):
+        each.update(X, r)
+    assert_same(made.state_dict(), twin.state_dict())
+    assert torch.equal(made.evaluation().level, twin.evaluation().level)
+
+
 @pytest.mark.parametrize("radius", ["pac-bayes", "lipschitz"])
 @pytest.mark.parametrize("late", [1, 4])
 def test_rows_that_came_by_another_way_are_carried_before_the_next_ones(radius, late):

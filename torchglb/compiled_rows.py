@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats, Reals, bound, bound_once, entry, vectorised
-from torchglb.carried.kernels import ProblemRows, careful_add, chunk_sum, features
+from torchglb.carried.kernels import LossRows, careful_add, chunk_sum, features
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SCRATCH, TERMS, W, Y, row_terms
 from torchglb.likelihood import NegativeLogLikelihood
@@ -41,7 +41,7 @@ class CompiledRows(NamedTuple):
     """
 
     where: slice
-    rows: ProblemRows
+    rows: LossRows
     settings: Floats
 
 
@@ -127,21 +127,21 @@ def _feature_by_feature(X: Reals) -> Floats | None:
     return np.lib.stride_tricks.as_strided(X, shape, strides)
 
 
-def _in_place(X: Reals, r: Reals, w: Reals | None) -> ProblemRows | None:
+def _in_place(X: Reals, r: Reals, w: Reals | None) -> LossRows | None:
     """Rows ``(N, n, d)`` where they lie, without copies of the features; None where that fails."""
     there = _feature_by_feature(X)
     if there is None or r.dtype != np.float64:
         return None
     weights = np.empty((len(r), 0)) if w is None else w
-    return ProblemRows(there, weights, r if w is None else w * r)
+    return LossRows(there, weights, r if w is None else w * r)
 
 
 def _loaded(
     loss: RowSums, family: CompiledFamily, X: Reals, r: Reals, w: Reals, validate: bool
-) -> ProblemRows:
+) -> LossRows:
     """Of some problems the rows; refused, if they are to be looked at, by their values."""
     count, n, d = X.shape
-    rows = ProblemRows(np.empty((count, d, n)), np.empty((count, n)), np.empty((count, n)))
+    rows = LossRows(np.empty((count, d, n)), np.empty((count, n)), np.empty((count, n)))
     usual = X.dtype == np.float64 and X.flags.c_contiguous  # rewards and weights are contiguous
     load = load_bound if usual else load_rows
     if not load(family, X, r, w, loss.w is not None, rows) and validate:
@@ -229,7 +229,7 @@ def per_problem(values: float | Tensor, batch: tuple[int, ...]) -> float | Reals
 
 @vectorised
 def _load_rows(
-    family: CompiledFamily, X: Reals, r: Reals, w: Reals, weighted: bool, rows: ProblemRows
+    family: CompiledFamily, X: Reals, r: Reals, w: Reals, weighted: bool, rows: LossRows
 ) -> bool:
     """Features, weights and weighted rewards as the passes read them.
 
@@ -274,7 +274,7 @@ def _load_rows(
 
 @entry
 def load_rows(
-    family: CompiledFamily, X: Reals, r: Reals, w: Reals, weighted: bool, rows: ProblemRows
+    family: CompiledFamily, X: Reals, r: Reals, w: Reals, weighted: bool, rows: LossRows
 ) -> bool:
     """:func:`_load_rows`, from Python."""
     return _load_rows(family, X, r, w, weighted, rows)

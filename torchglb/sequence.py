@@ -347,7 +347,11 @@ class ConfidenceSequence(GrowingLevel, TakesTurns):
 
     def evaluation(self) -> Evaluation:
         """The level and radius now, with the shares of delta that were spent."""
-        return self._current()[1]
+        found = self._current()[1]
+        # the others are those of the set, and of the sequence
+        level, radius = found.level.clone(), found.radius.clone()
+        state = {name: t.clone() for name, t in found.state.items()}
+        return found._replace(level=level, radius=radius, state=state)
 
     @without_autocast
     def _current(self) -> tuple[LikelihoodRatioSet | EllipsoidSet, Evaluation]:

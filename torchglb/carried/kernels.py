@@ -66,16 +66,9 @@ def careful_add(total: Floats, rest: Floats, place: int, added: float) -> None:
 class LossRows(NamedTuple):
     """The rows of one problem: features ``(d, capacity)``, weights, weighted rewards ``(n,)``.
 
-    Weights that are all 1 may be left out: ``(0,)``.
+    Of N problems each array has one axis more, in front. Weights that are all 1 may be left out:
+    ``(0,)``, or ``(N, 0)``.
     """
-
-    X: Floats
-    w: Floats
-    y: Floats
-
-
-class ProblemRows(NamedTuple):
-    """The :class:`LossRows` of M problems, one after the other in each array."""
 
     X: Floats
     w: Floats

@@ -291,8 +291,8 @@ def has_formulas_of(family: GLMFamily, *kinds: type[Kind]) -> TypeGuard[Kind]:
         >>> has_formulas_of(Bernoulli(), Binomial), has_formulas_of(Doubled(), Binomial)
         (True, False)
     """
-    m = type(family).log_partition
-    return any(isinstance(family, kind) and m is kind.log_partition for kind in kinds)
+    own = [kind for kind in kinds if type(family).log_partition is kind.log_partition]
+    return isinstance(family, tuple(own))
 
 
 def _differentiate(function: object, z: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 
 from torchglb.backend import Floats, Ints, bound_once, entry, kernel
 from torchglb.backend.dense import copy_vector
-from torchglb.carried.kernels import ProblemRows, Workspace
+from torchglb.carried.kernels import LossRows, Workspace
 from torchglb.carried.monomials import Monomials
 from torchglb.compiled_rows import RADIUS, RIDGE, TILT
 from torchglb.families.compiled import CompiledFamily
@@ -87,7 +87,7 @@ def new_estimates(count: int, d: int) -> Estimates:
 @entry
 def fit_all(
     family: CompiledFamily,
-    rows: ProblemRows,
+    rows: LossRows,
     settings: Floats,
     tol: float,
     max_steps: int,

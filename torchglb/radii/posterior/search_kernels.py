@@ -20,7 +20,6 @@ from torchglb.backend.dense import copy_vector
 from torchglb.carried.kernels import (
     Carried,
     LossRows,
-    ProblemRows,
     carried_in,
     carry_row,
     put_point,
@@ -238,7 +237,7 @@ def held_level(prior: CompiledPrior, held: Held, point: Floats) -> float:
 
 @entry
 def search_posteriors(
-    priors: Priors, rows: ProblemRows, held: Floats, offers: Floats, where: Ints, out: Floats
+    priors: Priors, rows: LossRows, held: Floats, offers: Floats, where: Ints, out: Floats
 ) -> None:
     """Searches the rows of some problems for better posteriors.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchglb.backend import Floats, Ints, bound_once, entry, kernel, record, vectorised
 from torchglb.backend.dense import EPS, copy_vector, dot, frank_wolfe_gap, length
 from torchglb.backend.tridiagonal import tridiagonal_form
-from torchglb.carried.kernels import ProblemRows
+from torchglb.carried.kernels import LossRows
 from torchglb.compiled_rows import RADIUS, RIDGE, TILT, array, blocks, per_problem
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK
@@ -137,7 +137,7 @@ def _region_of(program: SublevelProgram, count: int, d: int) -> Floats:
 @entry
 def support_all(
     family: CompiledFamily,
-    rows: ProblemRows,
+    rows: LossRows,
     settings: Floats,
     region: Floats,
     known: bool,
