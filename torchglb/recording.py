@@ -19,7 +19,10 @@ def is_transformed(*tensors: Tensor) -> bool:
 
 def at_hand(*tensors: Tensor) -> bool:
     """Whether numbers may be looked at for nothing: on a CPU, and not within a transform."""
-    return all(t.is_cpu for t in tensors) and not is_transformed(*tensors)
+    for tensor in tensors:  # no generator, which an interruption could strike where it is dropped
+        if not tensor.is_cpu:
+            return False
+    return not is_transformed(*tensors)
 
 
 def is_recorded(*tensors: Tensor) -> bool:
