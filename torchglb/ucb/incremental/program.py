@@ -29,8 +29,8 @@ from torchglb.ucb.incremental.batches import RoundBuffers
 from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.incremental.rounds import CarriedRounds
 
-#: anchors: PER_CORNER for each corner of a cube, but not above MOST, nor above the larger of MANY and
-#: ENTRIES/d. More of them would spare passes, and cost more in every round than those passes do
+#: anchors: PER_CORNER for each corner of a cube, but not above MOST, nor above the larger of MANY
+#: and ENTRIES/d. More of them would spare passes, and cost more in every round than those do
 PER_CORNER, MOST, MANY, ENTRIES = 4, 256, 128, 2560
 
 
