@@ -139,3 +139,16 @@ def test_an_expansion_pays_for_what_each_term_loses(family, share):
         off = abs(at.loss.double() - exact.value(z[None].double()))
         underflow = torch.finfo(torch.float32).tiny  # which nobody pays for
         assert float(off) <= float(errors.loss) + underflow, float(z)
+
+
+def test_a_length_in_many_dimensions_is_paid_for():
+    """Squares that are lost one by one beside a large one: the length comes out too small."""
+    d, S = 1000, 3.0
+    x = torch.full((d,), 7.4e-9, dtype=torch.float64)
+    x[0] = 0.70711
+    program = glb.AnchoredProgram(glb.Bernoulli(), glb.Ball(d, S))
+    upper = program.argmax(x[None], level=1e3).upper[0]
+    with mpmath.workdps(40):
+        exact = S * mpmath.sqrt(sum(mpmath.mpf(entry) ** 2 for entry in x.tolist()))
+        assert mpmath.mpf(float(upper)) >= exact
+        assert mpmath.mpf(float(upper)) <= exact * (1 + 2 * d * EPS)

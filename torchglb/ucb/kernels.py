@@ -68,16 +68,16 @@ def cut_value(x: Floats, normal: Floats, norm: float, offset: float, radius: flo
         offset: of the half-space.
         radius: S.
     """
-    reach = offset / norm
-    if reach < -radius * (1.0 + 8.0 * EPS):
+    reach, rounding = offset / norm, (8.0 + x.shape[0]) * EPS * radius
+    if reach < -radius - rounding:
         return -math.inf
     along = dot(x, normal) / norm
     if reach >= radius or radius * along <= reach:
-        return radius * (1.0 + 8.0 * EPS)
+        return radius + rounding
     across = squared_distance(x, normal, along / norm)
     near = max(reach, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
-    return near * along + chord * math.sqrt(across) + (8.0 + x.shape[0]) * EPS * radius
+    return near * along + chord * math.sqrt(across) + rounding
 
 
 @kernel

@@ -179,7 +179,7 @@ def _scan_all(state: RoundState, round_: Round) -> None:
     radius, used, now = level.radius, problem.use.last, float(state.number)
     for k in range(count):
         x, size = arms.units[k], arms.lengths[k]
-        arms.upper[k], arms.lower[k] = size * radius * (1.0 + 8.0 * EPS), -math.inf
+        arms.upper[k], arms.lower[k] = size * radius * (1.0 + (8.0 + d) * EPS), -math.inf
         if state.ending != NO_CENTER:
             arms.lower[k] = lower_bound(dot(x, level.center), size, radius, d)
         arms.multiplier[k], arms.cut[k], arms.feasible[k] = 0.0, -1, -1

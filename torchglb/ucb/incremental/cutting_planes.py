@@ -212,7 +212,7 @@ def scan(round_: Round) -> None:
         copy_vector(x, residual)
         alpha = apply_cut(round_, a)
         paid = alpha * (cuts.offset[a] * cuts.inverse_norm[a]) if alpha > 0.0 else 0.0
-        lower_upper_bound(arms, k, dual_value(paid, abs(paid), alpha, length(residual), radius))
+        lower_upper_bound(arms, k, dual_value(paid, abs(paid), alpha, residual, radius))
         arms.cut[k], arms.multiplier[k] = a, arms.lengths[k] * alpha * cuts.inverse_norm[a]
         a = largest(cuts.products[j, number:])
         arms.feasible[k] = a
@@ -225,9 +225,10 @@ def scan(round_: Round) -> None:
 
 
 @kernel
-def dual_value(paid: float, size: float, weights: float, rest: float, radius: float) -> float:
+def dual_value(paid: float, size: float, weights: float, rest: Floats, radius: float) -> float:
     """``sum alpha reach + S |rest|``, rounded up; ``size`` is that of the terms of the sum."""
-    return paid + radius * rest + 8.0 * EPS * (size + radius * (rest + weights + 1.0))
+    left, roundings = length(rest), 8.0 + rest.shape[0]
+    return paid + radius * left + roundings * EPS * (size + radius * (left + weights + 1.0))
 
 
 @kernel
@@ -262,9 +263,7 @@ def second_cut(round_: Round, k: int) -> int:
     paid = alpha * (cuts.offset[a] * cuts.inverse_norm[a])
     more = beta * (cuts.offset[b] * cuts.inverse_norm[b])
     size = abs(paid) + abs(more)
-    lower_upper_bound(
-        arms, k, dual_value(paid + more, size, alpha + beta, length(residual), radius)
-    )
+    lower_upper_bound(arms, k, dual_value(paid + more, size, alpha + beta, residual, radius))
     return b
 
 
