@@ -67,7 +67,8 @@ PRETEND_DEVICE = _register()
 
 #: the functions in which the host may wait: which problems are open, whether to go on, whether to raise
 STOPPING_TESTS = {
-    function.__code__ for function in (arrays.which, arrays.settled, result.raise_unless_converged)
+    function.__code__
+    for function in (arrays.wait_for_indices, arrays.wait_for_all, result.raise_unless_converged)
 }
 #: the checks of values at public doors that have no ``validate=False``: one wait for each call
 DOORS = {ValueChecks.settle.__code__}
@@ -94,7 +95,7 @@ class Guard(TorchDispatchMode):
         super().__init__()
         self.doors = doors
         self.found = itertools.chain(found, itertools.repeat("none"))
-        self.settled = itertools.cycle([False, False, True])
+        self.all_done = itertools.cycle([False, False, True])
 
     def answer(self, asker, func, args):
         """What a stopping test is told."""
@@ -102,8 +103,8 @@ class Guard(TorchDispatchMode):
             open_ = {"all": args[0].shape[0], "one": min(1, args[0].shape[0]), "none": 0}
             shape = (open_[next(self.found)], args[0].ndim)
             return torch.zeros(shape, dtype=torch.int64, device=args[0].device)
-        if asker is arrays.settled.__code__:
-            return next(self.settled)
+        if asker is arrays.wait_for_all.__code__:
+            return next(self.all_done)
         return asker in DOORS  # values are as they should be, and nobody has failed
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

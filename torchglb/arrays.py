@@ -20,10 +20,10 @@ def array(values: Tensor) -> Any:
     return values.numpy() if values.is_cpu else values
 
 
-def idle(mask: Tensor) -> bool:
-    """Whether a masked computation may be skipped because no element needs it.
+def known_none(mask: Tensor) -> bool:
+    """Whether a mask is known to hold nowhere, so that what it masks may be skipped.
 
-    Only a CPU is asked: there the answer is free, elsewhere it would be a host synchronisation and
+    Only a CPU is asked: there the answer is free, elsewhere the host would wait for it, and
     computing what nobody needs is cheaper.
     """
     return mask.is_cpu and not bool(mask.any())
@@ -64,13 +64,13 @@ def matvec(matrix: Tensor, v: Tensor) -> Tensor:
     return matrix @ v if v.ndim == 1 else (matrix @ v[..., None])[..., 0]
 
 
-def which(mask: Tensor) -> Tensor:
-    """The indices where a mask ``(N)`` holds: the stopping test of a loop, and its host sync."""
+def wait_for_indices(mask: Tensor) -> Tensor:
+    """The indices where a mask ``(N)`` holds: a stopping test, for which the host waits."""
     return torch.nonzero(mask)[:, 0]
 
 
-def settled(done: Tensor) -> bool:
-    """Whether every element is done: the stopping test of a loop, and its host sync."""
+def wait_for_all(done: Tensor) -> bool:
+    """Whether every element is done: a stopping test, for which the host waits."""
     return bool(done.all())
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import dot, idle, length, limits
+from torchglb.arrays import dot, known_none, length, limits
 from torchglb.backend.inverse_forms import PLAIN, plain_bounds
 from torchglb.recording import is_plain
 from torchglb.rounding import two_product, two_sum
@@ -46,7 +46,7 @@ def minimize_on_ball(
     nu = 0.0 * radius
     u, norm, _ = solve(nu)
     outside = ~(norm <= radius)
-    if idle(outside):
+    if known_none(outside):
         return u, nu
     # one term alone already reaches the sphere here, so the root lies to the right
     nearest = torch.amax(abs(coefficients) / radius[..., None] - eigenvalues, -1)
@@ -58,7 +58,7 @@ def minimize_on_ball(
         step = (norm * norm / slope) * (norm / radius - 1.0)
         nu = torch.where(moving, nu + step.clamp_min(0.0), nu)
         moving = moving & (step > 1e-15 * nu)
-        if idle(moving):
+        if known_none(moving):
             break
     u, norm, _ = solve(nu)
     # land on the sphere exactly, up to rounding
@@ -168,7 +168,7 @@ def inverse_form_bounds(x: Tensor, matrix: Tensor, factor: Tensor) -> tuple[Tens
     sizes = ((x.abs() + r.abs()) * y.abs()).sum(-1)
     doubt = (y.abs() * error).sum(-1) + 2 * (d + 2) * eps * sizes
     coarse = ~(doubt <= PLAIN * form.abs())
-    if plain is not None or not idle(coarse):
+    if plain is not None or not known_none(coarse):
         r = residual(x, y, matrix)
         error = eps * r.abs() + ((d + 2) * eps) ** 2 * size
         form = careful_dot(torch.cat([x, r], dim=-1), torch.cat([y, y], dim=-1))

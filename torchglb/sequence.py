@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.arrays import settled
+from torchglb.arrays import wait_for_all
 from torchglb.checks import (
     as_device,
     as_tensor,
@@ -393,7 +393,7 @@ class ConfidenceSequence(GrowingLevel, TakesTurns):
     def _inside(self, likelihood: NegativeLogLikelihood, fit: Estimate, level: Tensor) -> Tensor:
         """The estimate; where the set has left the ball, the minimiser over a larger one."""
         outside = fit.loss > level
-        if settled(~outside):
+        if wait_for_all(~outside):
             return fit.theta
         free = minimize_likelihood(
             likelihood,

@@ -225,14 +225,14 @@ def measure(n: int, d: int) -> dict[str, Row]:
     """Median seconds per round and the largest gaps of every method."""
     bandit, exact = settled_bandit(n, d, None), settled_bandit(n, d, VALUE)
     arms = bandit.arms()
-    hub = bandit.program.minimum().theta
+    center = bandit.program.minimum().theta
     batch = bandit.program.program(radius(bandit.t, d, S))
     plain = glb.NegativeLogLikelihood(FAMILY, batch.likelihood.X, batch.likelihood.r)
     batch = glb.SublevelProgram(plain, batch.domain, batch.level)
-    answer = glb.support(batch, arms, center=hub, tol=1e-10, throw=False)
-    everything = partial(glb.support, batch, arms, center=hub, tol=STATIC, throw=False)
+    answer = glb.support(batch, arms, center=center, tol=1e-10, throw=False)
+    everything = partial(glb.support, batch, arms, center=center, tol=STATIC, throw=False)
     alone = one(batch, 0)
-    single = partial(glb.support, alone, arms[0], center=hub[0], tol=STATIC, throw=False)
+    single = partial(glb.support, alone, arms[0], center=center[0], tol=STATIC, throw=False)
     given = peers_problem(batch, arms, 0)
     first, again, conic = clarabel_round(*given, 3 if n < 10000 else 2)
     gaps = certified_gaps(one(batch, 0), answer.upper[0], arms[0], conic)

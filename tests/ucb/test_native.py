@@ -484,8 +484,8 @@ def test_a_point_of_infinite_loss_is_drawn_back_to_the_hub():
     inf, nan = float("inf"), float("nan")
     loss = torch.tensor([0.5, 3.0, inf, nan, 3.0, inf], dtype=torch.float64)
     level = torch.tensor([2.0, 2.0, 2.0, 2.0, inf, inf], dtype=torch.float64)
-    point, hub = loss.new_ones(6, 1), loss.new_zeros(6, 1)
-    found = draw_back(point, loss, hub, loss.new_ones(6), level)[:, 0]
+    point, center = loss.new_ones(6, 1), loss.new_zeros(6, 1)
+    found = draw_back(point, loss, center, loss.new_ones(6), level)[:, 0]
     np.testing.assert_allclose(found, [1.0, 0.5, 0.0, nan, 1.0, 1.0], atol=1e-14)
 
 

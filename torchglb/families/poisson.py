@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchglb.arrays import idle
+from torchglb.arrays import known_none
 from torchglb.backend import kernel
 from torchglb.backend.elementary import exp
 from torchglb.families.base import GLMFamily, LossTerms, exponential
@@ -63,7 +63,7 @@ class Poisson(GLMFamily):
         for _ in range(1100):  # a float64 has fewer halvings
             middle = torch.floor(0.5 * (low + high))
             open_ = (middle > low) & (middle < high)
-            if idle(open_):
+            if known_none(open_):
                 break
             reached = torch.special.gammaincc(middle.clamp_min(0.0) + 1.0, rate) >= u
             low = torch.where(open_ & ~reached, middle, low)

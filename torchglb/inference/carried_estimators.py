@@ -78,7 +78,7 @@ class _CarriedEstimator(Estimator):
         carried = self._minimum.carried
         return carried.constants["concordance"] * carried.longest
 
-    def follow(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
+    def carry(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         carried, (N, k) = self._minimum.carried, (self.passes.numel(), r.shape[-1])
         if carried.rows + k != len(self.history):
             return  # others came to the history by another way: the next fit adds them in order

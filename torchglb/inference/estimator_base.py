@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torchglb.arrays import which
+from torchglb.arrays import wait_for_indices
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.fits import Fit, minimum_in_ball, ridge_minimum
@@ -77,10 +77,10 @@ class Estimator(ABC):
     def append(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         """Adds rows ``x (*B, k, d)``, ``r``, ``w (*B, k)`` to history and to what is carried."""
         self.history.append(x, r, w)
-        self.follow(x, r, w)
+        self.carry(x, r, w)
 
     @abstractmethod
-    def follow(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
+    def carry(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         """Adds rows that the history has already to what is carried."""
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Estimator(ABC):
 
     def _replaced(self, fit: Fit, mask: Tensor, ridge: Tensor, tilt: Tensor | None) -> Fit:
         """Where the mask holds, the minimiser from the rows, searched from the fit on."""
-        index = which(mask.reshape(-1))
+        index = wait_for_indices(mask.reshape(-1))
         if not index.numel():
             return fit
         N = mask.numel()

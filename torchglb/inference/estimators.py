@@ -57,7 +57,7 @@ class _Refit(Estimator):
         self.rough = False  # a fit is as good as the arithmetic
         self.start = self.passes[..., None].expand(*self.passes.shape, self.domain.dim)
 
-    def follow(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
+    def carry(self, x: Tensor, r: Tensor, w: Tensor | None = None) -> None:
         pass
 
     def copy(self) -> Self:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import idle, length, settled
+from torchglb.arrays import known_none, length, wait_for_all
 from torchglb.domain import Ball
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
@@ -69,7 +69,7 @@ def ridge_minimum(likelihood: NegativeLogLikelihood, start: Tensor) -> Fit:
     for _ in range(4):
         error = length(gradient) / lam
         open_ = ~(error <= fine * (1.0 + length(theta)))
-        if idle(open_):
+        if known_none(open_):
             break
         step = torch.cholesky_solve(gradient[..., None], torch.linalg.cholesky_ex(hessian)[0])
         value, slope, bend = likelihood.expand(theta - step[..., 0])
@@ -96,7 +96,7 @@ def minimum_in_ball(likelihood: NegativeLogLikelihood, domain: Ball, start: Tens
 
 
 def _require(certified: Tensor, status: Tensor) -> None:
-    if not settled(certified):
+    if not wait_for_all(certified):
         # what the solver said counts only where its point is not certified
         unknown = torch.where(status == Status.CONVERGED, int(Status.INACCURATE), status)
         raise_unless_converged(

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.arrays import idle, length, limits, matvec
+from torchglb.arrays import known_none, length, limits, matvec
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.loop import Progress, iterate, select
-from torchglb.optim.numbers import Numbers, column, dot, norm, numbers, pick, surely, tensor
+from torchglb.optim.numbers import Numbers, column, dot, known_all, norm, numbers, pick, tensor
 from torchglb.optim.result import SolveResult
 
 #: sufficient decrease, as a share of the decrease that the slope predicts
@@ -168,7 +168,7 @@ def _descend(
         plain = dot(gradient, theta) + S * steepness
         # far from convergence the plain formula will do
         far = plain > 2.0 * tol * (1.0 + abs(value))
-        if surely(far):
+        if known_all(far):
             return plain
         return pick(far, plain, careful_gap(theta, gradient, S))
 
@@ -183,7 +183,7 @@ def _descend(
         s = target - point.theta
         slope = dot(point.gradient, s) * point.length
         theta = target
-        if not surely(point.length == 1.0):
+        if not known_all(point.length == 1.0):
             theta = torch.lerp(point.theta, target, column(point.length, target))
             s = theta - point.theta
         value, gradient, hessian = evaluate(theta)
@@ -206,7 +206,7 @@ def _descend(
             best=pick(gap < point.best, gap, point.best),
             stalled=(point.stalled + 1.0) * idled,
         )
-        if not surely(accept):
+        if not known_all(accept):
             # after a refusal: the minimum of the parabola through what is known, within [.1, .5]
             excess = tensor(value - point.value - slope, theta)
             parabola = tensor(-0.5 * slope, theta) / excess
@@ -232,12 +232,12 @@ def minimize_model(
     rounding = 8 * theta.shape[-1] * limits(theta)[0]
     largest = eigenvalues[..., -1:]
     flat = eigenvalues <= rounding * largest
-    if surely(~flat):
+    if known_all(~flat):
         free = theta - matvec(basis, force / eigenvalues)
-        if surely(length(free) <= radius):
+        if known_all(length(free) <= radius):
             return free
     b = eigenvalues * matvec(turned, theta) - force
-    if not idle(flat):
+    if not known_none(flat):
         scale = length(gradient)[..., None] + largest * radius[..., None]
         b = torch.where(flat & (abs(b) <= rounding * scale), 0.0, b)
     u, _ = minimize_on_ball(eigenvalues, b, radius)

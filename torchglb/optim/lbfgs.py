@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.ball import Derivatives, Point, descend
-from torchglb.optim.numbers import dot, norm, numbers, pick, surely
+from torchglb.optim.numbers import dot, known_all, norm, numbers, pick
 from torchglb.optim.result import SolveResult
 
 
@@ -67,7 +67,7 @@ def lbfgs(
         # most steps end inside the ball, where the inverse of the model is all that is needed
         free = theta - _inverse_times(pairs, gradient)
         inside = norm(free) <= S
-        if surely(inside):
+        if known_all(inside):
             return free
         return pick(inside, free, _minimize_compact(pairs, theta, gradient, radius))
 
@@ -111,7 +111,7 @@ def _remember(memory: Tensor, s: Tensor, y: Tensor) -> Tensor:
     S, Y = memory.chunk(2, dim=-1)
     good = dot(s, y) > 1e-10 * norm(s) * norm(y)
     shifted = torch.cat([S[..., 1:], s[..., None], Y[..., 1:], y[..., None]], dim=-1)
-    return shifted if surely(good) else pick(good, shifted, memory)
+    return shifted if known_all(good) else pick(good, shifted, memory)
 
 
 def _inverse_times(pairs: _Pairs, gradient: Tensor) -> Tensor:

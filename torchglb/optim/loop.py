@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchglb.optim.numbers import Numbers, anywhere, numbers, pick, surely
+from torchglb.optim.numbers import Numbers, known_all, numbers, pick, wait_for_any
 from torchglb.optim.result import Status
 
 
@@ -52,7 +52,7 @@ def iterate(
             break
         proposed, progress = step(state)
         num_steps = num_steps + active
-        if surely(active):
+        if known_all(active):
             state, status = proposed, _verdict(progress)
         else:
             state = select(active, proposed, state)
@@ -68,7 +68,7 @@ def iterate(
 
 def any_active(active: Numbers) -> bool:
     """The stopping test, and the one host synchronisation of a step."""
-    return anywhere(active)
+    return wait_for_any(active)
 
 
 def _verdict(progress: Progress) -> Numbers:

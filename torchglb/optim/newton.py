@@ -23,7 +23,7 @@ from torchglb.optim.ball import (
     minimize_model,
     regular_factor,
 )
-from torchglb.optim.numbers import column, dot, norm, numbers, pick, surely
+from torchglb.optim.numbers import column, dot, known_all, norm, numbers, pick
 from torchglb.optim.result import SolveResult
 
 
@@ -70,7 +70,7 @@ def newton(
         inside = regular & (norm(free) <= S)
         # what a long last step has shown may lead upwards: then Newton's own step is taken
         inside = inside & ((known == 0.0) | (dot(gradient, free - theta) < 0.0))
-        if surely(inside):
+        if known_all(inside):
             return free
         # a NaN would make eigh raise for the whole batch; its element is stopped by its status
         largest = torch.finfo(theta.dtype).max ** 0.5

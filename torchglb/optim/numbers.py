@@ -50,13 +50,13 @@ def column(values: Numbers, like: Tensor) -> float | Tensor:
     return tensor(values, like)[..., None]
 
 
-def anywhere(mask: Numbers) -> bool:
-    """Whether the mask holds somewhere: a host synchronisation on an accelerator."""
+def wait_for_any(mask: Numbers) -> bool:
+    """Whether the mask holds somewhere; on an accelerator the host waits for it."""
     return mask if isinstance(mask, bool) else bool(mask.any())
 
 
-def surely(mask: Numbers) -> bool:
-    """Whether the mask is known to hold everywhere; on an accelerator asking would be a sync."""
+def known_all(mask: Numbers) -> bool:
+    """Whether the mask is known to hold everywhere: an accelerator is not asked."""
     if isinstance(mask, bool):
         return mask
     return not isinstance(mask, Tensor) and np.count_nonzero(mask) == mask.size

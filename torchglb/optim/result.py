@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchglb.errors import SolverError
-from torchglb.optim.numbers import anywhere, numbers
+from torchglb.optim.numbers import numbers, wait_for_any
 
 
 class Status(enum.IntEnum):
@@ -61,7 +61,7 @@ def raise_unless_converged(status: Tensor, what: str) -> None:
         ...     print(str(failed)[:18])
         the fit: MAX_STEPS
     """
-    if not anywhere(numbers(status) != int(Status.CONVERGED)):
+    if not wait_for_any(numbers(status) != int(Status.CONVERGED)):
         return
     lines = []
     for member in Status:

@@ -58,7 +58,7 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from torchglb.arrays import idle, which
+from torchglb.arrays import known_none, wait_for_indices
 from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
@@ -216,10 +216,10 @@ def _proximal(
     slope = failures * torch.sigmoid(z) - successes * torch.sigmoid(-z)
     theta = centre - (0.5 * (2 + S) * slope)[..., None] * turned
     outside = torch.linalg.vector_norm(theta, dim=-1) > S
-    if idle(outside):
+    if known_none(outside):
         return theta
     # the rare ones, picked out: a Newton method on the ball
-    index = which(outside.reshape(-1))
+    index = wait_for_indices(outside.reshape(-1))
     if not index.numel():
         return theta
 
@@ -271,6 +271,6 @@ def _scalar_root(z0: Tensor, pull: Tensor, failures: Tensor, successes: Tensor) 
         settled = (proposed - z).abs() <= 2 * eps * (1 + z.abs())
         z = torch.where(moving, proposed, z)
         moving = moving & ~settled
-        if idle(moving):
+        if known_none(moving):
             break
     return z

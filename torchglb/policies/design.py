@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.arrays import settled
+from torchglb.arrays import wait_for_all
 from torchglb.checks import as_floats, check_positive, check_shape, refuse
 from torchglb.errors import SolverError
 
@@ -64,7 +64,7 @@ def g_optimal(arms: ArrayLike, eps: float = 0.01, max_steps: int = 10_000) -> Op
         norms = (rows * spread).sum(-1)  # (*B, K): |x|^2 in V(pi)^-1
         worst = torch.where(done, worst, norms.amax(-1))
         done = worst <= rank * (1.0 + eps)
-        if settled(done):
+        if wait_for_all(done):
             return OptimalDesign(weights, worst, rank)
         moved = _moved(weights, norms, rank)
         weights = torch.where(done[..., None], weights, moved)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.arrays import idle, settled
+from torchglb.arrays import known_none, wait_for_all
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -108,7 +108,7 @@ class Perturbed(FittedPolicy):
         fit = self._rough_fit()
         choice = self._choose(fit, arms)
         undecided = ~choice.certain & (fit.doubt > 0.0)
-        if idle(undecided):
+        if known_none(undecided):
             return choice.arm
         fine = self._estimator.refined(fit, self._lam, undecided)
         return torch.where(undecided, self._choose(fine, arms).arm, choice.arm)
@@ -252,7 +252,7 @@ class EVILLTheory(Perturbed):
     def design(self, arms: Tensor) -> Tensor:
         """The G-optimal design of the arms, ``(*B, K)``."""
         known = self._known_design
-        if known is None or known[0].shape != arms.shape or not settled(known[0] == arms):
+        if known is None or known[0].shape != arms.shape or not wait_for_all(known[0] == arms):
             known = arms.clone(), g_optimal(arms).weights
         self._known_design = known
         return known[1]
@@ -260,7 +260,7 @@ class EVILLTheory(Perturbed):
     def _scores(self, arms: Tensor) -> Tensor:
         novelty = self._design.squared_norms(arms)
         warm = novelty.amax(-1) > self.level
-        if idle(~warm):
+        if known_none(~warm):
             return novelty
         return torch.where(warm[..., None], novelty, super()._scores(arms))
 
@@ -272,13 +272,13 @@ class EVILLTheory(Perturbed):
 
     def _winner(self, arms: Tensor) -> Tensor:
         warm = self.warming_up(arms)
-        if idle(warm):
+        if known_none(warm):
             return super()._winner(arms)
         steps = self.design(arms).cumsum(-1)
         # the first arm whose cumulated weight exceeds the uniform number
         drawn = (steps <= self._uniform[..., None] * steps[..., -1:]).sum(-1)
         drawn = drawn.clamp_max(arms.shape[-2] - 1)
-        return drawn if idle(~warm) else torch.where(warm, drawn, super()._winner(arms))
+        return drawn if known_none(~warm) else torch.where(warm, drawn, super()._winner(arms))
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"uniform": self._uniform.clone()}

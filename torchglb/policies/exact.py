@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.arrays import settled
+from torchglb.arrays import wait_for_all
 from torchglb.checks import check_choice, refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
@@ -200,9 +200,9 @@ class ExactPolicy(Policy):
         radius, level = height.radius, height.level
         options |= {"regularization": ridge, "throw": False}  # bounds hold wherever a solve stopped
         choice = question(arms, radius, level=level, **options)
-        if level is not None and not settled(choice.status == Status.CONVERGED):
+        if level is not None and not wait_for_all(choice.status == Status.CONVERGED):
             wider = torch.maximum(level, self._least(self._program.minimum(ridge)))
-            if not settled(wider <= level):
+            if not wait_for_all(wider <= level):
                 choice = question(arms, level=wider, **options)
         return choice
 

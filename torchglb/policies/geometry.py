@@ -8,7 +8,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from torchglb.arrays import idle
+from torchglb.arrays import known_none
 from torchglb.domain import Ball
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.ball import minimize_model
@@ -97,7 +97,7 @@ def project_in_norm(theta: Tensor, matrix: Tensor, domain: Ball) -> Tensor:
     """
     radius = domain.radius_like(theta).expand(theta.shape[:-1])
     outside = torch.linalg.vector_norm(theta, dim=-1) > radius
-    if idle(outside):
+    if known_none(outside):
         return theta
     eigenvalues, basis = torch.linalg.eigh(matrix)
     nearest = minimize_model(eigenvalues, basis, theta, torch.zeros_like(theta), radius)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.arrays import idle
+from torchglb.arrays import known_none
 from torchglb.checks import refuse
 from torchglb.choices import EllipsoidKind
 from torchglb.domain import Ball
@@ -250,7 +250,7 @@ class OFUGLBE(Policy):
         off = fit.distance * (1.0 + self._lam / least).sqrt() * (0.5 * fit.doubt).exp()
         error = bonus * (torch.expm1(0.5 * fit.doubt) + off / gamma.sqrt() + 1e-7)[..., None]
         index, certain = certain_leader(self._products(arms, ellipsoid) + bonus, error)
-        if idle(~certain):
+        if known_none(~certain):
             return index
         fine = self._estimator.refined(fit, torch.zeros_like(self._S), ~certain)
         exact = self._around(fine)

@@ -122,7 +122,7 @@ class OFULogR(ExactPolicy):
             free, V = self._free.copy(), self._V.plus_rows(x.double())
             with torch.no_grad():
                 self._append(x, r)
-                free.follow(x, r)
+                free.carry(x, r)
                 fit = free.fit(torch.full_like(self._level_now, self._ridge()))
                 logdet = torch.zeros_like(fit.loss)
                 if self.constants == "public":

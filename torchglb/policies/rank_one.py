@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchglb.arrays import idle
+from torchglb.arrays import known_none
 from torchglb.checks import check_shape
 
 #: steps after which the inverse is made afresh whatever its drift
@@ -93,7 +93,7 @@ class RankOneInverse:
 
     def refresh(self, mask: Tensor) -> None:
         """Makes inverse and log-determinant afresh where ``mask (*B)`` says so."""
-        if idle(mask):
+        if known_none(mask):
             return
         inverse, logdet = _afresh(self.matrix)
         self.inverse = torch.where(mask[..., None, None], inverse, self.inverse)

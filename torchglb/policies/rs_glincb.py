@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.arrays import idle, which
+from torchglb.arrays import known_none, wait_for_indices
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -174,7 +174,7 @@ class RSGLinCB(Policy):
         # V and theta_o of a warm-up row are not those of criterion II: its weight is 0
         self._H.add(x, torch.where(warm, 0.0, curvature))
         switch = ~warm & (self._H.logdet - self._H_tau.logdet > math.log(2.0))
-        if idle(switch):
+        if known_none(switch):
             return
         self._H_tau.take(switch, self._H)
         self._theta_tau = self._refitted(self._other_rows, switch, self._theta_tau, True)
@@ -183,13 +183,13 @@ class RSGLinCB(Policy):
     def _warm_estimate(self, mask: Tensor) -> Tensor:
         """theta_o, up to date for the replicates of the mask; changes nothing."""
         needed = mask & self._stale
-        if idle(needed):
+        if known_none(needed):
             return self._theta_o
         return self._refitted(self._warm_rows, needed, self._theta_o, False)
 
     def _refitted(self, rows: History, mask: Tensor, theta: Tensor, in_ball: bool) -> Tensor:
         """Where the mask holds, the estimate of the rows: in the ball, or with the ridge."""
-        index = which(mask.reshape(-1))
+        index = wait_for_indices(mask.reshape(-1))
         if not index.numel():
             return theta
         N, d = mask.numel(), self.domain.dim

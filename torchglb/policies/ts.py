@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.arrays import idle
+from torchglb.arrays import known_none
 from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
@@ -115,7 +115,7 @@ class ThompsonSampling(FittedPolicy):
         error = off[..., None] * inverse_forms(arms, fit.hessian).sqrt()
         index, certain = certain_leader(scores, error)
         undecided = ~certain & (fit.doubt > 0.0)
-        if idle(undecided):
+        if known_none(undecided):
             return index
         fine = self._sample(self._estimator.refined(fit, self._lam, undecided), self._noise)
         return torch.where(undecided, (arms @ fine[..., None])[..., 0].argmax(-1), index)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.arrays import settled
+from torchglb.arrays import wait_for_all
 from torchglb.checks import as_tensor, refuse
 from torchglb.choices import ProgramSolver, Relation
 from torchglb.inference.tests import TestResult, anytime_p, likelihood_ratio_test
@@ -129,7 +129,7 @@ class CentredSet(LikelihoodRatioSet):
         outside = super()._slack(found.theta.detach()) < 0
         unsure = outside | torch.isnan(found.theta).any(-1) | (found.status != Status.CONVERGED)
         unsure = unsure | (self.scale == 0)[..., None]
-        if is_transformed(unsure) or not settled(~unsure):
+        if is_transformed(unsure) or not wait_for_all(~unsure):
             outer = super().support(arms, solver, **options)
             found = self._smaller(arms, found, outer, unsure)
         if throw and not is_transformed(found.status):

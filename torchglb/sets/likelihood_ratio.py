@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.arrays import settled
+from torchglb.arrays import wait_for_all
 from torchglb.checks import (
     as_like,
     as_tensor,
@@ -354,7 +354,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         tol = torch.finfo(low.dtype).eps ** 0.75 if tol is None else tol
         for step in range(100):
             searched = high - low > tol * high  # the others stay: nobody waits for companions
-            if settled(~searched):
+            if wait_for_all(~searched):
                 break
             square = low.square() + (high - low) * (high + low) * (at_low / (at_low - at_high))
             secant = square.sqrt()

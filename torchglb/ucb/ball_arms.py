@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchglb.arrays import numbers_on, settled
+from torchglb.arrays import numbers_on, wait_for_all
 from torchglb.checks import ValueChecks, check_count, check_flag, check_tolerance
 from torchglb.optim import Status, raise_unless_converged
 from torchglb.recording import is_transformed
@@ -180,7 +180,7 @@ def _plane(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice:
         bound = torch.maximum(kept.amax(-1), retired)
         closed = bound - lower <= tol * (1.0 + bound.abs())
         hopeless = (status == Status.INFEASIBLE) | (status == Status.NONFINITE)
-        if settled(closed | hopeless):  # further rounds would find nothing
+        if wait_for_all(closed | hopeless):  # further rounds would find nothing
             break
         # split the sectors that remain into narrower ones
         centre = angle.gather(-1, place)
@@ -213,7 +213,7 @@ def _ascend(program: SublevelProgram, tol: float, max_rounds: int) -> BallChoice
         moved = theta / length
         shift = (moved - directions).nan_to_num(0.0).abs().amax()
         directions = moved
-        if settled(shift < tol):
+        if wait_for_all(shift < tol):
             break
     assert box is not None
     best, _ = _best(theta)

@@ -63,24 +63,26 @@ def value_of(cut: Cut, x: Tensor) -> Tensor:
     return cut.value + ((8 + x.shape[-1]) * limits(x)[0]) * cut.radius * cut.whole
 
 
-def draw_back(point: Tensor, loss: Tensor, hub: Tensor, hub_loss: Tensor, level: Tensor) -> Tensor:
-    """The point itself if it is feasible, else where its chord to a feasible hub crosses the level.
+def draw_back(
+    point: Tensor, loss: Tensor, center: Tensor, center_loss: Tensor, level: Tensor
+) -> Tensor:
+    """The point itself if it is feasible, else where its chord to the centre crosses the level.
 
-    On the segment the loss is at most linear, so the crossing is feasible too.
+    The centre is feasible; on the segment the loss is at most linear, so the crossing is, too.
     """
-    return hub + feasible_share(loss, hub_loss, level)[..., None] * (point - hub)
+    return center + feasible_share(loss, center_loss, level)[..., None] * (point - center)
 
 
-def feasible_share(loss: Tensor, hub_loss: Tensor, level: Tensor) -> Tensor:
-    """Up to which share of it a segment from a feasible hub stays feasible, by convexity.
+def feasible_share(loss: Tensor, center_loss: Tensor, level: Tensor) -> Tensor:
+    """Up to which share of it a segment from a feasible center stays feasible, by convexity.
 
     Feasible means some roundings below the level, so that the loss is not above it in another order
     of summation.
     """
     # an infinite level or loss has no rounding to stay clear of
-    margin = 8 * limits(loss)[0] * (2.0 * abs(level) + abs(hub_loss))
+    margin = 8 * limits(loss)[0] * (2.0 * abs(level) + abs(center_loss))
     safe = torch.where(abs(level) < float("inf"), level - margin, level)
-    share = torch.where(loss <= safe, 1.0, (safe - hub_loss) / (loss - hub_loss))
+    share = torch.where(loss <= safe, 1.0, (safe - center_loss) / (loss - center_loss))
     return share.clamp_max(1.0).clamp_min(0.0)
 
 

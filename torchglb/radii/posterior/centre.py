@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchglb.arrays import which
+from torchglb.arrays import wait_for_indices
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import exit_distance
 from torchglb.optim import loop
@@ -126,7 +126,7 @@ def recentre(
     passes = 1.0
     for _ in range(MAX_STEPS):
         active = behind > tolerance
-        index = which(active.any(-1))
+        index = wait_for_indices(active.any(-1))
         if index.shape[0] == 0:
             break
         length = damping * _safe_length(penalty, anchor.point, step)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchglb.arrays import finite, length, which
+from torchglb.arrays import finite, length, wait_for_indices
 from torchglb.backend.value_checks import rewards_within
 from torchglb.checks import (
     ValueChecks,
@@ -266,8 +266,8 @@ def search_support(
     radius = program.domain.radius_like(arms).expand(shape[:-1])[..., None].expand(shape)
     level = program.level[..., None].expand(shape)
     floor = at_center.loss[..., None].expand(shape)
-    hub = center[..., None, :].expand(arms.shape)
-    hub_error, hub_steepness = errors.loss[..., None], errors.steepness[..., None]
+    centers = center[..., None, :].expand(arms.shape)
+    center_error, center_steepness = errors.loss[..., None], errors.steepness[..., None]
     # what draw_back takes for feasible
     aim = level - 24 * eps * torch.where(torch.isinf(level), 0.0, level.abs() + floor.abs())
     sound = torch.isfinite(floor) & ~torch.isnan(level)
@@ -287,11 +287,11 @@ def search_support(
         trial = search.trial
         at, errors = program.likelihood.expand_with_errors(trial)
         value = at.loss
-        moved = rounded_off(errors.steepness + hub_steepness, radius)
+        moved = rounded_off(errors.steepness + center_steepness, radius)
         most = value + (errors.loss + moved)
         end, start = (
             Feasibility(trial, value, most),
-            Feasibility(hub, floor, floor + (hub_error + moved)),
+            Feasibility(centers, floor, floor + (center_error + moved)),
         )
         known = search.known.after(arms, trial, at, errors, end, start, level, radius)
         further = (most <= level) & (known.lower > search.known.lower)
@@ -314,23 +314,23 @@ def search_support(
     zero = torch.zeros_like(level)
     known = TwoSidedBounds(
         upper=radius * length(arms) * (1.0 + (8 + arms.shape[-1]) * eps),
-        lower=value_at_least(arms, hub, radius),
-        best=hub,
+        lower=value_at_least(arms, centers, radius),
+        best=centers,
         normal=torch.zeros_like(arms),
         offset=torch.full_like(level, torch.inf),
         upper_paid=zero,
         lower_paid=zero,
         stalled=zero,
     )
-    first = allowed(sqp_point(hub, shared, floor + hub_error, zero))
-    start = Search(trial=first, inner=hub, inner_loss=floor, known=known)
+    first = allowed(sqp_point(centers, shared, floor + center_error, zero))
+    start = Search(trial=first, inner=centers, inner_loss=floor, known=known)
     last, status, _ = iterate(step, start, report(known), max_steps)
     known = last.known
     if program.region is not None:  # the minimisations of the dual search would leave the region
         return known, status
-    most = floor + hub_error
-    stuck = which(((status == Status.INACCURATE) & (most <= level)).flatten())
+    most = floor + center_error
+    stuck = wait_for_indices(((status == Status.INACCURATE) & (most <= level)).flatten())
     if not stuck.shape[0]:
         return known, status
-    inside = (hub, most, hub_steepness.expand(shape))
+    inside = (centers, most, center_steepness.expand(shape))
     return search_multipliers(program, inside, arms, known, status, stuck, tol)

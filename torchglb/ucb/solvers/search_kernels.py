@@ -211,7 +211,7 @@ def evaluate(level: LevelSet, memory: SearchMemory, with_hessian: bool) -> Evalu
 
 
 @kernel
-def follow_curvature(last: PointExpansion, at: PointExpansion, work: Floats) -> None:
+def update_hessian(last: PointExpansion, at: PointExpansion, work: Floats) -> None:
     """The Hessian at a point from the last one and the change of the gradient, by BFGS.
 
     ``H + y y'/s'y - H s s'H/s'H s`` with the step s and the change y has the curvature that was
@@ -385,7 +385,7 @@ def search_arm(arm: ArmState, search: ArmSearch, max_steps: int) -> None:
         fresh = stalled > 0 or step == 2 or (step == 1 and x.shape[0] <= CHEAP)
         found = evaluate(level, memory, fresh)
         if not fresh:
-            follow_curvature(last, at, memory.work_vectors)
+            update_hessian(last, at, memory.work_vectors)
         value = found.loss
         learn(arm, search, at, found)
         left = arm.upper - arm.lower

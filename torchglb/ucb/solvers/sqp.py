@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchglb.arrays import dot, idle, length, limits, matvec
+from torchglb.arrays import dot, known_none, length, limits, matvec
 from torchglb.rows.sums import Expansion
 
 #: limit of the root search for omega; an inexact root still gives a usable point
@@ -73,7 +73,7 @@ def propose(
     u = maximiser(omega)[0]
     norm = length(u)
     search = (norm > radius) & ~alone
-    if not idle(search):
+    if not known_none(search):
         low, high = omega, omega + float("inf")
         # a guess far from the curvature is none, and would cost more steps than it saves
         stiff = eigenvalues[..., -1]
@@ -92,7 +92,7 @@ def propose(
             slope = bend - dot(u, u * spring)
             newton = omega + norm * norm * (1.0 - norm / radius) / slope
             update, lost = newton, ~((newton > low) & (newton < high))
-            if not idle(lost):
+            if not known_none(lost):
                 middle = torch.where(low > 0, torch.sqrt(low * high), 0.01 * high)
                 middle = torch.where(high < float("inf"), middle, 10.0 * omega)
                 update = torch.where(lost, middle, newton)
@@ -102,7 +102,7 @@ def propose(
             done = ((missed < close) & true) | (missed <= 4.0 * eps)
             done = done | (abs(update - omega) <= eps * omega)
             search = search & ~done
-            if idle(search):
+            if known_none(search):
                 break
             omega = torch.where(search, update, omega)
         else:
