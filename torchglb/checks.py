@@ -32,6 +32,29 @@ def refuse(name: str, expected: str, got: object) -> InputError:
     return InputError(f"{name}: expected {expected}, got {got}")
 
 
+def renamed(error: InputError, **names: str) -> InputError:
+    """A refusal of an argument that the caller knows by another name.
+
+    Example:
+        >>> renamed(refuse("r", "a number", "nothing"), r="winner")
+        InputError('winner: expected a number, got nothing')
+    """
+    name, colon, rest = str(error).partition(": ")
+    return InputError(names.get(name, name) + colon + rest)
+
+
+def kind_of(value: object) -> str:
+    """The type of what came; a class in the place of an object is told how it becomes one.
+
+    Example:
+        >>> kind_of(3), kind_of(int)
+        ('int', 'the class int (write int())')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__} (write {value.__name__}())"
+    return type(value).__name__
+
+
 def as_tensor(name: str, value: ArrayLike, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of exactly this dtype and device, of whatever holds the same numbers.
 
@@ -95,7 +118,10 @@ def real_entries(name: str, value: ArrayLike) -> np.ndarray[Any, np.dtype[Any]]:
     if entries.dtype.kind == "O" and entries.ndim and entries.size:
         others = [e for e in entries.flat if not isinstance(e, (*NUMBERS, np.bool_))]
         if not others:
-            return entries.astype(np.float64)
+            try:
+                return entries.astype(np.float64)
+            except OverflowError as error:
+                raise refuse(name, "a tensor or real numbers", f"{kind} ({error})") from None
         got = f"{kind} with the entry {_short(others[0])}"
         raise refuse(name, "a tensor or real numbers", got)
     if entries.dtype.kind not in "biuf":
@@ -177,6 +203,12 @@ def check_float(name: str, value: Tensor) -> None:
         raise refuse(name, "a tensor", type(value).__name__)
     if value.dtype not in FLOATS:
         raise refuse(name, "dtype float32 or float64", value.dtype)
+
+
+def check_dtype(dtype: object) -> None:
+    """Refuses any dtype but float32 and float64."""
+    if dtype not in FLOATS:
+        raise refuse("dtype", "torch.float32 or torch.float64", repr(dtype))
 
 
 def check_shape(name: str, value: Tensor, shape: Sequence[int | str]) -> None:
@@ -315,6 +347,12 @@ def check_numbers(
         if not (number and (low < value < high or (closed and value == low))):
             raise refuse(name, expected, repr(values))
     return tuple(float(value) for value in values)
+
+
+def check_text(name: str, value: object, expected: str) -> None:
+    """Refuses what is no text."""
+    if not isinstance(value, str):
+        raise refuse(name, expected, kind_of(value))
 
 
 def check_flag(name: str, value: object) -> bool:

@@ -17,6 +17,7 @@ from torchglb.checks import (
     check_count,
     check_positive,
     check_shape,
+    check_tolerance,
     refuse,
 )
 from torchglb.rounding import power_of_two
@@ -99,6 +100,7 @@ class Ball:
         theta = self._vectors("theta", theta)
         if tolerance is None:
             tolerance = 8 * torch.finfo(theta.dtype).eps
+        check_tolerance("tolerance", tolerance)
         norm = torch.linalg.vector_norm(theta, dim=-1)
         return norm <= self.radius_like(theta) * (1 + tolerance)
 

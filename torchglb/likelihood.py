@@ -25,7 +25,7 @@ from torchglb.checks import (
     refuse_flag,
 )
 from torchglb.distributed import WHOLE, Shards
-from torchglb.families import GLMFamily
+from torchglb.families import GLMFamily, check_family
 from torchglb.rows.buffers import Rows
 from torchglb.rows.history import History
 from torchglb.rows.sums import NUMBER, RowSums
@@ -83,8 +83,7 @@ class NegativeLogLikelihood(RowSums, nn.Module):
         shards: Shards = WHOLE,
     ) -> None:
         nn.Module.__init__(self)
-        if not isinstance(family, GLMFamily):
-            raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
+        check_family(family)
         X = as_floats("X", X)
         if X.ndim < 2:
             check_shape("X", X, ("*B", "n", "d"))

@@ -89,9 +89,7 @@ class RandomStreams:
         replicates: ArrayLike | None,
         device: torch.device,
     ) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise refuse("seed", "an integer", repr(seed))
-        seed = int(seed)
+        seed = check_seed(seed)
         shape = torch.Size(batch_shape)
         if replicates is None:
             names = torch.arange(shape.numel(), device=device).reshape(shape)
@@ -165,6 +163,13 @@ class RandomStreams:
         )
         loaded._count = int(state["count"])
         vars(self).update(vars(loaded))  # all of it, or nothing
+
+
+def check_seed(seed: object) -> int:
+    """A whole number of any size."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise refuse("seed", "an integer", repr(seed))
+    return int(seed)
 
 
 def derived_seed(seed: int, purpose: str) -> int:

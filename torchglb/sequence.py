@@ -18,6 +18,7 @@ from torchglb.checks import (
     check_entries,
     check_flag,
     check_probability,
+    kind_of,
     refuse,
 )
 from torchglb.choices import ELLIPSOIDS, EllipsoidKind, Relation, ScaleName
@@ -156,7 +157,7 @@ class ConfidenceSequence(GrowingLevel, TakesTurns):
             check_choice("radius", radius, ("auto", *NAMED))
             radius = automatic(family) if radius == "auto" else by_name(radius)
         if not isinstance(radius, Radius):
-            raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
+            raise refuse("radius", "a name or a torchglb.radii.Radius", kind_of(radius))
         delta = check_probability("delta", delta)
         device = None if device is None else as_device(device)
         problem = Problem(family, domain, delta, batch_shape, dtype, device)
@@ -182,7 +183,7 @@ class ConfidenceSequence(GrowingLevel, TakesTurns):
                 rows = ForgettingHistory(self.forgetting, family, domain, batch_shape, **kept)
             estimator = estimator.begin(domain, rows)
         if not isinstance(estimator, RunningEstimate):
-            raise refuse("estimator", "Refit() or Incremental()", type(estimator).__name__)
+            raise refuse("estimator", "Refit() or Incremental()", kind_of(estimator))
         super().__init__(problem, radius, estimator, ellipsoid)
         self.event = Event(delta)
         self._warned = False  # of a ball that is too small

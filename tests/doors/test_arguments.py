@@ -13,6 +13,16 @@ from input_kinds import R, X
 
 import torchglb as glb
 from torchglb import policies
+from torchglb.simulate import simulate
+from torchglb.ucb import RefitProgram
+
+
+def custom(**settings):
+    return glb.CustomFamily(torch.nn.functional.softplus, **settings)
+
+
+def history():
+    return glb.History(2)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +40,33 @@ from torchglb import policies
         (lambda: glb.NeuralPolicy(torch.nn.Linear(2, 2), "ofuglb", family(), ball(), colour=1), "setting: expected one of .*'colour'"),
         (lambda: glb.Ball(2, float("nan")), "radius: expected"),
         (lambda: glb.AnchoredProgram(family(), ball()).argmax(torch.eye(2).double(), float("nan")), "radius: expected numbers of at least 0"),
+        (lambda: glb.ConfidenceSequence(glb.Bernoulli, ball(), 0.05), r"family: .*, got the class Bernoulli \(write Bernoulli\(\)\)"),
+        (lambda: glb.History(2, family=glb.Bernoulli), r"family: .* or None, got the class Bernoulli \(write"),
+        (lambda: policies.available(glb.Gaussian), r"family: .* or None, got the class Gaussian"),
+        (lambda: policies.available("gaussian"), "family: .* or None, got str"),
+        (lambda: glb.ConfidenceSequence(family(), ball(), 0.05, glb.radii.PACBayes), r"radius: .*, got the class PACBayes \(write"),
+        (lambda: glb.ConfidenceSequence(family(), ball(), 0.05, estimator=glb.Refit), r"estimator: .*, got the class Refit \(write"),
+        (lambda: glb.GLMHead(torch.nn.Linear, family(), ball()), "module: .*, got the class Linear"),
+        (lambda: glb.GLMHead(torch.nn.Linear(2, 2), family(), ball(), dtype="float64"), "dtype: expected torch.float32 or torch.float64, got 'float64'"),
+        (lambda: glb.GLMHead(torch.nn.Linear(2, 2), family(), ball(), bound="clap"), r"bound: .* \(did you mean 'clip'\?\)"),
+        (lambda: glb.Binomial(3, whole="no"), "whole: expected True or False"),
+        (lambda: custom(reward_range=1.0), "reward_range: expected a pair"),
+        (lambda: custom(reward_range=("0", "1")), "reward_range: expected a pair"),
+        (lambda: custom(reward_range=(1.0, 0.0)), "reward_range: expected a pair"),
+        (lambda: custom(self_concordance=-1.0), "self_concordance: expected a number of at least 0"),
+        (lambda: custom(self_concordance="1"), "self_concordance: expected a number of at least 0"),
+        (lambda: custom(max_variance=float("nan")), "max_variance: expected a number of at least 0"),
+        (lambda: custom(min_variance=True), "min_variance: expected a number of at least 0"),
+        (lambda: custom(sampler=3), "sampler: expected a function"),
+        (lambda: family().sample("0"), "z: expected a tensor or real numbers"),
+        (lambda: family().sample([0.0], 3), r"generator: expected a torch.Generator, such as .*, got 3"),
+        (lambda: ball().contains([0.0, 0.0], "tight"), "tolerance: expected a non-negative number"),
+        (lambda: RefitProgram(family(), ball(), forgetting=3), "forgetting: expected Discount"),
+        (lambda: history().append([10**400, 0], 1.0), "x: expected .*, got list"),
+        (lambda: simulate("ts", horizon=3, replicates=1, S=2.0), r"policies: expected a list of labels, such as \['ts'\]"),
+        (lambda: simulate({"ts": 3}, horizon=3, replicates=1, S=2.0), r"policies\['ts'\]: expected a table"),
+        (lambda: simulate(["ts"], horizon=3, replicates=1, S=2.0, out=3), "out: expected the path"),
+        (lambda: simulate(["ts"], horizon=3, replicates=1, S=2.0, watch=3), "watch: expected"),
     ],
 )  # fmt: skip
 def test_raw_errors_have_names(call, message):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from mpmath import mp
@@ -357,3 +358,21 @@ def test_compiled_code_gets_numbers_of_one_type_whatever_a_family_declares():
     kinds = [int, float, float, float, float, bool, float]
     for family in (glb.Bernoulli(), glb.Binomial(3), glb.Gaussian(1), glb.Poisson()):
         assert [type(value) for value in family.compiled()] == kinds
+
+
+@pytest.mark.parametrize(
+    "make", [glb.Bernoulli, glb.Gaussian, glb.Poisson, lambda: glb.QuasiBounded("probit")]
+)
+def test_rewards_are_drawn_at_numbers_of_every_kind(make):
+    family, plain = make(), torch.tensor([0.0, 1.0], dtype=torch.float64)
+
+    def drawn(z):
+        return family.sample(z, torch.Generator().manual_seed(0))
+
+    for z in ([0.0, 1.0], np.array([0, 1]), torch.tensor([0, 1]), (0, 1)):
+        assert torch.equal(drawn(z), drawn(plain))
+
+
+@pytest.mark.parametrize("make", [glb.Bernoulli, lambda: glb.QuasiBounded("cloglog")])
+def test_no_reward_is_drawn_at_no_number(make):
+    assert bool(make().sample(torch.tensor([torch.nan])).isnan())

@@ -16,19 +16,21 @@ from torch import Tensor
 
 from torchglb.array_like import ArrayLike
 from torchglb.checks import (
-    FLOATS,
+    as_device,
     as_floats,
     check_choice,
     check_count,
+    check_dtype,
     check_float,
     check_options,
     check_shape,
+    check_sizes,
     refuse,
 )
 from torchglb.domain import Ball
 from torchglb.environments.settings import EnvironmentOptions
-from torchglb.families import GLMFamily
-from torchglb.random_streams import RandomStreams, derived_seed
+from torchglb.families import GLMFamily, check_family
+from torchglb.random_streams import RandomStreams, check_seed, derived_seed
 
 
 class Environment(ABC):
@@ -65,8 +67,7 @@ class Environment(ABC):
     def __init__(
         self, family: GLMFamily, S: Tensor, replicates: Tensor, *, seed: int = 0, dim: int = 2
     ) -> None:
-        if not isinstance(family, GLMFamily):
-            raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
+        check_family(family)
         check_float("S", S)
         check_shape("S", S, ("N",))
         check_shape("replicates", replicates, S.shape)
@@ -74,7 +75,7 @@ class Environment(ABC):
         self.S = S
         self.domain = Ball(dim, S)
         self.dim = dim
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.replicates = replicates.to(S.device)
         self.dtype, self.device = S.dtype, S.device
 
@@ -200,11 +201,11 @@ def make(
         torch.Size([3, 20, 2])
     """
     check_options(f"option of {name}", options, options_of(name))
-    if dtype not in FLOATS:
-        raise refuse("dtype", "torch.float32 or torch.float64", dtype)
+    check_dtype(dtype)
+    device = None if device is None else as_device(device)
     if not isinstance(replicates, Tensor):
         replicates = torch.arange(check_count("replicates", replicates, least=1), device=device)
-    radius = as_floats("S", S).to(dtype=dtype, device=device)
+    radius = as_floats("S", check_sizes("S", S, positive=True)).to(dtype=dtype, device=device)
     if radius.ndim == 0:
         radius = radius.expand(replicates.shape)
     own: dict[str, Any] = {**options}

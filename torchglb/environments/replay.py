@@ -27,6 +27,7 @@ from torchglb.checks import (
     as_like,
     check_count,
     check_shape,
+    kind_of,
     refuse,
 )
 from torchglb.environments.base import Environment
@@ -163,6 +164,8 @@ def uniform_log(environment: Environment, events: int) -> Log:
         torch.Size([2, 5, 20, 2])
     """
     check_count("events", events, least=1)
+    if not isinstance(environment, Environment):
+        raise refuse("environment", "an environment, such as make(...)", kind_of(environment))
     choice = environment.streams("logged choices")
     arms, played, rewards = [], [], []
     for t in range(events):
@@ -240,6 +243,9 @@ def replay(policy: Policy, log: Log, horizon: int | None = None, seed: int = 0) 
         >>> bool((found.kept > 0).all())
         True
     """
+    for name, given, kind in (("policy", policy, Policy), ("log", log, Log)):
+        if not isinstance(given, kind):
+            raise refuse(name, f"a {kind.__name__}", kind_of(given))
     check_shape("log.arms", log.arms, (*policy.batch_shape, "n", "K", policy.domain.dim))
     if policy.rounds:
         raise refuse("policy", "one that has learnt nothing yet", f"{policy.rounds} observations")

@@ -1,6 +1,6 @@
 """GLM families: Bernoulli, binomial, Gaussian, Poisson, bounded quasi-likelihoods, custom ones."""
 
-from torchglb.families.base import GLMFamily, LossTerms, has_formulas_of
+from torchglb.families.base import GLMFamily, LossTerms, check_family, has_formulas_of
 from torchglb.families.bernoulli import Bernoulli, Binomial
 from torchglb.families.bounded import QuasiBounded
 from torchglb.families.custom import CustomFamily
@@ -16,5 +16,6 @@ __all__ = [
     "LossTerms",
     "Poisson",
     "QuasiBounded",
+    "check_family",
     "has_formulas_of",
 ]

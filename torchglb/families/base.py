@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeGuard, TypeVar
 import torch
 from torch import Tensor, nn
 
-from torchglb.checks import ValueChecks, check_float, check_positive, refuse
+from torchglb.array_like import ArrayLike
+from torchglb.checks import ValueChecks, as_floats, check_float, check_positive, kind_of, refuse
 from torchglb.errors import UndeclaredConstantWarning
 from torchglb.families.compiled import CompiledFamily
 
@@ -156,7 +157,7 @@ class GLMFamily(nn.Module):
 
     # ---- rewards -------------------------------------------------------------------------
 
-    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, z: ArrayLike, generator: torch.Generator | None = None) -> Tensor:
         """Rewards drawn at ``z``, of the shape of ``z``."""
         raise NotImplementedError(f"{type(self).__name__} does not define sample(z, generator)")
 
@@ -278,6 +279,30 @@ def _compiled(
 def exponential(x: float) -> float:
     """``e^x``, infinite where it overflows."""
     return math.exp(x) if x < 709.0 else math.inf
+
+
+def sampled_at(z: ArrayLike, generator: object) -> Tensor:
+    """Where rewards are drawn, as floats; refuses a seed in the place of a generator."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        expected = "a torch.Generator, such as torch.Generator().manual_seed(0), or None"
+        raise refuse("generator", expected, repr(generator))
+    return as_floats("z", z)
+
+
+def check_family(family: object, or_none: str = "") -> None:
+    """Refuses what is no family; ``or_none`` says what else there may be.
+
+    Example:
+        >>> from torchglb.families import Bernoulli
+        >>> check_family(Bernoulli())
+        >>> try:
+        ...     check_family("poisson")
+        ... except ValueError as refused:
+        ...     print(refused)
+        family: expected a GLMFamily such as Bernoulli(), got str
+    """
+    if not isinstance(family, GLMFamily):
+        raise refuse("family", f"a GLMFamily such as Bernoulli(){or_none}", kind_of(family))
 
 
 def has_formulas_of(family: GLMFamily, *kinds: type[Kind]) -> TypeGuard[Kind]:

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend import kernel
 from torchglb.backend.elementary import exp, log1p
-from torchglb.checks import check_count
-from torchglb.families.base import GLMFamily, LossTerms
+from torchglb.checks import check_count, check_flag
+from torchglb.families.base import GLMFamily, LossTerms, sampled_at
 from torchglb.families.compiled import LOGISTIC, CompiledFamily
 
 
@@ -45,7 +46,7 @@ class Binomial(GLMFamily):
         super().__init__()
         self.trials = check_count("trials", trials, least=1)
         self.reward_range = (0.0, float(trials))
-        self.integer_rewards = bool(whole) and self.trials > 1
+        self.integer_rewards = check_flag("whole", whole) and self.trials > 1
 
     def log_partition(self, z: Tensor) -> Tensor:  # noqa: D102
         return self._times(_softplus(z))
@@ -117,12 +118,15 @@ class Binomial(GLMFamily):
         shipped = type(self) in (Binomial, Bernoulli)
         return self._compiled_as(LOGISTIC, float(self.trials)) if shipped else None
 
-    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+    def sample(  # noqa: D102
+        self, z: ArrayLike, generator: torch.Generator | None = None
+    ) -> Tensor:
+        z = sampled_at(z, generator)
         p = torch.sigmoid(z)
         draws = torch.rand(
             (self.trials, *z.shape), generator=generator, dtype=z.dtype, device=z.device
         )
-        return (draws < p).to(z.dtype).sum(0)
+        return torch.where(z.isnan(), z, (draws < p).to(z.dtype).sum(0)).detach()
 
     def quantile(self, z: Tensor, u: Tensor) -> Tensor:
         """How many k < N have ``P(successes <= k) < u``."""

@@ -12,9 +12,10 @@ import math
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend import kernel
 from torchglb.checks import check_choice
-from torchglb.families.base import GLMFamily, exponential
+from torchglb.families.base import GLMFamily, exponential, sampled_at
 from torchglb.families.compiled import CLOGLOG, PROBIT, CompiledFamily
 
 _LINKS = ("probit", "cloglog")
@@ -67,9 +68,12 @@ class QuasiBounded(GLMFamily):
             return None
         return self._compiled_as(PROBIT if self.link == "probit" else CLOGLOG)
 
-    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+    def sample(  # noqa: D102
+        self, z: ArrayLike, generator: torch.Generator | None = None
+    ) -> Tensor:
+        z = sampled_at(z, generator)
         draws = torch.rand(z.shape, generator=generator, dtype=z.dtype, device=z.device)
-        return (draws < self.mean(z)).to(z.dtype)
+        return torch.where(z.isnan(), z, (draws < self.mean(z)).to(z.dtype)).detach()
 
     def quantile(self, z: Tensor, u: Tensor) -> Tensor:
         """Of the Bernoulli law, as :meth:`sample`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchglb.checks import check_positive, refuse
-from torchglb.families.base import GLMFamily
+from torchglb.array_like import ArrayLike
+from torchglb.checks import NUMBERS, check_positive, kind_of, refuse
+from torchglb.families.base import GLMFamily, sampled_at
 
 
 class CustomFamily(GLMFamily):
@@ -46,18 +48,24 @@ class CustomFamily(GLMFamily):
     ) -> None:
         super().__init__()
         if not callable(log_partition):
-            raise refuse("log_partition", "a callable", type(log_partition).__name__)
-        low, high = reward_range
-        if not low < high:
-            raise refuse("reward_range", "a pair (low, high) with low < high", reward_range)
+            raise refuse("log_partition", "a function of a tensor", kind_of(log_partition))
+        low, high = _range(reward_range)
         self._log_partition = log_partition
         self._dispersion = check_positive("dispersion", dispersion)
-        self.reward_range = (float(low), float(high))
+        self.reward_range = (low, high)
         self._constants = {
             "self_concordance": self_concordance,
             "max_variance": max_variance,
             "min_variance": min_variance,
         }
+        for name, constant in self._constants.items():
+            is_size = isinstance(constant, NUMBERS) and constant >= 0.0  # an infinite one too
+            if isinstance(constant, bool) or not (
+                constant is None or is_size or callable(constant)
+            ):
+                raise refuse(name, "a number of at least 0, or a function of S", repr(constant))
+        if sampler is not None and not callable(sampler):
+            raise refuse("sampler", "a function of (z, generator)", kind_of(sampler))
         self._sampler = sampler
         self._convex_up_to = 0.0  # curvatures were looked at on [-S, S] for this S
 
@@ -68,7 +76,10 @@ class CustomFamily(GLMFamily):
     def log_partition(self, z: Tensor) -> Tensor:  # noqa: D102
         return self._log_partition(z)
 
-    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+    def sample(  # noqa: D102
+        self, z: ArrayLike, generator: torch.Generator | None = None
+    ) -> Tensor:
+        z = sampled_at(z, generator)
         if self._sampler is None:
             raise refuse("sampler", "a sampler given to CustomFamily", None)
         return self._sampler(z, generator)
@@ -95,3 +106,11 @@ class CustomFamily(GLMFamily):
         self.require_convex(radius)
         constant = self._constants[name]
         return constant(radius) if callable(constant) else constant
+
+
+def _range(given: Any) -> tuple[float, float]:
+    """The smallest and the largest reward."""
+    numbers = isinstance(given, tuple | list) and all(isinstance(end, NUMBERS) for end in given)
+    if not (numbers and len(given) == 2 and given[0] < given[1]):
+        raise refuse("reward_range", "a pair (low, high) with low < high", repr(given))
+    return float(given[0]), float(given[1])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.backend import kernel
 from torchglb.checks import check_positive
-from torchglb.families.base import GLMFamily, LossTerms
+from torchglb.families.base import GLMFamily, LossTerms, sampled_at
 from torchglb.families.compiled import SQUARE, CompiledFamily
 
 
@@ -57,7 +58,10 @@ class Gaussian(GLMFamily):
     def compiled(self) -> CompiledFamily | None:  # noqa: D102
         return self._compiled_as(SQUARE) if type(self) is Gaussian else None
 
-    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+    def sample(  # noqa: D102
+        self, z: ArrayLike, generator: torch.Generator | None = None
+    ) -> Tensor:
+        z = sampled_at(z, generator)
         noise = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
         return z + self.sigma * noise
 

@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from torchglb.array_like import ArrayLike
 from torchglb.arrays import known_none
 from torchglb.backend import kernel
 from torchglb.backend.elementary import exp
-from torchglb.families.base import GLMFamily, LossTerms, exponential
+from torchglb.families.base import GLMFamily, LossTerms, exponential, sampled_at
 from torchglb.families.compiled import EXPONENTIAL, CompiledFamily
 
 
@@ -51,7 +52,10 @@ class Poisson(GLMFamily):
     def compiled(self) -> CompiledFamily | None:  # noqa: D102
         return self._compiled_as(EXPONENTIAL) if type(self) is Poisson else None
 
-    def sample(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: D102
+    def sample(  # noqa: D102
+        self, z: ArrayLike, generator: torch.Generator | None = None
+    ) -> Tensor:
+        z = sampled_at(z, generator)
         return torch.poisson(self.mean(z), generator=generator)
 
     def quantile(self, z: Tensor, u: Tensor) -> Tensor:

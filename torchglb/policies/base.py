@@ -17,12 +17,12 @@ from torch import Tensor
 from torchglb.array_like import ArrayLike
 from torchglb.backend.value_checks import rewards_within, rows_within
 from torchglb.checks import (
-    FLOATS,
     ValueChecks,
     as_device,
     as_tensor,
     check_batch_shape,
     check_count,
+    check_dtype,
     check_entries,
     check_flag,
     check_probability,
@@ -142,8 +142,7 @@ class Policy(TakesTurns, ABC):
         check_covered(self.name, self.requires, family, horizon)
         if not isinstance(domain, Ball):
             raise refuse("domain", "a Ball, such as Ball(dim, S)", repr(domain))
-        if dtype not in FLOATS:
-            raise refuse("dtype", "torch.float32 or torch.float64", dtype)
+        check_dtype(dtype)
         self.family = family
         self.domain = domain
         self.delta = check_probability("delta", delta)

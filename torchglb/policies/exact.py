@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchglb.array_like import ArrayLike
 from torchglb.arrays import wait_for_all
-from torchglb.checks import check_choice, refuse
+from torchglb.checks import check_choice, kind_of, refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
@@ -414,5 +414,5 @@ def named_radius(radius: str | Radius) -> Radius:
     """The radius itself, or the one that a name stands for."""
     found = by_name(radius) if isinstance(radius, str) else radius
     if not isinstance(found, Radius):
-        raise refuse("radius", "a name or a torchglb.radii.Radius", type(radius).__name__)
+        raise refuse("radius", "a name or a torchglb.radii.Radius", kind_of(radius))
     return found

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 from torchglb.checks import check_choice, check_options, refuse
 from torchglb.domain import Ball
-from torchglb.families import GLMFamily
+from torchglb.families import GLMFamily, check_family
 from torchglb.policies.base import Policy
 from torchglb.policies.conservative import leashed
 from torchglb.policies.requirements import Requirements
@@ -48,6 +48,8 @@ def available(family: GLMFamily | None = None, *, pairs: bool = False) -> list[s
         >>> "oful" in available(glb.Gaussian()), "oful" in available(glb.Bernoulli())
         (True, False)
     """
+    if family is not None:
+        check_family(family, " or None")
     names = sorted(name for name, policy in _POLICIES.items() if policy.requires.pairs == pairs)
     return [n for n in names if family is None or _POLICIES[n].requires.cover(family)]
 

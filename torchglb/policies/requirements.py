@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchglb.checks import check_count, refuse
-from torchglb.families import GLMFamily
+from torchglb.families import GLMFamily, check_family
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ def check_covered(
     name: str, requires: Requirements, family: GLMFamily, horizon: int | None
 ) -> None:
     """Refuses a family or a horizon with which the policy of this name has no theory."""
-    if not isinstance(family, GLMFamily):
-        raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
+    check_family(family)
     covered = requires.families
     if covered and not isinstance(family, covered):
         names = ", ".join(sorted(c.__name__ for c in covered))

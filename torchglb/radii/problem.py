@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from torchglb.backend import Floats
-from torchglb.checks import FLOATS, check_batch_shape, check_probability, refuse
+from torchglb.checks import check_batch_shape, check_dtype, check_probability
 from torchglb.domain import Ball, check_ball
 from torchglb.errors import InputError
-from torchglb.families import GLMFamily
+from torchglb.families import GLMFamily, check_family
 from torchglb.families.compiled import CompiledFamily
 from torchglb.radii.ball_mean import BallRule, ball_rule
 
@@ -54,14 +54,12 @@ class Problem:
     _radii: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.family, GLMFamily):
-            raise refuse("family", "a GLMFamily such as Bernoulli()", type(self.family).__name__)
+        check_family(self.family)
         check_ball(self.domain)
         check_probability("delta", self.delta)
         if not isinstance(self.domain.radius, Tensor):
             self.family.require_convex(self.domain.radius)
-        if self.dtype not in FLOATS:
-            raise refuse("dtype", "torch.float32 or torch.float64", self.dtype)
+        check_dtype(self.dtype)
         object.__setattr__(self, "batch_shape", check_batch_shape(self.batch_shape))
         radii = torch.as_tensor(self.domain.radius, dtype=torch.float64, device="cpu").detach()
         check_ball(self.domain, batch_shape=self.batch_shape)

@@ -16,12 +16,12 @@ from torchglb.arrays import array
 from torchglb.backend import Floats, Reals, bound_once
 from torchglb.backend.value_checks import write_rows
 from torchglb.checks import (
-    FLOATS,
     ValueChecks,
     as_device,
     as_tensor,
     check_batch_shape,
     check_count,
+    check_dtype,
     check_entries,
     check_flag,
     check_positive,
@@ -29,7 +29,7 @@ from torchglb.checks import (
     refuse,
 )
 from torchglb.distributed import Shards, current
-from torchglb.families import GLMFamily
+from torchglb.families import GLMFamily, check_family
 from torchglb.families.compiled import CompiledFamily
 from torchglb.recording import is_plain, is_recorded, is_transformed
 from torchglb.rows.buffers import (
@@ -96,11 +96,10 @@ class History:
         device: torch.device | str | None = None,
     ) -> None:
         dim = check_count("dim", dim, least=1)
-        if dtype not in FLOATS:
-            raise refuse("dtype", "torch.float32 or torch.float64", dtype)
+        check_dtype(dtype)
         batch_shape = check_batch_shape(batch_shape)
-        if family is not None and not isinstance(family, GLMFamily):
-            raise refuse("family", "a GLMFamily such as Bernoulli() or None", type(family).__name__)
+        if family is not None:
+            check_family(family, " or None")
         if max_norm is not None:
             max_norm = check_positive("max_norm", max_norm)
         self.dim = dim

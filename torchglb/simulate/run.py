@@ -19,7 +19,7 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 
-from torchglb.checks import check_choice, check_count, check_positive, refuse
+from torchglb.checks import check_choice, check_count, check_positive, kind_of, refuse
 from torchglb.errors import InputError
 from torchglb.random_streams import GENERATOR
 from torchglb.simulate.config import Configuration, RunSettings
@@ -82,10 +82,15 @@ def simulate(
         >>> record.arrays("random")["regret"].shape
         (1, 2, 20)
     """
-    tables = {} if not isinstance(policies, Mapping) else {k: dict(v) for k, v in policies.items()}
+    if isinstance(policies, str):
+        raise refuse("policies", f"a list of labels, such as [{policies!r}]", repr(policies))
+    tables = dict(policies) if isinstance(policies, Mapping) else {}
+    for label, options in tables.items():
+        if not isinstance(options, Mapping):
+            raise refuse(f"policies[{label!r}]", "a table of options, such as {}", repr(options))
     table = {
         "policies": list(policies),
-        "policy": tables,
+        "policy": {label: dict(options) for label, options in tables.items()},
         "environment": environment,
         "horizon": horizon,
         "replicates": replicates,
@@ -93,6 +98,8 @@ def simulate(
         **settings,
     }
     config = Configuration.load(table)
+    if not isinstance(out, str | os.PathLike | None):
+        raise refuse("out", "the path of a directory, or None", repr(out))
     place = Path(tempfile.mkdtemp(prefix="torchglb-")) if out is None else Path(out)
     remove = partial(shutil.rmtree, place, ignore_errors=True)
     try:
@@ -148,6 +155,8 @@ def run(
     if workers is not None:
         check_count("workers", workers, least=1)
     watch = Watch() if watch is None else watch
+    if not isinstance(watch, Watch):
+        raise refuse("watch", "a torchglb.simulate.Watch or None", kind_of(watch))
     if address is not None and executor != "ray":
         raise refuse("address", "executor 'ray', which alone has one", f"executor {executor!r}")
     config.try_out()

@@ -33,7 +33,7 @@ from torchglb.checks import (
 )
 from torchglb.domain import Ball, check_ball
 from torchglb.estimate import Estimate
-from torchglb.families import GLMFamily
+from torchglb.families import GLMFamily, check_family
 from torchglb.identity import check_belongs, describe
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.optim import raise_unless_converged
@@ -97,8 +97,7 @@ class GrowingProgram(ABC):
     @staticmethod
     def check_problem(family: GLMFamily, domain: Ball, batch_shape: tuple[int, ...]) -> None:
         """Refuses what no program can be about."""
-        if not isinstance(family, GLMFamily):
-            raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
+        check_family(family)
         check_ball(domain, batch_shape=check_batch_shape(batch_shape))
 
     def __init__(self, family: GLMFamily, domain: Ball, history: History, level_tol: float) -> None:

@@ -21,7 +21,7 @@ from torchglb.checks import check_count, check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.estimate import Estimate
 from torchglb.families import GLMFamily
-from torchglb.forgetting import Forgetting, ForgettingHistory
+from torchglb.forgetting import ForgettingGiven, ForgettingHistory, as_forgetting
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import MLEResult, minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap
@@ -75,7 +75,7 @@ class RefitProgram(GrowingProgram):
         *,
         level_tol: float = 1e-6,
         aggregate: bool = False,
-        forgetting: Forgetting | None = None,
+        forgetting: ForgettingGiven | None = None,
         validate: bool = True,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
@@ -83,12 +83,12 @@ class RefitProgram(GrowingProgram):
         self.check_problem(family, domain, batch_shape)
         kept: dict[str, Any] = {"validate": validate, "dtype": dtype, "device": device}
         history: History
-        if forgetting is None:
+        if (forgotten := as_forgetting(forgetting)) is None:
             history = History(domain.dim, batch_shape, aggregate, family=family, **kept)
         elif aggregate:
             raise refuse("aggregate", "False for rows that are forgotten", aggregate)
         else:
-            history = ForgettingHistory(forgetting, family, domain, batch_shape, **kept)
+            history = ForgettingHistory(forgotten, family, domain, batch_shape, **kept)
         super().__init__(family, domain, history, level_tol)
         like = history.exact_view().X
         self._start = like.new_zeros((*self.batch_shape, domain.dim))

@@ -25,7 +25,7 @@ from torchglb.checks import (
     check_tolerance,
     refuse,
 )
-from torchglb.families import Gaussian, GLMFamily, Poisson, has_formulas_of
+from torchglb.families import Gaussian, GLMFamily, Poisson, check_family, has_formulas_of
 from torchglb.radii.statistics import RowStatistics
 
 ROUNDING = 1e-12  # relative; above the error of any d x d eigenvalue here
@@ -238,8 +238,7 @@ def data_lipschitz(family: GLMFamily, statistics: RowStatistics, S: ArrayLike) -
         >>> bool(data_lipschitz(glb.Bernoulli(), sums, problem.S).value <= 2.0)
         True
     """
-    if not isinstance(family, GLMFamily):
-        raise refuse("family", "a GLMFamily such as Bernoulli()", type(family).__name__)
+    check_family(family)
     if not isinstance(statistics, RowStatistics):
         raise refuse("statistics", "RowStatistics", type(statistics).__name__)
     size = as_floats("S", check_sizes("S", S, positive=True))

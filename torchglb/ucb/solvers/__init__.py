@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from torchglb.checks import check_choice, refuse, with_nearest
+from torchglb.checks import check_choice, kind_of, refuse, with_nearest
 from torchglb.choices import ProgramSolver
 from torchglb.ucb.program import SublevelProgram, SupportResult
 from torchglb.ucb.solvers.native import native_support
@@ -111,11 +111,8 @@ BY_NAME: dict[str, type[Native] | type[Conic] | type[Layer]] = {
 def solver_of(solver: ProgramSolver | Solver, options: Mapping[str, Any]) -> Solver:
     """The solver that a name and options, or an object, stand for."""
     if not isinstance(solver, str):
-        if isinstance(solver, type):
-            got = f"the class {solver.__name__} (write {solver.__name__}())"
-            raise refuse("solver", "a solver or its name", got)
-        if not isinstance(solver, Solver):
-            raise refuse("solver", "a solver or its name", type(solver).__name__)
+        if isinstance(solver, type) or not isinstance(solver, Solver):
+            raise refuse("solver", "a solver or its name", kind_of(solver))
         if options:
             raise refuse("options", "none beside a solver object", sorted(options))
         return solver
