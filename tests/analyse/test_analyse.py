@@ -105,6 +105,14 @@ def test_declared_levels_that_are_numbers(tmp_path, capsys):
         ),
         ([*WORDS, "--contrast", "nope"], "expected a sum of the coefficients"),
         ([*WORDS, "--follow"], "--out"),
+        ([*WORDS, "--range", "agee=18:90"], "did you mean 'age'?"),
+        ([*WORDS, "--sigma", "2"], "--sigma: expected --family gaussian beside it"),
+        ([*WORDS, "--trials", "2"], "--trials: expected --family binomial beside it"),
+        ([*WORDS, "--simultaneous"], "--simultaneous: expected --S beside it"),
+        ([*WORDS, "--outside", "drop"], "--outside drop: expected --S beside it"),
+        ([*WORDS, "--idle", "3"], "--idle: expected --follow beside it"),
+        ([*WORDS, "--poll", "-1"], "--poll: expected a positive finite number"),
+        ([*WORDS, "--follow", "--idle", "-1"], "--idle: expected a non-negative finite number"),
     ],
 )
 def test_wrong_words_are_refused(words, message, table, capsys):

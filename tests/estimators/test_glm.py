@@ -336,10 +336,66 @@ def test_the_certified_minimum_is_below_the_minimum_and_near_it():
     assert least - 1e-7 < got <= least + 1e-9
 
 
-@pytest.mark.parametrize("text", ["age", "age = ", "nope = 0", "age = 1 = 2", "age ? 0", "1 = 1"])
+@pytest.mark.parametrize(
+    "text", ["age", "age = ", "nope = 0", "age = 1 = 2", "age ? 0", "1 = 1", 3, None, []]
+)
 def test_hypotheses_that_make_no_sense_are_refused(text, fit):
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="^hypothesis: expected"):
         fit.test(text)
+
+
+@pytest.mark.parametrize("text", ["nope", "age -", 3, {"age": 1.0}, "age + 1"])
+def test_contrasts_that_make_no_sense_are_refused(text, fit):
+    with pytest.raises(InputError, match="^contrast: expected"):
+        fit.contrast(text)
+    with pytest.raises(InputError, match="^contrast: expected"):
+        fitted(contrasts=[text])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scaler": 200}, "^scaler: expected .*; got int"),
+        ({"scaler": glb.Scaler}, "^scaler: expected .*; got the class Scaler"),
+        ({"family": glb.Bernoulli}, "^family: expected a name or a family, got the class Bern"),
+        ({"contrasts": 3}, "^contrasts: expected a list of texts"),
+        ({"weights": 3}, "^weights: expected the name of a column, got int"),
+        ({"weights": np.ones(3)}, "^weights: expected the name of a column, got ndarray"),
+        ({"offset": "agee"}, r"^offset: expected a column .* \(did you mean 'age'\?\)"),
+        ({"time": 3}, "^time: expected the name of a column, got int"),
+        (
+            {"scaler": glb.Scaler(burn_in=BURN, ranges={"agee": (18, 90)})},
+            r"^ranges: expected a column .* \(did you mean 'age'\?\)",
+        ),
+    ],
+)
+def test_options_are_refused_by_name(options, message):
+    with pytest.raises(InputError, match=message):
+        fitted(**options)
+
+
+def test_columns_of_several_lengths_are_refused():
+    data = {"clicked": [0.0, 1.0], "age": [30.0]}
+    with pytest.raises(InputError, match="^data: expected columns of one length"):
+        fitted(data, formula="clicked ~ age")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"unit": "yes"}, "^unit: "), ({"margin": "wide"}, "^margin: "), ({"margin": 0.5}, "^margin")],
+)
+def test_settings_of_a_scaler_are_refused_by_name(settings, message):
+    with pytest.raises(InputError, match=message):
+        glb.Scaler(**({"ranges": {"age": (18, 90)}} | settings))
+
+
+def test_words_in_a_column_of_numbers_are_refused_by_row_later_too(fit):
+    model = fitted(clicks(600))
+    late = clicks(5, seed=3).assign(age="old")
+    for ask in (model.update, model.predict):
+        with pytest.raises(TableError, match="^column 'age': expected a number .*, got 'old' in"):
+            ask(late)
+    assert len(model) == 400
 
 
 def test_several_equations_are_tested_together(fit):

@@ -12,6 +12,7 @@ from typing import Any
 
 from torchglb.analyse.files import line_of, parse_csv, read_table
 from torchglb.analyse.follow import Follower
+from torchglb.checks import check_positive, check_tolerance
 from torchglb.errors import InputError
 from torchglb.estimators import GLMFit, Scaler, TableError, glm
 from torchglb.estimators.packages import needed
@@ -119,6 +120,7 @@ def analyse(given: argparse.Namespace, say: Say) -> int:
         >>> analyse(given, say=lambda *text: None)
         0
     """
+    _check_options(given)
     path = Path(given.file)
     if given.follow:
         return _follow(given, path, say)
@@ -131,6 +133,23 @@ def analyse(given: argparse.Namespace, say: Say) -> int:
 
 
 # ---- what is asked -------------------------------------------------------------------------------
+
+
+def _check_options(given: argparse.Namespace) -> None:
+    """Refuses what would have no effect."""
+    needs = (
+        ("--sigma", given.sigma is not None, "--family gaussian", given.family == "gaussian"),
+        ("--trials", given.trials is not None, "--family binomial", given.family == "binomial"),
+        ("--outside drop", given.outside == "drop", "--S", given.S is not None),
+        ("--simultaneous", given.simultaneous, "--S", given.S is not None),
+        ("--idle", given.idle is not None, "--follow", given.follow),
+    )
+    for option, is_given, other, is_there in needs:
+        if is_given and not is_there:
+            raise InputError(f"{option}: expected {other} beside it, got none")
+    check_positive("--poll", given.poll)
+    if given.idle is not None:
+        check_tolerance("--idle", given.idle)
 
 
 def _family(given: argparse.Namespace) -> str | GLMFamily:

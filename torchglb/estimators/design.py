@@ -144,7 +144,7 @@ def _prepared(
     """
     frame, changed = categorised(frame, levels, rows), {}
     for name in _plain_columns(right, frame.columns, levels):
-        if frame[name].dtype == object:
+        if frame[name].dtype.kind == "O":
             changed[name] = numbers(frame[name], name, rows, words=f"C({name}) for categories")
     return frame.assign(**changed)
 
@@ -196,6 +196,10 @@ def learn(
     of_right = variables(right, table.columns)
     needed_columns = tuple(sorted({*variables(left, table.columns), *of_right}))
     source = _basis_table(table, scaler, needed_columns)
+    factors = {str(factor.expr) for term in right for factor in term.factors}
+    for name in scaler.ranges:
+        if name not in factors:
+            table.require([name], "ranges")
     levels = {
         name: known
         for name in sorted(of_right)

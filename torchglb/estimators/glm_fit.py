@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from torchglb.checks import check_choice, refuse
+from torchglb.checks import check_choice, check_text, kind_of, refuse
 from torchglb.choices import INTERVALS, OUTSIDE, SCALES, IntervalKind, RowsOutside, ScaleName
 from torchglb.errors import InputError
 from torchglb.estimators.design import Design, learn, references_of
@@ -94,13 +94,15 @@ def glm(
         >>> fit.names, len(fit)
         (('Intercept', 'x'), 800)
     """
-    if scaler is None:
-        raise InputError(f"{ASK}; got none")
+    if not isinstance(scaler, Scaler):
+        raise InputError(f"{ASK}; got {'none' if scaler is None else kind_of(scaler)}")
     check_choice("intervals", intervals, INTERVALS)
     check_choice("missing", missing, OUTSIDE)
     check_choice("rank", rank, ("refuse", "allow"))
     table = Table(data)
-    table.require([name for name in (weights, offset) if name is not None], "weights, offset")
+    for option, name in (("weights", weights), ("offset", offset)):
+        if name is not None:
+            table.require([name], option)
     design, scale = learn(formula, table, scaler, time, missing)
     kind = family_of(family)
     core = _core(design, scale, kind, delta, S, radius, prior, offset is not None, contrasts)
@@ -131,7 +133,7 @@ def _core(
     contrasts: Sequence[str],
 ) -> LinearFit:
     """The kind of fit that the options ask for."""
-    if isinstance(contrasts, str):
+    if isinstance(contrasts, str) or not isinstance(contrasts, Sequence):
         raise refuse("contrasts", "a list of texts", repr(contrasts))
     names = Names(design.names, references_of(design))
     declared = [names.contrast(text) for text in contrasts]
@@ -163,6 +165,7 @@ def family_of(family: str | GLMFamily) -> GLMFamily:
         raise refuse("family", "torchglb.Gaussian(sigma=...), with the noise known", "'gaussian'")
     if family == "binomial":
         raise refuse("family", "torchglb.Binomial(trials), with the trials known", "'binomial'")
+    check_text("family", family, "a name or a family")
     known = {"bernoulli": Bernoulli, "poisson": Poisson}
     return known[check_choice("family", family, tuple(known))]()
 
@@ -315,7 +318,10 @@ class GLMFit:
 
         Several equations are tested together.
         """
-        texts = [text] if isinstance(text, str) else list(text)
+        several = isinstance(text, Sequence) and not isinstance(text, str)
+        texts: list[Any] = list(text) if several else [text]
+        if not texts:
+            raise refuse("hypothesis", "one or more", texts)
         found = [self._names.hypothesis(each) for each in texts]
         relations = {each.relation for each in found}
         if len(found) > 1 and relations != {"=="}:

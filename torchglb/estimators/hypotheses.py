@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchglb.checks import check_text, refuse, renamed, with_nearest
 from torchglb.choices import Relation
 from torchglb.errors import InputError
 
@@ -56,6 +57,7 @@ class Names:
             >>> Names(["x", "z"]).contrast("2*x - z")
             array([ 2., -1.])
         """
+        check_text("contrast", text, f"a text such as {self.names[0]!r}")
         c, constant = self._sum(text)
         if constant:
             raise InputError(f"contrast: expected coefficients only, got {constant:g} in {text!r}")
@@ -68,6 +70,7 @@ class Names:
             >>> Names(["x", "z"]).hypothesis("x <= z + 1")
             Hypothesis(c=array([ 1., -1.]), b=1.0, relation='<=')
         """
+        check_text("hypothesis", text, f"a text such as '{self.names[0]} = 0'")
         # names of coefficients may hold signs of their own: only what stands outside them counts
         sides, relation, rest = [""], "", text
         while rest:
@@ -84,7 +87,10 @@ class Names:
                 sides[-1], rest = sides[-1] + rest[0], rest[1:]
         if not relation or len(sides) != 2 or rest:
             raise InputError(f"hypothesis: expected one of =, <=, >= as in 'x = 0', got {text!r}")
-        (left, less), (right, more) = map(self._sum, sides)
+        try:
+            (left, less), (right, more) = map(self._sum, sides)
+        except InputError as error:
+            raise renamed(error, contrast="hypothesis") from None
         c = left - right
         if not c.any():
             raise InputError(f"hypothesis: expected a coefficient that counts, got {text!r}")
@@ -134,7 +140,6 @@ class Names:
             operator, rest = rest[0], rest[1:].lstrip()
 
     def _unknown(self, text: str, rest: str) -> InputError:
-        return InputError(
-            f"expected a sum of the coefficients {', '.join(self.names)}, got {text!r}"
-            f" (at {rest!r})"
-        )
+        place = f" (at {rest!r})" if rest.strip() not in ("", text.strip()) else ""
+        expected = f"a sum of the coefficients {', '.join(self.names)}"
+        return refuse("contrast", expected, f"{with_nearest(text.strip(), self.names)}{place}")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchglb.checks import check_choice, check_count, refuse
+from torchglb.checks import check_choice, check_count, check_flag, check_positive, refuse
 from torchglb.choices import OUTSIDE, RowsOutside
 from torchglb.errors import InputError
 from torchglb.rounding import two_product, two_sum
@@ -66,13 +66,14 @@ class Scaler:
             raise refuse("ranges", "a mapping from names to (low, high) or levels", self.ranges)
         for name, value in self.ranges.items():
             _check_range(name, value)
-        given = [self.burn_in is not None, self.pilot is not None, bool(self.unit)]
+        check_flag("unit", self.unit)
+        given = [self.burn_in is not None, self.pilot is not None, self.unit]
         if sum(given) > 1 or not (any(given) or self.ranges):
             raise InputError(f"{ASK}; got {'several' if sum(given) > 1 else 'nothing'}")
         if self.burn_in is not None:
             check_count("burn_in", self.burn_in, least=2)
         check_choice("outside", self.outside, OUTSIDE)
-        if not 1.0 <= self.margin < math.inf:
+        if check_positive("margin", self.margin) < 1.0:
             raise refuse("margin", "a number of at least 1", self.margin)
 
     @property

@@ -10,7 +10,7 @@ from sklearn.metrics import d2_tweedie_score, r2_score
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from torchglb.checks import check_count, refuse
+from torchglb.checks import check_count, check_flag, refuse
 from torchglb.estimators.linear_fit import LinearFit
 from torchglb.estimators.scaling import Scale
 from torchglb.families import Bernoulli, Binomial, Gaussian, GLMFamily, Poisson
@@ -55,7 +55,7 @@ class _GLMEstimator(BaseEstimator):
 
     def _begin(self, X: np.ndarray, y: np.ndarray) -> None:
         """The scale of the burn-in; columns as they are without one."""
-        first = 0 if self.fit_intercept else None
+        first = 0 if check_flag("fit_intercept", self.fit_intercept) else None
         names = [f"x{j}" for j in range(self.n_features_in_)]
         scale = Scale.identity([*(["Intercept"] if self.fit_intercept else []), *names], first)
         if self.burn_in:
@@ -74,6 +74,7 @@ class _GLMEstimator(BaseEstimator):
                 f"the first {self.burn_in} rows, which are no evidence",
             )
         self.fit_ = LinearFit(scale, self._family(), self.delta, S=self.S, prior=self.prior)
+        self.fit_.weight_name = "sample_weight"
 
     def _padded(self, values: np.ndarray, intercept: float) -> np.ndarray:
         return np.concatenate([[intercept], values]) if self.fit_intercept else values

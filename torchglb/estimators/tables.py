@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchglb.checks import check_text
 from torchglb.errors import InputError
 from torchglb.estimators.packages import needed
 
@@ -63,7 +64,11 @@ class Table:
     def __init__(self, data: Any) -> None:
         narwhals, errors = needed("narwhals"), needed("narwhals.exceptions")
         if isinstance(data, Mapping):
-            data = needed("pandas").DataFrame(dict(data))
+            try:
+                data = needed("pandas").DataFrame(dict(data))
+            except (TypeError, ValueError) as error:
+                told = f"{type(data).__name__} ({error})"
+                raise InputError(f"data: expected columns of one length, got {told}") from None
         try:
             self.frame = narwhals.from_native(data, eager_only=True)
             names = list(self.frame.columns)
@@ -84,6 +89,7 @@ class Table:
     def require(self, names: Iterable[str], where: str) -> None:
         """Refuses names that are no columns, with those that come close."""
         for name in names:
+            check_text(where, name, "the name of a column")
             if name not in self.columns:
                 close = difflib.get_close_matches(name, self.columns, 3)
                 hint = f" (did you mean {', '.join(map(repr, close))}?)" if close else ""
