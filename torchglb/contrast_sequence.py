@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.checks import check_entries, check_probability, refuse
+from torchglb.checks import check_entries, check_flag, check_probability, refuse
 from torchglb.choices import Relation, ScaleName
 from torchglb.contrasts import ContrastParts, DeclaredContrasts
 from torchglb.domain import Ball
@@ -84,7 +84,8 @@ class ContrastSequence(TakesTurns):
         running: bool = False,
         validate: bool = True,
     ) -> None:
-        share = check_probability("joint_share", joint_share) * (0.5 if centred else 1.0)
+        share = check_probability("joint_share", joint_share)
+        share *= 0.5 if check_flag("centred", centred) else 1.0
         level = check_probability("delta", delta) * share
         #: the likelihood-ratio sets under it
         self.joint = ConfidenceSequence(

@@ -177,6 +177,9 @@ def test_rows_that_never_touch_the_contrast_give_the_joint_interval():
         ({"contrasts": torch.zeros(0, 2)}, "contrasts: expected at least one"),
         ({"delta": 1.5}, "delta: expected"),
         ({"joint_share": 0.0}, "joint_share: expected"),
+        ({"centred": "no"}, "centred: expected True or False"),
+        ({"running": 2}, "running: expected True or False"),
+        ({"contrasts": {"B-A": "x"}}, r"contrasts\['B-A'\]: expected"),
         ({"radius": "gaussian-prior"}, "radius: expected one that keeps to the ball"),
     ],
 )
@@ -184,6 +187,12 @@ def test_refusals(change, message):
     settings = {"contrasts": [[1.0, 0.0]], "delta": 0.05} | change
     with pytest.raises(InputError, match=message):
         ContrastSequence(glb.Bernoulli(), glb.Ball(2, 2.0), **settings)
+
+
+def test_a_word_is_no_flag():
+    sequence, _ = fed(glb.Bernoulli(), 2, 30)
+    with pytest.raises(InputError, match="simultaneous: expected True or False"):
+        sequence.current("linear")
 
 
 def test_refused_updates_change_nothing():

@@ -106,6 +106,10 @@ def test_a_batch_is_what_its_elements_are():
     ("change", "message"),
     [
         ({"source": 3}, "source"),
+        (
+            {"source": glb.ContrastSequence(glb.Bernoulli(), glb.Ball(2, 3.0), [[1, -1]], 0.05)},
+            "source: expected one with a confidence set, got ContrastSequence",
+        ),
         ({"arms": [[1.0, 2.0, 3.0]]}, "arms"),
         ({"k": 4}, "k"),
         ({"epsilon": -1.0}, "epsilon"),

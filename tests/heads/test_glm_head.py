@@ -401,19 +401,27 @@ def test_a_broken_encoder_is_refused_by_name(fault):
     assert torch.equal(head.confidence(contexts).upper, before.upper)
 
 
+def test_questions_are_refused_by_name():
+    contexts, _ = data(12)
+    with pytest.raises(glb.InputError, match="differentiable: expected True or False"):
+        head_of().confidence(contexts, differentiable="yes")
+    with pytest.raises(glb.InputError, match="contexts: expected at least one to choose from"):
+        head_of().select(contexts[:0])
+
+
 def test_bad_input_changes_nothing():
     contexts, rewards = data(12)
     head = head_of()
     head.update(contexts, rewards)
     before = head.confidence(contexts)
     for bad_contexts, bad_rewards, message in [
-        (contexts, rewards + 5, "r: expected rewards of Bernoulli"),
-        (contexts, rewards * torch.nan, "r: expected rewards of Bernoulli"),
+        (contexts, rewards + 5, "rewards: expected rewards of Bernoulli"),
+        (contexts, rewards * torch.nan, "rewards: expected rewards of Bernoulli"),
         (contexts, rewards[:3], r"rewards: expected shape \(12,\)"),
         (contexts[:, :4], rewards, r"contexts: expected shape \(K, 5\)"),
         (contexts.to("meta"), rewards, "contexts: expected a tensor on device cpu"),
         ([[1.0], [2.0, 3.0]], rewards, "contexts: expected a tensor or numbers"),
-        (contexts * torch.nan, rewards, "encoder Sequential: expected finite values"),
+        (contexts * torch.nan, rewards, "contexts: expected finite values"),
     ]:
         with pytest.raises(glb.InputError, match=message):
             head.update(bad_contexts, bad_rewards)
@@ -425,7 +433,7 @@ def test_bad_input_changes_nothing():
 
 def test_settings_are_refused_by_name():
     for settings, message in [
-        (dict(bound="squash"), "mode"),
+        (dict(bound="squash"), "bound"),
         (dict(bound=3), "bound"),
         (dict(delta=2.0), "delta"),
         (dict(radius="wide"), "radius"),

@@ -310,7 +310,7 @@ def test_settings_are_refused_by_name():
         (dict(replay=0), "replay"),
         (dict(growth=0.5), "growth"),
         (dict(chunk=0), "chunk"),
-        (dict(bound="squash"), "mode"),
+        (dict(bound="squash"), "bound"),
         (dict(inner="somebody"), "name"),
         (dict(inner=lambda **settings: 3), "policy"),
         (dict(encoder=3), "encoder"),

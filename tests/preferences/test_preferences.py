@@ -104,6 +104,34 @@ def test_differences_are_covered():
     assert scipy.stats.binomtest(hits, runs, delta, alternative="greater").pvalue > 0.01
 
 
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (([1.0, 0.0], [0.0, 1.0], 2.0), "winner: expected"),
+        (([1.0, 0.0], [0.0, 1.0], "left"), "winner: expected"),
+        (([1.0, 0.0], [0.0, 1.0], [1.0]), "winner: expected"),
+        (([1.0, 0.0, 0.0], [0.0, 1.0], 1.0), "left: expected features of dimension 2"),
+        (([1.0, 0.0], [0.0, 1.0, 3.0], 1.0), "right: expected features of dimension 2"),
+        ((1.0, [0.0, 1.0], 1.0), "left: expected features of dimension 2"),
+    ],
+    ids=str,
+)
+def test_comparisons_are_refused_by_the_names_of_their_arguments(pair, message):
+    log, history = PreferenceSequence(2, S=2.0, delta=0.05), PairHistory(2)
+    policy = make_pair_policy("random-pairs", dim=2, S=2.0)
+    for update in (log.update, policy.update, history.append):
+        with pytest.raises(InputError, match=f"^{message}"):
+            update(*pair)
+    assert (len(log), policy.rounds, len(history)) == (0, 0, 0)
+    head = glb.PairHead(torch.nn.Identity(), dim=2, S=2.0)
+    if message.startswith("winner"):
+        with pytest.raises(InputError, match=f"^{message}"):
+            head.update(*pair)
+    else:
+        with pytest.raises(InputError, match=f"^{message}"):
+            log.current().probability(*pair[:2])
+
+
 def test_states_continue():
     items, _, sequence = learnt(20)
     other = PreferenceSequence(3, 2.0, 0.05)

@@ -15,6 +15,7 @@ from torchglb.checks import (
     ValueChecks,
     check_choice,
     check_entries,
+    check_flag,
     check_probability,
     check_shape,
     check_tensors,
@@ -71,7 +72,8 @@ class DeclaredContrasts:
     ) -> None:
         self.delta = check_probability("delta", delta)
         self.joint_share = check_probability("joint_share", joint_share)
-        self.centred, self.running = bool(centred), bool(running)
+        self.centred = check_flag("centred", centred)
+        self.running = check_flag("running", running)
         if problem.dtype != torch.float64:
             raise refuse("dtype", "torch.float64, for contrasts", problem.dtype)
         if torch.empty((), device=problem.device).device.type != "cpu":
@@ -80,7 +82,7 @@ class DeclaredContrasts:
         self.names: tuple[str, ...] | None = None
         if isinstance(contrasts, Mapping):
             self.names = tuple(str(name) for name in contrasts)
-            contrasts = [lossless(name, c) for name, c in contrasts.items()]
+            contrasts = [lossless(f"contrasts[{name!r}]", c) for name, c in contrasts.items()]
             contrasts = torch.stack(contrasts, dim=-2) if contrasts else torch.empty(0, 0)
         self.contrasts = self._checked(contrasts, problem.domain.dim)
         N, (m, d) = self.batch_shape.numel(), self.contrasts.shape[-2:]
@@ -156,10 +158,11 @@ class DeclaredContrasts:
                 contrast is a feature vector of norm at most 1.
         """
         check_choice("scale", scale, SCALES)
+        simultaneous = check_flag("simultaneous", simultaneous)
         if scale == "mean" and bool((self.lengths > 1.0 + 1e-12).any()):
             longest = f"one of norm {float(self.lengths.max()):g}"
             raise refuse("scale", "'linear' for contrasts that are no feature vectors", longest)
-        found = self._ends(region, bool(simultaneous))
+        found = self._ends(region, simultaneous)
         if self.running:
             # both kinds are remembered at each look, whichever is asked for
             other = self._ends(region, not simultaneous)

@@ -19,6 +19,7 @@ from torchglb.checks import (
     check_count,
     check_shape,
     check_tolerance,
+    kind_of,
     refuse,
 )
 from torchglb.sets import ConfidenceSet
@@ -62,7 +63,7 @@ class BestArm:
     def __init__(self, source: Any, arms: ArrayLike, epsilon: float = 0.0, k: int = 1) -> None:
         if not isinstance(source, ConfidenceSet | _HasSet | _HasCurrent):
             expected = "a policy, a confidence sequence or a confidence set"
-            raise refuse("source", expected, type(source).__name__)
+            raise refuse("source", expected, kind_of(source))
         self._source = source
         region = self._region()
         like = region.center
@@ -85,8 +86,8 @@ class BestArm:
         if isinstance(source, ConfidenceSet):
             return source
         found = source.confidence_set() if isinstance(source, _HasSet) else source.current()
-        if found is None:
-            raise refuse("source", "one with a confidence set", type(source).__name__)
+        if not isinstance(found, ConfidenceSet):
+            raise refuse("source", "one with a confidence set", kind_of(source))
         return found
 
     # ---- decisions -----------------------------------------------------------------------

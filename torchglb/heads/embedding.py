@@ -20,11 +20,12 @@ from torchglb.checks import (
     as_device,
     as_like,
     check_count,
+    check_dtype,
     check_shape,
     real_entries,
     refuse,
 )
-from torchglb.errors import TrainingModeWarning
+from torchglb.errors import InputError, TrainingModeWarning
 from torchglb.heads.unit_ball import UnitBall
 from torchglb.recording import is_transformed
 from torchglb.rows.checks import as_weights
@@ -46,13 +47,16 @@ class Door:
     ball: UnitBall
     validate: bool
 
-    def admit(self, raw: object, lead: tuple[int, ...], like: Tensor) -> Tensor:
+    def admit(
+        self, raw: object, lead: tuple[int, ...], like: Tensor, contexts: Tensor | None = None
+    ) -> Tensor:
         """The features ``(*lead, d)`` in the unit ball, of what the encoder returned.
 
         Args:
             raw: what it returned.
             lead: the leading axes it was given.
             like: gives dtype and device.
+            contexts: of which it made that, to be named where they are not finite themselves.
         """
         name = f"encoder {self.name}"
         if not isinstance(raw, Tensor):
@@ -73,7 +77,14 @@ class Door:
         if self.validate and not is_transformed(features):
             checks = ValueChecks()
             checks.finite(name, features)
-            checks.settle()
+            try:
+                checks.settle()
+            except InputError:
+                if contexts is not None:  # an encoder may replace what is not finite
+                    checks = ValueChecks()
+                    checks.finite("contexts", contexts)
+                    checks.settle()
+                raise
         return features
 
 
@@ -133,6 +144,7 @@ class Observations(nn.Module):
         self.batch_shape = torch.Size(batch_shape)
         self.context_dims = check_count("context_dims", context_dims)
         self.newest = newest if newest is None else check_count("replay", newest, least=1)
+        check_dtype(dtype)
         rewards = torch.zeros((*self.batch_shape, 0), dtype=dtype, device=as_device(device))
         self.register_buffer("rewards", rewards, persistent=False)
         self.register_buffer("weights", rewards.clone(), persistent=False)

@@ -19,10 +19,13 @@ from torchglb.checks import (
     check_probability,
     check_shape,
     check_tolerance,
+    kind_of,
     refuse,
+    renamed,
 )
 from torchglb.choices import BallMode, ScaleName
 from torchglb.domain import Ball
+from torchglb.errors import InputError
 from torchglb.families import GLMFamily
 from torchglb.heads.embedding import Door, Observations, in_dtype_of, warn_of_training_mode
 from torchglb.heads.frozen import Embedding, FrozenHead
@@ -123,7 +126,7 @@ class GLMHead(TakesTurns, nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
-            raise refuse("module", "an nn.Module", type(module).__name__)
+            raise refuse("module", "an nn.Module", kind_of(module))
         self.module, self.family, self.domain = module, family, domain
         self.delta, self.radius = check_probability("delta", delta), radius
         self.ellipsoidal = check_flag("ellipsoidal", ellipsoidal)
@@ -165,7 +168,7 @@ class GLMHead(TakesTurns, nn.Module):
         lead, own = contexts.shape[:split], contexts.shape[split:]
         flat = contexts.reshape(lead.numel(), *own)
         raw = self.module(in_dtype_of(flat, self.module.parameters()))
-        features = self._door.admit(raw, (lead.numel(),), self.observations.rewards)
+        features = self._door.admit(raw, (lead.numel(),), self.observations.rewards, flat)
         return features.reshape(*lead, self.domain.dim)
 
     def _learn_axes(self, contexts: Tensor, leading: int) -> None:
@@ -219,10 +222,12 @@ class GLMHead(TakesTurns, nn.Module):
         try:
             sequence.update(features, rewards, w, present)
             self.observations.append(contexts, rewards, w)
-        except BaseException:
+        except BaseException as error:
             self._theta = None
             if len(self) == before:  # what is not kept is not learnt either
                 sequence.reset(mark)
+            if isinstance(error, InputError):
+                raise renamed(error, r="rewards") from None
             raise
         self._theta, self._infer, self._start = None, False, self._next_start
 
@@ -394,7 +399,7 @@ class GLMHead(TakesTurns, nn.Module):
         """
         contexts = self.observations.as_contexts(contexts)
         self.observations.check(contexts)
-        with torch.set_grad_enabled(differentiable):
+        with torch.set_grad_enabled(check_flag("differentiable", differentiable)):
             current = self.sequence(differentiable).current()
             return current.interval(self.features(contexts), scale=scale)
 
@@ -410,8 +415,11 @@ class GLMHead(TakesTurns, nn.Module):
         """The index ``(*B)`` of the context with the largest upper bound, of ``(*B, K, *E)``."""
         contexts = self.observations.as_contexts(contexts)
         self._learn_axes(contexts, 1)
+        got = f"shape {tuple(contexts.shape)}"
         if self.observations.check(contexts):
-            raise refuse("contexts", "shape (*B, K, *E)", f"shape {tuple(contexts.shape)}")
+            raise refuse("contexts", "shape (*B, K, *E)", got)
+        if not contexts.shape[len(self.batch_shape)]:
+            raise refuse("contexts", "at least one to choose from", got)
         return self.sequence().current().upper_bound(self.features(contexts)).argmax(-1)
 
     # ---- saving --------------------------------------------------------------------------

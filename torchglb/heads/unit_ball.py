@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torchglb.checks import FLOATS, check_choice, check_float, refuse
+from torchglb.checks import FLOATS, check_choice, check_float, kind_of, refuse
 from torchglb.choices import MODES, BallMode
 
 
@@ -72,9 +72,9 @@ class UnitBall(nn.Module):
 
 def unit_ball(bound: BallMode | UnitBall) -> UnitBall:
     """The map itself, or the one that a mode stands for."""
-    found = UnitBall(bound) if isinstance(bound, str) else bound
+    found = UnitBall(check_choice("bound", bound, MODES)) if isinstance(bound, str) else bound
     if not isinstance(found, UnitBall):
-        raise refuse("bound", "a mode or a UnitBall", type(bound).__name__)
+        raise refuse("bound", "a mode or a UnitBall", kind_of(bound))
     return found
 
 

@@ -235,7 +235,9 @@ def battles_in(frame: Any, columns: Columns) -> Battles:
             if name not in known:
                 raise refuse("frame", f"a column {name!r}", known)
         lists = [np.asarray(frame[name]).tolist() for name in wanted]
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
+    except InputError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         expected = "a DataFrame, a table of columns by name, or the path of a CSV file"
         raise refuse("frame", expected, f"{type(frame).__name__} ({error})") from None
     if len({len(values) for values in lists}) > 1:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from torchglb.array_like import ArrayLike
-from torchglb.checks import check_choice, check_count, refuse
+from torchglb.checks import check_choice, check_count, kind_of, refuse, renamed
 from torchglb.choices import SCALES, BallMode, ScaleName
+from torchglb.errors import InputError
 from torchglb.families import Bernoulli
 from torchglb.heads import GLMHead, UnitBall
 from torchglb.heads.embedding import at_least_float32, in_dtype_of
@@ -96,7 +97,7 @@ class PairHead(TakesTurns, nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
-            raise refuse("module", "an nn.Module", type(module).__name__)
+            raise refuse("module", "an nn.Module", kind_of(module))
         self._axes = check_count("item_dims", item_dims)
         self._encoder = _PairEncoder(module, unit_ball(bound))
         self.head = GLMHead(
@@ -145,7 +146,11 @@ class PairHead(TakesTurns, nn.Module):
         given the pair and the past. ``weight`` and ``mask`` are those of
         :meth:`torchglb.GLMHead.update`.
         """
-        self.head.update(self._pairs(left, right), winner, weight, mask)
+        pairs = self._pairs(left, right)
+        try:
+            self.head.update(pairs, winner, weight, mask)
+        except InputError as error:
+            raise renamed(error, rewards="winner") from None
 
     def forward(self, left: ArrayLike, right: ArrayLike) -> Tensor:
         """The chance that the left items win, by the fit; differentiable in training mode."""

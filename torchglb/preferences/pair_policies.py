@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from torchglb.array_like import ArrayLike
-from torchglb.checks import check_batch_shape, check_choice, check_entries, check_shape, refuse
+from torchglb.checks import (
+    check_batch_shape,
+    check_choice,
+    check_entries,
+    check_shape,
+    refuse,
+    renamed,
+)
+from torchglb.errors import InputError
 from torchglb.families import Bernoulli
 from torchglb.identity import reading_state
 from torchglb.policies.ofuglb import OFUGLB
@@ -110,7 +118,7 @@ class PairPolicy(TakesTurns, ABC):
 
     @property
     def _like(self) -> Tensor:
-        return torch.zeros((), dtype=self._rows.dtype, device=self._rows.device)
+        return torch.zeros(self.dim, dtype=self._rows.dtype, device=self._rows.device)
 
     @abstractmethod
     def _select(self, items: Tensor) -> Pair:
@@ -139,7 +147,11 @@ class PairPolicy(TakesTurns, ABC):
         Raises:
             InputError: on any argument that does not fit; the state is then unchanged.
         """
-        self._rows.update(pair_rows(left, right, self._like), winner, weight, mask)
+        rows = pair_rows(left, right, self._like)
+        try:
+            self._rows.update(rows, winner, weight, mask)
+        except InputError as error:
+            raise renamed(error, r="winner") from None
 
     def confidence_set(self) -> LikelihoodRatioSet:
         """The set of ``2 theta``, for rows ``(x_a - x_b)/2``."""

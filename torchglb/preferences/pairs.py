@@ -21,9 +21,11 @@ from torchglb.checks import (
     check_positive,
     check_shape,
     refuse,
+    renamed,
 )
 from torchglb.choices import ScaleName
 from torchglb.domain import Ball
+from torchglb.errors import InputError
 from torchglb.families import Bernoulli
 from torchglb.preferences.widest import WidestPair, widest_pair
 from torchglb.radii import Radius
@@ -41,7 +43,7 @@ def pair_rows(left: ArrayLike, right: ArrayLike, like: Tensor | History) -> Tens
     Args:
         left: x_a, as a tensor or numbers.
         right: x_b.
-        like: gives dtype and device.
+        like: gives dtype, device and d.
     """
     a, b = item_features("left", left, like), item_features("right", right, like)
     check_shape("right", b, a.shape)
@@ -51,6 +53,9 @@ def pair_rows(left: ArrayLike, right: ArrayLike, like: Tensor | History) -> Tens
 def item_features(name: str, given: ArrayLike, like: Tensor | History) -> Tensor:
     """Of items, ``(..., d)``, as a tensor: of norm at most 1, or longer by rounding only."""
     x = as_tensor(name, given, dtype=like.dtype, device=like.device)
+    dim = like.dim if isinstance(like, History) else like.shape[-1]
+    if x.ndim == 0 or x.shape[-1] != dim:
+        raise refuse(name, f"features of dimension {dim}", f"shape {tuple(x.shape)}")
     x = within_norm(x, given)
     checks = ValueChecks()
     checks.finite(name, x)
@@ -100,7 +105,11 @@ class PairHistory:
 
     def append(self, left: ArrayLike, right: ArrayLike, winner: ArrayLike) -> None:
         """Adds comparisons: features ``(*B, d)`` or ``(*B, k, d)``, ``winner`` 1 for the left."""
-        self.history.append(pair_rows(left, right, self.history), winner)
+        rows = pair_rows(left, right, self.history)
+        try:
+            self.history.append(rows, winner)
+        except InputError as error:
+            raise renamed(error, r="winner") from None
 
     def rows(self) -> Rows:
         """A copy of the rows."""
@@ -226,7 +235,10 @@ class PreferenceSequence:
             InputError: on any argument that does not fit; nothing is then changed.
         """
         rows = pair_rows(left, right, self.sequence.history)
-        self.sequence.update(rows, winner, weight, mask)
+        try:
+            self.sequence.update(rows, winner, weight, mask)
+        except InputError as error:
+            raise renamed(error, r="winner") from None
 
     def current(self) -> PreferenceSet:
         """The set now."""
