@@ -174,8 +174,8 @@ MUTANTS = (
     Mutant(
         "a compiled cut that is rounded down",
         "ucb/kernels.py",
-        "chord * math.sqrt(across) + (8.0 + x.shape[0]) * EPS * radius",
-        "chord * math.sqrt(across) - (8.0 + x.shape[0]) * EPS * radius",
+        "chord * math.sqrt(across) + rounding",
+        "chord * math.sqrt(across) - rounding",
         "tests/test_payments.py",
     ),
     Mutant(

@@ -297,6 +297,6 @@ def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved
             excess = min(excess, off_sphere + 2.0 * ratio * ratio)
             rest = max(delta - decrement.rounding, 0.0)
             reducible = min(reducible, max(off_sphere - state.rounding, 0.0) + rest * rest)
-    state.low = low if low == low else -math.inf
+    state.low = low if low == low else -math.inf  # NaN proves nothing
     state.excess = excess + 2.0 * error.rounding if excess == excess else math.inf
     state.reducible = reducible if reducible == reducible else math.inf

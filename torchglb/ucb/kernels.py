@@ -68,14 +68,14 @@ def cut_value(x: Floats, normal: Floats, norm: float, offset: float, radius: flo
         offset: of the half-space.
         radius: S.
     """
-    reach, rounding = offset / norm, (8.0 + x.shape[0]) * EPS * radius
-    if reach < -radius - rounding:
+    distance, rounding = offset / norm, (8.0 + x.shape[0]) * EPS * radius
+    if distance < -radius - rounding:
         return -math.inf
     along = dot(x, normal) / norm
-    if reach >= radius or radius * along <= reach:
+    if distance >= radius or radius * along <= distance:
         return radius + rounding
     across = squared_distance(x, normal, along / norm)
-    near = max(reach, -radius)
+    near = max(distance, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
     return near * along + chord * math.sqrt(across) + rounding
 

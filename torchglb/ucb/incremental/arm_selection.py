@@ -26,9 +26,9 @@ from torchglb.ucb.incremental.cutting_planes import (
 )
 from torchglb.ucb.incremental.looks import look, new_anchor
 from torchglb.ucb.incremental.minorant import (
-    FEW,
+    FEW_RIVALS,
     LAST_NEEDED,
-    MANY,
+    MANY_RIVALS,
     begin_minorant,
     bound_by_minorant,
     bound_cheaply,
@@ -216,7 +216,7 @@ def _scan_the_best(round_: Round) -> None:
             if arms.cut[k] == -1 and (best < 0 or arms.upper[k] > arms.upper[best]):
                 best = k
         chosen[j] = best
-        arms.cut[best] = 0
+        arms.cut[best] = 0  # taken
     chosen[BLOCK] = BLOCK
     scan(round_)
 
@@ -280,10 +280,10 @@ def _looks(state: RoundState, round_: Round, trace: float) -> int:
         if state.looks > 0 and state.with_minorant == 0:
             state.with_minorant = 1
             rivals = _rivals(arms, leader, settings)
-            if rivals >= FEW and may_use_minorant(state, round_):
+            if rivals >= FEW_RIVALS and may_use_minorant(state, round_):
                 round_.problem.minorant.state[LAST_NEEDED] = float(state.number)
                 new_enough = bound_by_minorant(state, round_)
-                if not new_enough and rivals >= MANY:
+                if not new_enough and rivals >= MANY_RIVALS:
                     begin_minorant(state, round_)
                     return PASS_FOR_MINORANT
                 continue

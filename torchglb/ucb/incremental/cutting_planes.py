@@ -171,13 +171,13 @@ def largest(values: Singles) -> int:
 def apply_cut(round_: Round, a: int) -> float:
     """Takes the best multiple alpha of the unit normal of a cut off the residual of an arm; alpha.
 
-    For any weights ``alpha >= 0``, ``h(x) <= sum alpha reach + S |x - sum alpha u|``.
+    For any weights ``alpha >= 0``, ``h(x) <= sum alpha distance + S |x - sum alpha u|``.
     """
     anchors, level = round_.problem.anchors.carried, round_.level
     cuts, residual = round_.memory.cuts, round_.memory.residual
     inverse, radius = cuts.inverse_norm[a], level.radius
-    reach = cuts.offset[a] * inverse
-    if not reach < radius:
+    distance = cuts.offset[a] * inverse
+    if not distance < radius:
         return 0.0
     along = 0.0
     for k in range(residual.shape[0]):
@@ -186,7 +186,7 @@ def apply_cut(round_: Round, a: int) -> float:
     for k in range(residual.shape[0]):
         part = residual[k] - along * (gradient_at(anchors, level.quadratic, k, a) * inverse)
         across += part * part
-    near = max(reach, -radius)
+    near = max(distance, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
     alpha = max(along - near / max(chord, 1e-150) * math.sqrt(across), 0.0)
     for k in range(residual.shape[0]):
@@ -211,8 +211,8 @@ def scan(round_: Round) -> None:
         a = best_cut(cuts.products[j, :number], 1.0, radius, cuts)
         copy_vector(x, residual)
         alpha = apply_cut(round_, a)
-        paid = alpha * (cuts.offset[a] * cuts.inverse_norm[a]) if alpha > 0.0 else 0.0
-        lower_upper_bound(arms, k, dual_value(paid, abs(paid), alpha, residual, radius))
+        value = alpha * (cuts.offset[a] * cuts.inverse_norm[a]) if alpha > 0.0 else 0.0
+        lower_upper_bound(arms, k, dual_value(value, abs(value), alpha, residual, radius))
         arms.cut[k], arms.multiplier[k] = a, arms.lengths[k] * alpha * cuts.inverse_norm[a]
         a = largest(cuts.products[j, number:])
         arms.feasible[k] = a
@@ -225,10 +225,10 @@ def scan(round_: Round) -> None:
 
 
 @kernel
-def dual_value(paid: float, size: float, weights: float, rest: Floats, radius: float) -> float:
-    """``sum alpha reach + S |rest|``, rounded up; ``size`` is that of the terms of the sum."""
+def dual_value(value: float, size: float, weights: float, rest: Floats, radius: float) -> float:
+    """``value + S |rest|``, rounded up; value is ``sum alpha distance``, of terms of this size."""
     left, roundings = length(rest), 8.0 + rest.shape[0]
-    return paid + radius * left + roundings * EPS * (size + radius * (left + weights + 1.0))
+    return value + radius * left + roundings * EPS * (size + radius * (left + weights + 1.0))
 
 
 @kernel
@@ -260,10 +260,10 @@ def second_cut(round_: Round, k: int) -> int:
     beta = apply_cut(round_, b)
     if not beta > 0.0:
         return -1
-    paid = alpha * (cuts.offset[a] * cuts.inverse_norm[a])
+    value = alpha * (cuts.offset[a] * cuts.inverse_norm[a])
     more = beta * (cuts.offset[b] * cuts.inverse_norm[b])
-    size = abs(paid) + abs(more)
-    lower_upper_bound(arms, k, dual_value(paid + more, size, alpha + beta, residual, radius))
+    size = abs(value) + abs(more)
+    lower_upper_bound(arms, k, dual_value(value + more, size, alpha + beta, residual, radius))
     return b
 
 

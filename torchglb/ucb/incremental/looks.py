@@ -61,7 +61,7 @@ COARSE = 1e-3
 #: points this close, relative to their distance from the centre, are the same
 NEARBY = 1e-2
 #: a look without a pass has helped if it leaves at most this share of an arm's gap
-ENOUGH = 0.5
+HELPFUL = 0.5
 
 
 @kernel
@@ -104,7 +104,7 @@ def look(state: RoundState, round_: Round, wanted: float) -> bool:
     else:
         _learn_from_model(round_, minimum, floor)
     # the next look would start from the same anchor: what did not help now never will
-    return not arms.upper[arm] - arms.lower[arm] <= ENOUGH * before
+    return not arms.upper[arm] - arms.lower[arm] <= HELPFUL * before
 
 
 @kernel

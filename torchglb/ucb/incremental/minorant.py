@@ -58,17 +58,17 @@ REACH, ROWS_THEN, PAUSED_UNTIL, SLOT, LAST_NEEDED = 0, 1, 2, 3, 4
 STATE = 5
 #: a minorant is old when there are so many times as many rows, or when its point is higher above
 #: the minimum than this share of the level's height
-OLD, HIGH = 1.1, 0.03
+OLD_ROWS, HIGH_POINT = 1.1, 0.03
 #: D is this much larger than it need be: the set changes until M is made anew
 MARGIN = 1.03
 #: and M is made anew with a smaller D where it is so much larger
-LOOSE = 1.04
+TOO_LARGE = 1.04
 #: halvings in the search for the least D
 HALVINGS = 10
 #: a Hessian whose condition is below this is inverted with an error below 1e-6, also for d = 50
 WELL_CONDITIONED = 1e5
 #: a minorant is asked where so many rivals are left, and made where so many are, by so many passes
-FEW, MANY, MOST_PASSES = 3, 4, 5
+FEW_RIVALS, MANY_RIVALS, MOST_PASSES = 3, 4, 5
 #: it is asked at once for so many rounds after it was needed, and not for so many after it said
 #: nothing
 LATELY, PAUSE = 8.0, 20
@@ -124,7 +124,7 @@ def row_reaches(X: Floats, start: int, count: int, reach: float, scratch: Floats
 
 @kernel
 def is_carried(problem: CarriedProblem) -> bool:
-    """Whether there is one, and its point is still among the anchors."""
+    """Whether there is a minorant whose point is still among the anchors."""
     minorant, anchors = problem.minorant, problem.anchors.carried
     slot, same = int(minorant.state[SLOT]), 0.0 < minorant.state[ROWS_THEN] <= anchors.totals[ROWS]
     for k in range(minorant.point.shape[0]):
@@ -134,12 +134,12 @@ def is_carried(problem: CarriedProblem) -> bool:
 
 @kernel
 def is_old(round_: Round) -> bool:
-    """Whether many rows have come since it was made, or the minimum is elsewhere."""
+    """Whether many rows have come since the minorant was made, or the minimum is elsewhere."""
     minorant, level = round_.problem.minorant, round_.level
     anchors = round_.problem.anchors.carried
     above = loss_at(anchors, level.quadratic, int(minorant.state[SLOT])) - level.center_loss
-    far = above > HIGH * (level.high - level.center_loss)
-    return far or anchors.totals[ROWS] > OLD * minorant.state[ROWS_THEN]
+    far = above > HIGH_POINT * (level.high - level.center_loss)
+    return far or anchors.totals[ROWS] > OLD_ROWS * minorant.state[ROWS_THEN]
 
 
 @kernel
@@ -324,7 +324,7 @@ def end_minorant(state: RoundState, round_: Round) -> bool:
     outer = outer_ellipsoid(round_)
     least, reach = least_reach(round_, outer), minorant.state[REACH]
     better = min(MARGIN * least, ball_reach(round_))
-    poor = not outer.width < math.inf or LOOSE * better < reach
+    poor = not outer.width < math.inf or TOO_LARGE * better < reach
     if poor and better != reach and state.minorant_passes < MOST_PASSES:
         minorant.state[REACH], minorant.state[ROWS_THEN] = better, 0.0
         state.minorant_passes += 1

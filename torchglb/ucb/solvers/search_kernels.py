@@ -251,13 +251,13 @@ def evaluated(
     and what an error of z does to them to ``|theta| (m + |theta| tr H)``. A point on a chord is
     rounded by some ``eps S``, which changes its loss by that much of its slopes, ``m + S tr H``.
     """
-    d, reach = at.theta.shape[0], length(at.theta)
+    d, size = at.theta.shape[0], length(at.theta)
     offset = level - loss + dot(at.gradient, at.theta)
     finite_level = level if abs(level) < math.inf else 0.0
     finite_offset = offset if abs(offset) < math.inf else 0.0
     # a chunk of a pass has no more terms than there are rows
     roundings = compensated(d) - CHUNK + min(rows, CHUNK)
-    terms = abs(loss) + reach * (3.0 * magnitude + reach * trace)
+    terms = abs(loss) + size * (3.0 * magnitude + size * trace)
     loss_error = EPS * (roundings * terms + 12.0 * radius * (magnitude + radius * trace))
     error = roundings * cut_rounding(finite_level, loss, finite_offset, trace, magnitude, radius)
     return Evaluated(loss, loss_error, error, length(at.gradient), offset + error)
@@ -267,14 +267,14 @@ def evaluated(
 def weight_of_cut(x: Floats, normal: Floats, offset: float, radius: float) -> float:
     """alpha of ``min alpha offset + S |x - alpha normal|``, the dual of ball and half-space."""
     norm = max(length(normal), TINY)
-    reach = offset / norm
-    if not reach < radius:
+    distance = offset / norm
+    if not distance < radius:
         return 0.0
     along, across = dot(x, normal) / norm, 0.0
     for k in range(x.shape[0]):
         part = x[k] - along * (normal[k] / norm)
         across += part * part
-    near = max(reach, -radius)
+    near = max(distance, -radius)
     chord = math.sqrt((radius - near) * (radius + near))
     return max(along - near * math.sqrt(across) / max(chord, TINY), 0.0) / norm
 
