@@ -287,8 +287,9 @@ def test_golden_interval_of_a_gaussian_contrast(centred):
     assert upper >= high - 1e-9
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("family", FAMILIES, ids=named)
-def test_arm_bounds_contain_whoever_obeys_both_events(family):
+def test_arm_bounds_contain_whoever_obeys_both_events(family, weighted):
     """Parameters of the joint set at which the carried martingale is below its level."""
     generator = torch.Generator().manual_seed(4)
     d, K, n, S, delta, g = 2, 5, 400, 2.0, 0.01, family.dispersion
@@ -297,19 +298,23 @@ def test_arm_bounds_contain_whoever_obeys_both_events(family):
     pick = torch.randint(0, K, (n,), generator=generator)
     X = arms[pick]
     r = family.sample(X @ torch.tensor([1.0, 0.4], dtype=DTYPE), generator)
-    fit = glb.constrained_mle(family, glb.Rows(X, r), glb.Ball(d, S))
+    w = 0.5 + 0.5 * torch.rand(n, generator=generator, dtype=DTYPE) if weighted else None
+    fit = glb.constrained_mle(family, glb.Rows(X, r, w), glb.Ball(d, S))
     contrasts = ArmContrasts(family, np.array([S]), arms.numpy()[None], delta)
-    contrasts = contrasts.with_rows(X.numpy()[None], r.numpy()[None])
+    given = [t.numpy()[None] for t in (X, r, w) if t is not None]
+    contrasts = contrasts.with_rows(*given)
     height = 6.0
     lower, upper = (
         torch.from_numpy(end[0])
         for end in contrasts.bounds(fit.theta.numpy()[None], np.array([height]))
     )
     # the carried sums from scratch
-    loss = NegativeLogLikelihood(family, X, r)
+    loss = NegativeLogLikelihood(family, X, r, w)
     b = weights_of(WeighedRows(loss, (arms / 0.9).numpy(), S))
     one_hot = torch.nn.functional.one_hot(pick, K).to(DTYPE)
     torch.testing.assert_close(torch.from_numpy(contrasts.sums.B[0]), b.mT @ one_hot)
+    counts = one_hot.sum(0) if w is None else w @ one_hot
+    torch.testing.assert_close(torch.from_numpy(contrasts.sums.counts[0]), counts)
     torch.testing.assert_close(torch.from_numpy(contrasts.sums.Y[0]), b.mT @ r)
     points = fit.theta + 0.6 * torch.randn((6000, d), generator=generator, dtype=DTYPE)
     inside = loss.value(points) <= fit.loss + height

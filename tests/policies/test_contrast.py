@@ -138,6 +138,36 @@ def test_rows_before_the_first_choice_count_for_the_joint_set_only():
     assert bool(torch.isfinite(policy.contrast_bounds().upper[:, 0]).all())
 
 
+@pytest.mark.parametrize("family", [Gaussian(0.5), Bernoulli(), Poisson()])
+def test_bounds_of_arms_are_those_of_the_rows_that_count(family):
+    """Masked rows are as if they had not come, and a row of weight 1 is a row."""
+    options = {"radius": PACBayes(tolerance=1e-10, increments="rows")}
+    policy, arms, star, generator = built("ofuglb-contrast", family, 2, 4, R=2, **options)
+    alone, plain, whole, light = (
+        built("ofuglb-contrast", family, 2, 4, R=R, **options)[0] for R in (1, 2, 2, 2)
+    )
+    alone.select(arms[1:])
+    for one in (policy, plain, whole, light):
+        one.select(arms)
+    for t in range(60):
+        x = arms[:, t % 4]
+        r = family.sample((x * star).sum(-1), generator)
+        seen = torch.tensor([True, t % 3 > 0])
+        policy.update(x, r, mask=seen)
+        if seen[1]:
+            alone.update(x[1:], r[1:])
+        plain.update(x, r)
+        whole.update(x, r, weight=1.0)
+        light.update(x, r, weight=0.25)
+    masked, single, unweighted, full, quarter = (
+        torch.stack(one.contrast_bounds()) for one in (policy, alone, plain, whole, light)
+    )
+    torch.testing.assert_close(masked[:, 0], unweighted[:, 0], rtol=0, atol=1e-7)
+    torch.testing.assert_close(masked[:, 1], single[:, 0], rtol=0, atol=1e-7)
+    torch.testing.assert_close(full, unweighted, rtol=0, atol=1e-7)
+    assert bool((quarter[1] - quarter[0] > full[1] - full[0]).all())
+
+
 def test_golden_bounds_of_a_linear_bandit():
     """OFUL's sums and every contrast's from scratch in NumPy."""
     sigma, S, delta, d, K = 0.5, 2.0, 0.1, 3, 4

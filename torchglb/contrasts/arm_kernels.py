@@ -1,6 +1,7 @@
 """Contrast bounds of a fixed arm set from sums by arm: O(K d^2 + K^2) per look, whatever n is.
 
-Rows are copies of K arms x_i. For contrast k and arm i are carried, over the rows of that arm,
+Rows are copies of K arms x_i. For contrast k and arm i are carried, over the rows of that arm, with
+b_s the weight of a row in the contrast times its weight w_s in the loss,
 
     ``B_ki = sum_s b_s``,  ``P_kiu = sum_s psi(u b_s)``,  ``psi(h) = (e^(R|h|) - 1 - R|h|)/R^2``,
 
@@ -59,6 +60,7 @@ def add_rows(
     family: CompiledFamily,
     X: Floats,
     r: Floats,
+    w: Floats,
     place: Ints,
     radius: float,
     floor: float,
@@ -78,6 +80,7 @@ def add_rows(
         family: gives mean and variance.
         X: ``(k, d)``.
         r: ``(k)``.
+        w: weights of the rows in [0, 1], ``(k)``.
         place: which arm each is; -1 for none, and then it has weight 0 in all contrasts.
         radius: S.
         floor: the least curvature that a row is taken to have.
@@ -86,7 +89,7 @@ def add_rows(
         inverse: ``(d, d)``.
         forms: ``(K)``.
         guess: ``(d)``.
-        counts: rows of each arm, ``(K)``.
+        counts: sum of the weights of each arm's rows, ``(K)``.
         B: ``(K, K)``.
         P: ``(K, K, U)``.
         Y: ``(K)``.
@@ -96,11 +99,13 @@ def add_rows(
         z = dot(X[s], guess)
         mean, variance = mean_and_variance(family, z)
         surprise, curvature = (r[s] - mean) * family.scale, max(variance * family.scale, floor)
-        learn_row(X[s], surprise, curvature, 1.0, radius, contrasts, inverse, forms, guess, step, b)
+        learn_row(
+            X[s], surprise, curvature, w[s], radius, contrasts, inverse, forms, guess, step, b
+        )
         i = place[s]
         if i < 0:
             continue
-        counts[i] += 1.0
+        counts[i] += w[s]
         for k in range(b.shape[0]):
             B[k, i] += b[k]
             Y[k] += b[k] * r[s]
@@ -237,7 +242,7 @@ def arm_bounds(
         center: theta_hat, ``(d)``.
         height: ``L(theta*) - L(theta_hat)`` at most, plus the Frank-Wolfe gap.
         wide: ``S + |theta_hat|``.
-        counts: rows of each arm, ``(K)``.
+        counts: sum of the weights of each arm's rows, ``(K)``.
         B: ``(K, K)``.
         P: ``(K, K, U)``.
         Y: ``(K)``.

@@ -29,7 +29,7 @@ class ArmSums(NamedTuple):
         inverse: ``H^-1`` of the rows, ``(N, d, d)``.
         forms: ``<c, H^-1 c>``, ``(N, K)``.
         guess: a running estimate, ``(N, d)``.
-        counts: rows of each arm, ``(N, K)``.
+        counts: sum of the weights of each arm's rows, ``(N, K)``.
         B: ``(N, K, K)``.
         P: ``(N, K, K, U)``.
         Y: ``(N, K)``.
@@ -93,14 +93,16 @@ class ArmContrasts:
             np.zeros((N, K)),
         )
 
-    def with_rows(self, X: Floats, r: Floats) -> ArmContrasts:
-        """With rows ``(N, k, d)`` and rewards ``(N, k)``; one that is no arm has weight 0."""
+    def with_rows(self, X: Floats, r: Floats, w: Floats | None = None) -> ArmContrasts:
+        """With rows ``(N, k, d)``, rewards and weights ``(N, k)``; one that is no arm counts 0."""
         sums = ArmSums(*(part.copy() for part in self.sums))
         equal = (X[:, :, None, :] == self.arms[:, None, :, :]).all(-1)  # (N, k, K)
         place = np.where(equal.any(-1), equal.argmax(-1), -1)
+        weights = np.ones(r.shape) if w is None else w
         for i in range(len(X)):
             parts = (self._units[i], self._scales, *(part[i] for part in sums))
-            add_rows(self._family, X[i], r[i], place[i], self._S[i], self._floor, *parts)
+            rows = X[i], r[i], weights[i], place[i]
+            add_rows(self._family, *rows, self._S[i], self._floor, *parts)
         new = object.__new__(ArmContrasts)
         vars(new).update(vars(self), sums=sums)
         return new

@@ -3,7 +3,8 @@
 The index of an arm is the smaller of two bounds: that over the likelihood-ratio set of
 :mod:`torchglb.policies.ofuglb_pb`, at the share ``joint_share`` of delta, and that of the arm as a
 contrast named beforehand, at a K-th of the rest (:mod:`torchglb.contrasts.arm_kernels`). With
-probability 1 - delta all of them hold at all times.
+probability 1 - delta all of them hold at all times. Rows may have weights and masks: both kinds of
+bounds know them.
 
 The contrasts are compiled code on a CPU. On another device only the joint set is used: valid, and
 then no better than ofuglb-pb.
@@ -147,13 +148,14 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
 
     # ---- learning and saving -------------------------------------------------------------
 
-    def _update(self, x: Tensor, r: Tensor) -> None:
+    def _update_weighted(self, x: Tensor, r: Tensor, w: Tensor | None) -> None:
         contrasts = self._contrasts
         if contrasts is not None:
             N, (k, d) = self.batch_shape.numel(), x.shape[-2:]
-            rows = np.ascontiguousarray(x.detach().double().reshape(N, k, d).numpy())
-            contrasts = contrasts.with_rows(rows, r.detach().double().reshape(N, k).numpy())
-        super()._update(x, r)
+            given = [x.reshape(N, k, d), *(t.reshape(N, k) for t in (r, w) if t is not None)]
+            rows = [np.ascontiguousarray(t.detach().double().numpy()) for t in given]
+            contrasts = contrasts.with_rows(*rows)
+        super()._update_weighted(x, r, w)
         self._contrasts = contrasts  # computed first, committed last
 
     def _state(self) -> dict[str, Any]:
