@@ -190,6 +190,21 @@ def test_ofulog_plus():
     np.testing.assert_allclose(after_copies(policy, 12), values, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("dim", [1, 2, 20])
+@pytest.mark.parametrize("S", [1e-3, 1.0, 50.0])
+def test_radius_of_ofulog_plus_is_never_below_that_of_a_theorem(dim, S):
+    """Theorem 3.1 with n as the Lipschitz constant: what its docstring says is proven."""
+    policy = policies.make(
+        "ofulog+", family=Bernoulli(), domain=Ball(dim, S), delta=0.9, aggregate=True
+    )
+    x, n = np.zeros(dim), 0
+    for more in (1, 9, 90, 900, 9_000):
+        policy.update(np.tile(x, (more, 1)), np.ones(more))
+        n += more
+        theorem = math.log(1 / 0.9) + dim * math.log(math.e * max(1.0, 2.0 * S * n / dim))
+        assert float(policy.confidence_set().radius) >= theorem
+
+
 def test_ofuglb_pb():
     """Its level lies between the exact mixture and the paper's, and its scores belong to it."""
     for n, policy, scores in trace("ofuglb-pb"):

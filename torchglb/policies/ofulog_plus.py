@@ -5,8 +5,11 @@ minimiser of the logistic loss over the ball, n observations and
 
 ``beta^2 = 10 d log(e + S n / (2 d)) + 2 (e - 2 + S) log(1/delta)``.
 
-The constants are the paper's; we have not proven them again, but for the coverage that the tests
-measure.
+The constants are those of the authors' code. That the set holds theta* at all times with
+probability 1 - delta is **proven here**, by comparison with Theorem 3.1 of
+:mod:`torchglb.policies.ofuglb`: rewards and means are in [0, 1], so the loss is Lipschitz with
+``L_t = n``, and with ``y = 2 S n/d`` that theorem's ``log(1/delta) + d log(e max(1, y))`` is never
+larger, since ``10 log(e + y/4) >= 1 + log max(1, y)`` and ``2 (e - 2 + S) >= 1``.
 """
 
 from __future__ import annotations
