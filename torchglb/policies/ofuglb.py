@@ -8,8 +8,9 @@ minimiser over ``|theta| <= S``, play
 
 with the Lipschitz constants L_t of the paper's Table 1 (Theorem 3.1). Algorithm 1 misprints the
 argmin of theta_hat as an argmax, and Table 1's Gaussian and Poisson rows spend a delta of their
-own, which is here taken out of delta: the constants are the paper's, and proven there. Any other
-radius of the library may be given.
+own, which is here taken out of delta: a twentieth. The constants are the paper's, and proven there,
+but for the Poisson row, whose statement holds by another proof
+(:func:`torchglb.radii.table1_poisson`). Any other radius of the library may be given.
 """
 
 from __future__ import annotations

@@ -166,8 +166,9 @@ class Lipschitz(ConstantRadius):
     Args:
         constant: ``"table1"``, the paper's, or ``"data"``, the deterministic bounds of
             :func:`torchglb.radii.data_lipschitz`, never larger. The Gaussian and Poisson rows of
-            Table 1 hold with high probability only: they get a twentieth of delta. Should the data
-            refute such a row (its event has then failed), the deterministic bound replaces it.
+            Table 1 hold with high probability only: they get a twentieth of delta. Where the
+            deterministic bound is above such a row (of Gaussian rewards, for which it is exact, the
+            row's event has then failed), it replaces it.
         inf: ``"exact"`` or ``"closed_form"``, as in :func:`torchglb.radii.theorem31`.
 
     Example:
