@@ -208,6 +208,48 @@ def test_golden_bounds_of_a_linear_bandit():
         assert float(own.lower[0, k]) == pytest.approx(length * (middle - half), rel=1e-5, abs=1e-5)
 
 
+#: lower and upper ends for the history below, by a plain calculation in NumPy and SciPy
+GOLDEN = {
+    "gaussian": [
+        [-0.18080402, -0.10971506, -0.16722429, -0.04636489],
+        [0.16203478, 0.13909468, 0.12953338, 0.03657169],
+    ],
+    "bernoulli": [
+        [-0.59996695, -0.77166854, -0.54433923, -0.18546715],
+        [1.49869995, 0.55640144, 0.95906142, 0.25722285],
+    ],
+    "poisson": [
+        [-3.48136406, -0.31619859, -1.13537239, -0.25612776],
+        [0.53241194, 0.76838327, 0.10073248, 0.10539953],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_bounds_of_arms_from_weighted_rows(name):
+    """The formulas of :mod:`torchglb.contrasts.arm_kernels`, and the joint level of a mean loss."""
+    s = np.arange(480)
+    family, rewards = {
+        "gaussian": (Gaussian(0.5), (s * 37 % 11 - 5) / 4),
+        "bernoulli": (Bernoulli(), s * 7 % 5 < 3),
+        "poisson": (Poisson(), s * s % 4),
+    }[name]
+    arms = np.array([[0.8, 0.1], [-0.3, 0.6], [0.5, -0.7], [0.1, -0.2]])
+    policy = policies.make(
+        "ofuglb-contrast",
+        family=family,
+        domain=Ball(2, 1.5),
+        delta=0.1,
+        joint_share=0.3,
+        radius="mean-loss",
+    )
+    policy.select(arms)
+    weights = np.array([1.0, 0.5, 1.0, 0.25])[s % 4]
+    policy.update(arms[(s * s + s // 3) % 4], rewards.astype(float), weight=weights)
+    for end, golden in zip(policy.contrast_bounds(), GOLDEN[name], strict=True):
+        np.testing.assert_allclose(end, golden, rtol=1e-6, atol=1e-6)
+
+
 def test_compiled_bounds_are_those_of_other_devices():
     """The same formulas in torch, after rows of which one arm is zero and one never played."""
     policy, arms, star, generator = built("oful-contrast", Gaussian(0.7), 3, 6, R=4)
