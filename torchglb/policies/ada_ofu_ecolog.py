@@ -42,8 +42,9 @@ no second estimate, D = S (for which the quadratic bound is not proven), steps o
     ``radius^2 = 4 S^2 + 2 (2 + D) (u + sum_s (l_s(z_bar) - l_s(z'))) + 4 log(1 + t)``,
     ``u = (2 + D) nu/4 + D^2/(2 + D)``, ``nu = 1/2 + 2 log(2 sqrt(1 + t/(4 lambda))/delta)``,
 
-t = n + 1 the present round. (Public code also adds the bonus, which belongs to <x, theta>, to the
-mean mu(<x, theta>), which we do not.)
+t = n + 1 the present round. (Public code also fits the imaginary losses from theta_{s+1} instead of
+theta_s, so that z_bar depends on r, and adds the bonus, which belongs to <x, theta>, to the mean
+mu(<x, theta>); we do neither.)
 
 No history is kept: O(d^2) memory and time per round (O(d^3) in rounds with a projection).
 """

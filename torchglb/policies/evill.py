@@ -193,6 +193,8 @@ class EVILLTheory(Perturbed):
       ``C = sqrt(d) + sqrt(2 log(1/delta'))``, ``D = Xi + Xi^2``, ``Xi = sqrt(2)(2S + 1/2)``.
 
     While a replicate is in the warm-up its scores are ``|x|^2`` in V^-1 and its choice is a draw.
+    The constants are those of logistic rewards (``m'' <= 1/4``, self-concordance 1); with other
+    families they are used as they are, and nothing is known to hold.
     The theory is for a fixed arm set; where arms change, the design is that of the present ones.
     Warm-up observations stay in the loss. With theory constants the warm-up usually outlasts any
     horizon that can be simulated.
