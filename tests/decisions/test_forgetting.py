@@ -296,6 +296,18 @@ def test_conservative_refusals():
         Conservative(inner, 2, 0.1).select(torch.eye(2, dtype=F64))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("ol2m", {}), ("gloc", {"constants": "public"}), ("ofulog-r", {"constants": "public"})],
+)
+def test_a_constraint_needs_a_set_that_is_proven(name, options):
+    given = {"family": glb.Bernoulli(), "domain": glb.Ball(2, 3.0)}
+    with pytest.raises(InputError, match="proven to hold"):
+        Conservative(policies.make(name, **given, **options), 0, 0.1)
+    if options:
+        Conservative(policies.make(name, **given), 0, 0.1)
+
+
 # ---- as arguments and options ------------------------------------------------------------------
 
 

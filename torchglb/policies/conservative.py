@@ -39,7 +39,8 @@ class Conservative(Policy):
     :meth:`select` is a round that is played: rewards may come later.
 
     Args:
-        policy: with a confidence set; its delta is that of the constraint.
+        policy: with a confidence set that is proven to hold theta* (``policy.guaranteed``); its
+            delta is that of the constraint.
         baseline: the index of the baseline among the arms, a number or ``(*B)``.
         alpha: the share that may be lost, in (0, 1).
         baseline_mean: the baseline's mean reward, if it is known; a number or ``(*B)``.
@@ -63,6 +64,9 @@ class Conservative(Policy):
     ) -> None:
         if not isinstance(policy, Policy) or policy.confidence_set() is None:
             raise refuse("policy", "a policy with a confidence set", type(policy).__name__)
+        if not policy.guaranteed:
+            expected = "one whose set is proven to hold theta* (constants='proven')"
+            raise refuse("policy", expected, f"{policy.name}, whose set is not")
         if getattr(policy, "forgetting", None) is not None:
             raise refuse("policy", "one that forgets nothing: sums need all rounds", policy)
         super().__init__(

@@ -84,6 +84,7 @@ class OFULogR(ExactPolicy):
     ) -> None:
         super().__init__(family, domain, delta, **settings)
         self.constants = check_choice("constants", constants, CONSTANTS)
+        self.guaranteed = self.constants == "proven"
         self._free = free_estimator(
             self.family, self.domain, self._program.history, need_hessian=constants == "public"
         )

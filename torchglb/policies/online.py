@@ -37,8 +37,6 @@ class OnlinePolicy(Policy):
     carried: ClassVar[tuple[str, ...]] = ()
     #: V, whatever its name in the paper; made by :meth:`_begin`
     _V: RankOneInverse
-    #: whether the ellipsoid is known to hold theta* with probability 1 - delta
-    guaranteed: bool = True
     #: whose constants: "proven" or "public" code's
     constants: str = "proven"
 
