@@ -274,3 +274,22 @@ def test_contrasts_at_least_halve_the_regret_of_oful_in_twenty_dimensions():
         policy, arms, star, generator = built(name, Gaussian(1.0), 20, 20, 20, S=3.0)
         found[name] = play(policy, arms, star, generator, 8000, lambda t, x: None)
     assert float(found["oful-contrast"].mean()) < 0.6 * float(found["oful"].mean())
+
+
+@pytest.mark.parametrize("short", [1e-161, 1e-200, 1e-310])
+@pytest.mark.parametrize(
+    ("name", "family"), [("oful-contrast", Gaussian(0.5)), ("ofuglb-contrast", Bernoulli())]
+)
+def test_arms_whose_squares_underflow_keep_the_joint_bound(name, family, short):
+    """Their length is not 0, and what is divided by the square of it is no score."""
+    S = 0.01
+    policy = policies.make(name, family=family, domain=Ball(2, S))
+    arms = torch.eye(3, 2, dtype=torch.float64)
+    arms[2, 0] = short
+    for _ in range(6):
+        policy.select(arms)
+        policy.update(arms[0], 0.0)
+        assert not bool(policy.scores(arms).isnan().any())
+        lower, upper = policy.bounds(arms[2])
+        assert float(lower) <= -S * short  # so few rows exclude nothing of so small a ball
+        assert float(upper) >= S * short

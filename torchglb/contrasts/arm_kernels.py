@@ -36,6 +36,8 @@ from torchglb.families.compiled import LOGISTIC, SQUARE, CompiledFamily
 ROUNDS = 5
 #: what the arithmetic with the ellipsoid's matrix may change of a length, relative to it
 LINEAR_ALGEBRA = 1e-6
+#: the square of a shorter arm may underflow: its own sums say nothing then
+SHORTEST = 1e-100
 
 
 @kernel
@@ -268,6 +270,8 @@ def arm_bounds(
     for k in range(K):
         if not lengths[k] > 0.0:
             lower[k], upper[k] = 0.0, 0.0
+            continue
+        if lengths[k] < SHORTEST:
             continue
         slab = math.inf
         for u in range(scales.shape[0]):

@@ -16,6 +16,7 @@ from torchglb.contrasts.arm_kernels import add_rows, arm_bounds
 from torchglb.contrasts.lines import scale_weights
 from torchglb.contrasts.weights import FLOOR
 from torchglb.families import GLMFamily
+from torchglb.rounding import power_of_two
 from torchglb.sets import Interval
 
 #: of the scales of :mod:`torchglb.contrasts.lines`, so many are carried
@@ -70,8 +71,8 @@ class ArmContrasts:
         assert known is not None
         self._family, self._S, self.arms, self.delta = known, S, arms, delta
         self._dispersion = family.dispersion
-        self._lengths = np.linalg.norm(arms, axis=-1)
-        self._units = arms / np.maximum(self._lengths, 1e-300)[..., None]
+        units, lengths = unit_rows(torch.from_numpy(arms))
+        self._units, self._lengths = units.numpy(), lengths.numpy()
         self._scales: Floats = np.exp2(1.0 - np.arange(SCALES)) * math.sqrt(family.dispersion)
         weights = np.array(scale_weights()[:SCALES])
         self._levels = -family.dispersion * np.log(weights * delta)
@@ -136,6 +137,15 @@ class ArmContrasts:
         new = object.__new__(ArmContrasts)
         vars(new).update(vars(self), sums=sums)
         return new
+
+
+def unit_rows(arms: Tensor) -> tuple[Tensor, Tensor]:
+    """Arms divided by their lengths, in float64, and the lengths; the zero arm stays."""
+    double = arms.double()
+    scale = power_of_two(double)  # only the zero arm has length 0: squares would underflow
+    rows = double / scale
+    lengths = torch.linalg.vector_norm(rows, dim=-1)
+    return rows / lengths.clamp_min(0.5)[..., None], scale[..., 0] * lengths
 
 
 def as_interval(

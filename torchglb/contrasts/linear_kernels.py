@@ -9,6 +9,7 @@ import math
 
 from torchglb.backend import Floats, entry, kernel
 from torchglb.backend.dense import dot
+from torchglb.contrasts.arm_kernels import SHORTEST
 
 #: alpha below this share of its scale says nothing
 LEAST_ALPHA = 1e-6
@@ -88,6 +89,8 @@ def linear_bounds(
             lower[i, k], upper[i, k] = -math.inf, math.inf
             if not lengths[i, k] > 0.0:
                 lower[i, k], upper[i, k] = 0.0, 0.0
+                continue
+            if lengths[i, k] < SHORTEST:
                 continue
             _times(inverse[i], c, toward)
             _times(inverse[i], w, turned)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchglb.checks import check_shape, refuse
@@ -68,10 +67,3 @@ class DeclaredArms:
             raise refuse("state['arms']", f"a tensor of dtype {like.dtype}", type(arms).__name__)
         check_shape("state['arms']", arms, self._place)
         return arms.to(like.device).clone()
-
-
-def unit_rows(arms: Tensor) -> tuple[Tensor, Tensor]:
-    """Arms divided by their lengths, in float64, and the lengths; the zero arm stays."""
-    double = arms.double()
-    lengths = torch.linalg.vector_norm(double, dim=-1)
-    return double / lengths.clamp_min(torch.finfo(torch.float64).tiny)[..., None], lengths

@@ -38,6 +38,8 @@ from torch import Tensor
 from torchglb.array_like import ArrayLike
 from torchglb.arrays import numbers_on
 from torchglb.checks import check_positive, check_probability
+from torchglb.contrasts.arm_kernels import SHORTEST
+from torchglb.contrasts.arms import unit_rows
 from torchglb.contrasts.linear_kernels import (
     LEAST_ALPHA,
     LOST,
@@ -48,7 +50,7 @@ from torchglb.contrasts.lines import SCALES, scale_weights
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
 from torchglb.policies.base import Policy
-from torchglb.policies.fixed_arms import DeclaredArms, unit_rows
+from torchglb.policies.fixed_arms import DeclaredArms
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.policies.requirements import Requirements
@@ -177,6 +179,7 @@ class OFULContrast(Policy):
         shift = rewards - (w @ theta[..., None])[..., 0]
         # alpha is 0 before the first reward, and for the zero arm
         known = alpha > LEAST_ALPHA * forms.reciprocal().clamp_max(1.0)
+        known = known & (lengths >= SHORTEST)
         safe = torch.where(known, alpha, 1.0)
         lower = lengths * torch.where(known, middle + (shift - half) / safe, -torch.inf)
         upper = lengths * torch.where(known, middle + (shift + half) / safe, torch.inf)
