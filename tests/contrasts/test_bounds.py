@@ -9,6 +9,8 @@ import torch
 
 import torchglb as glb
 from torchglb import ContrastSequence
+from torchglb.backend import entry
+from torchglb.contrasts.arm_kernels import reaches
 from torchglb.contrasts.arms import ArmContrasts
 from torchglb.contrasts.enclosure import centred_budgets, enclose
 from torchglb.contrasts.kernels import least_dual
@@ -333,6 +335,36 @@ def test_arm_bounds_contain_whoever_obeys_both_events(family, weighted):
         assert bool(((value >= lower[k]) & (value <= upper[k])).all())
         assert len(value) > 20
         assert float(upper[k] - lower[k]) < 4.0  # it says something
+
+
+@entry
+def find_reach(family, arms, z, variances, counts, height, wide, reach, matrix, factor, y):
+    return reaches(family, arms, z, variances, counts, height, wide, reach, matrix, factor, y)
+
+
+def test_the_reach_of_arms_holds_where_the_matrix_is_nearly_singular():
+    """Millions of rows in a large ball, condition up to 1e14: lengths against sixty digits."""
+    generator, height, looked_at = np.random.default_rng(3), 3.0, 0
+    family, z, ones = glb.Gaussian(1.0).compiled(), np.zeros(4), np.ones(4)
+    for wide in np.repeat([30.0, 300.0, 3000.0], 15):
+        arms = generator.normal(size=(4, 3)) * [1.0, 1e-3, 1e-5]
+        arms = arms @ np.linalg.qr(generator.normal(size=(3, 3)))[0]
+        arms /= np.linalg.norm(arms, axis=1).max()
+        counts = np.floor(10.0 ** generator.uniform(0, 7, size=4))
+        reach, y = np.zeros(4), np.zeros(3)
+        parts = (reach, np.zeros((3, 3)), np.zeros((3, 3)), y)
+        if not find_reach(family, arms, z, ones, counts, height, wide, *parts):
+            continue
+        looked_at += 1
+        with mpmath.workdps(60):
+            x = mpmath.matrix(arms.tolist())
+            half = mpmath.diag([mpmath.mpf(v) / 2 for v in counts.tolist()])
+            matrix = (x.T * half * x + mpmath.eye(3) / mpmath.mpf(float(wide)) ** 2) / (height + 1)
+            for i in range(4):
+                form = (x[i, :] * mpmath.lu_solve(matrix, x[i, :].T))[0]
+                ball = mpmath.norm(x[i, :]) * float(wide)
+                assert min(mpmath.sqrt(form), ball) <= reach[i]
+    assert looked_at > 30
 
 
 def test_enclosure_is_refused_where_nothing_bounds_it():

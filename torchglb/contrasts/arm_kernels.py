@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 
 from torchglb.backend import Floats, Ints, entry, kernel
-from torchglb.backend.dense import cholesky, dot, exponential, forward, solve_factored
+from torchglb.backend.dense import EPS, cholesky, dot, exponential, forward, solve_factored
 from torchglb.contrasts.kernels import learn_row, mean_and_variance
 from torchglb.families.bernoulli import logistic_variance
 from torchglb.families.compiled import LOGISTIC, SQUARE, CompiledFamily
@@ -188,7 +188,7 @@ def reaches(
     """
     K, d = arms.shape
     for i in range(K):
-        reach[i] = math.sqrt(dot(arms[i], arms[i])) * wide
+        reach[i] = math.sqrt(dot(arms[i], arms[i])) * wide * (1.0 + (d + 4.0) * EPS)
     for _ in range(ROUNDS):
         for a in range(d):
             for b in range(a + 1):
@@ -204,7 +204,12 @@ def reaches(
                 part = bend * arms[i, a]
                 for b in range(a + 1):
                     matrix[a, b] += part * arms[i, b]
-        if not cholesky(matrix, 0.0, factor):
+        # what sums, factor and solutions by it may lose is taken from the diagonal: the factor as
+        # computed is then one of a matrix below this one
+        trace = 0.0
+        for a in range(d):
+            trace += matrix[a, a]
+        if not cholesky(matrix, -(K + 4.0 * d * d + 16.0) * EPS * trace, factor):
             return False
         moved = False
         for i in range(K):
