@@ -450,3 +450,30 @@ def test_a_mean_that_has_lost_its_digits_is_rounded_outwards(family):
         with mpmath.workdps(30):
             exact = trials * mpmath.exp(float(z))  # the others are less by one in e^-z
             assert mpmath.mpf(float(lower)) <= exact <= mpmath.mpf(float(upper))
+
+
+@pytest.mark.parametrize("thin", [1e-7, 1e-8, 1e-9])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_unconfined_bound_that_rounding_leaves_open_is_infinite(thin, seed):
+    """Rows that nearly depend on each other: the set goes on far beyond the ball of the search."""
+    generator = torch.Generator().manual_seed(seed)
+    sigma = 1e-3
+    X = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+    X = X * torch.tensor([1.0, thin]).double() @ torch.tensor([[0.6, 0.5], [1.0, 0.0]]).double()
+    X = X / torch.linalg.vector_norm(X, dim=-1).max()
+    r = 2.0 * X[:, 0] + sigma * torch.randn(40, generator=generator, dtype=torch.float64)
+    domain = glb.Ball(2, 10.0)
+    sequence = glb.ConfidenceSequence(glb.Gaussian(sigma), domain, 0.05, "gaussian-prior")
+    sequence.update(X, r)
+    made = sequence.current()
+    arms = torch.cat([torch.eye(2).double(), X[:4], X[:2].mean(0, keepdim=True)])
+    upper = made.support(arms, throw=False).upper.tolist()
+    with mpmath.workdps(50):
+        rows, rewards = (mpmath.matrix((t / sigma).tolist()) for t in (X, r))
+        hessian, moment = rows.T * rows, rows.T * rewards
+        center = mpmath.lu_solve(hessian, moment)
+        height = mpmath.mpf(float(made.level)) + (moment.T * center)[0] / 2
+        for x, bound in zip((mpmath.matrix(arm.tolist()) for arm in arms), upper, strict=True):
+            form = (x.T * mpmath.lu_solve(hessian, x))[0]
+            value = (x.T * center)[0] + mpmath.sqrt(2 * height * form)
+            assert value <= bound

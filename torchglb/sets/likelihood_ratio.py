@@ -33,10 +33,13 @@ from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.radii import radius_refuted, self_concordance_of
 from torchglb.radii.posterior.centred import in_double
 from torchglb.radii.posterior.curvature import kept_ellipsoid
+from torchglb.radii.posterior.gaussian import holds_on_line
 from torchglb.radii.theorems.theorem32 import (
     balanced_ridge,
+    contraction,
     fixed_point_around,
     gap_of_rounding,
+    largest,
     printed_gamma,
 )
 from torchglb.recording import is_transformed
@@ -50,6 +53,8 @@ from torchglb.ucb.solvers.settings import BoundSettings, NativeSettings
 
 #: unconfined sets are searched in a ball this many times larger; a bound at its edge is infinite
 SEARCHED = 100.0
+#: a gap relative to 1 + the bound with which an unconfined search has ended, in float64
+CLOSED = 1e-6
 #: the second trial of a search along a ray is so far beside the guess, for an end on either side
 BESIDE = 0.02
 LEVEL_OF_DELTA = "one whose level is log(1/delta) plus what does not depend on delta"
@@ -67,7 +72,8 @@ class LikelihoodRatioSet(ConfidenceSet):
         confined: whether the ball is part of the set. Without it (a prior that covers all of R^d)
             the set is searched within 100 S: a bound that is attained out there is infinite, as are
             areas that reach so far. What moves an arm by less than the tolerance on the way there,
-            as a feature of 1e-10 that no row has, counts as nothing, also beyond.
+            as a feature of 1e-10 that no row has, counts as nothing, also beyond. Where rounding
+            leaves more open, a bound is finite only if all of the set is in there for certain.
         event: on which the set is valid.
         log_failure: ``log(1/delta)``, where the level is that plus something free of delta.
 
@@ -223,12 +229,41 @@ class LikelihoodRatioSet(ConfidenceSet):
         found = solver_of(solver, options | {"throw": False}).support(program, arms / scale)
         scale, norm = scale[..., 0], torch.linalg.vector_norm(found.theta, dim=-1)
         beyond = ~(norm < 0.99 * limit[..., None]) & torch.isfinite(found.upper)
+        # what is left open in the ball may be any amount beyond it
+        least = CLOSED if limit.dtype == torch.float64 else CLOSED**0.5
+        closed = found.gap <= max(options.get("tol") or 0.0, least) * (1.0 + found.upper.abs())
+        left = ~closed & torch.isfinite(found.upper)
+        if is_transformed(left) or not settled(~left):
+            beyond = beyond | (left & ~self._lies_within(limit)[..., None])
         upper = torch.where(beyond, torch.inf, scale * found.upper)
         status = torch.where(beyond, int(Status.CONVERGED), found.status)
         if options.get("throw", True):
             raise_unless_converged(status, "support")
         lower, multiplier = scale * found.lower, scale * found.multiplier
         return SupportResult(upper, lower, found.theta, multiplier, upper - lower, status)
+
+    @torch.no_grad()
+    def _lies_within(self, limit: Tensor) -> Tensor:
+        """Whether all of ``{L <= B}`` is in the ball of some radius for certain, ``(*B)``.
+
+        ``L(theta_hat + v) - L(theta_hat) >= -|g| |v| + lam |v|^2 phi(R |x| |v|)``, lam the least
+        eigenvalue of the Hessian there (Theorem 3.2's inequality), is convex in ``|v|``: where it
+        is above ``B - L(theta_hat)`` and 0 on a sphere, it is beyond.
+        """
+        if not holds_on_line(self.family):  # constants of the others hold on a ball only
+            return torch.zeros_like(limit, dtype=torch.bool)
+        rows, center = self.likelihood, self.theta_hat.detach()
+        at, errors = rows.expand_with_errors(center, in_blocks=True)
+        trace = torch.diagonal(at.hessian, dim1=-2, dim2=-1).sum(-1)
+        lost = rows.lost_in_hessian() + 8.0 * self.dim * torch.finfo(limit.dtype).eps
+        least = torch.linalg.eigvalsh(at.hessian)[..., 0] - lost * trace
+        reach = limit - torch.linalg.vector_norm(center, dim=-1)
+        longest = rows.shards.maximum(largest(torch.linalg.vector_norm(rows.X, dim=-1)))
+        rate = self.family.self_concordance(math.inf)
+        slope = torch.linalg.vector_norm(at.gradient, dim=-1) + errors.gradient
+        rise = least * reach * contraction(rate * longest * reach) - slope
+        room = (self.level - at.loss + errors.loss).clamp_min(0.0)
+        return (least > 0) & (rise * reach > (1.0 + 1e-6) * room)
 
     def _upper_bound(self, arms: Tensor, **options: Unpack[BoundSettings]) -> Tensor:
         throw = options.pop("throw", True)
