@@ -692,6 +692,24 @@ def test_weights_of_zero_leave_rows_out():
 # ---- offsets -------------------------------------------------------------------------------------
 
 
+def test_an_offset_gives_a_short_interval_before_the_first_event():
+    """The joint set has no end then; on the slice it has one, found where the loss is the level."""
+    rng = np.random.default_rng(5)
+    x, exposure = rng.normal(size=50), -3.0 + 0.1 * rng.normal(size=50)
+    data = {"x": x, "o": exposure, "y": np.zeros(50)}
+    unit = glb.Scaler(unit=True)
+    model = glb.glm("y ~ x - 1", data, family="poisson", offset="o", scaler=unit)
+    found = model.core.interval(np.eye(1))
+    level = float(model.core.current().level)
+
+    def above(slope):
+        return np.exp(exposure + slope * x).sum() - level
+
+    ends = optimize.brentq(above, -20.0, 0.0), optimize.brentq(above, 0.0, 20.0)
+    assert ends[0] - 0.01 < found.lower[0] <= ends[0]
+    assert ends[1] <= found.upper[0] < ends[1] + 0.01
+
+
 def test_an_offset_is_a_column_whose_coefficient_is_known():
     rng = np.random.default_rng(8)
     n = 900

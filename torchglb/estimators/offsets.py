@@ -143,6 +143,8 @@ class OffsetFit(LinearFit):
             lost = ROUNDING * (bound.abs() + shift.abs())
             best = torch.fmin(best, bound - shift + lost)
             low, high = torch.where(slope < 0, v, low), torch.where(slope >= 0, v, high)
+            # of a maximiser without end the side is known, and nothing else
+            slope = torch.where(torch.isinf(bound), torch.nan, slope)
             secant = v - slope * (v - old_v) / (slope - old_slope)
             inside = (secant > low) & (secant < high) & torch.isfinite(secant)
             middle = torch.where(
