@@ -470,6 +470,36 @@ def test_mixture_level(name, d, S, n, star, generator):
     assert expected - 1e-6 <= float(other)
 
 
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_a_mixture_seen_from_far_off_the_mode(d):
+    """There the loss is so much larger than at the mode that their quotient overflows."""
+    X, r = torch.eye(d, dtype=torch.float64), torch.full((d,), 3500.0).double()
+    loss, mode = NegativeLogLikelihood(Binomial(4000), X, r), math.log(7.0) * torch.ones_like(r)
+    near, far = (radii.mixture_level(loss, Ball(d, 6.0), 0.05, c * mode) for c in (1.0, 0.0))
+    assert float(near) - 0.02 <= float(far) < math.inf
+
+
+@pytest.mark.parametrize(("dtype", "sigma"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_a_mixture_of_losses_whose_rounding_is_large(dtype, sigma, d, generator):
+    """The last digit of the loss at the mode is more than the logarithm of any number."""
+    X = torch.randn(200, d, generator=generator)
+    X = 0.99 * X / torch.linalg.vector_norm(X, dim=-1).max()
+    r = 2.0 * X[:, 0] + sigma * torch.randn(200, generator=generator)
+    sequence = ConfidenceSequence(Gaussian(sigma), Ball(d, 3.0), 0.05, "mixture", dtype=dtype)
+    sequence.update(X.to(dtype), r.to(dtype))
+    with mp.workdps(50):
+        rows, rewards = (mp.matrix(t.double().tolist()) for t in (X, r))
+        hessian, moment = (rows.T * t / mpf(sigma) ** 2 for t in (rows, rewards))
+        least = -(moment.T * mp.lu_solve(hessian, moment))[0] / 2
+        # the ball holds all of the mass
+        half = mpf(d) / 2
+        volume = mp.pi**half / mp.gamma(half + 1) * mpf(3) ** d
+        density = mp.log(volume) - half * mp.log(2 * mp.pi)
+        level = mp.log(20) + least + density + mp.log(mp.det(hessian)) / 2
+        assert level <= float(sequence.current().level) < level + abs(least) * 1e-4
+
+
 def test_mixture_without_rows():
     for d in (1, 2, 3):
         X = torch.zeros(0, d, dtype=torch.float64)

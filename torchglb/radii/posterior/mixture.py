@@ -133,12 +133,15 @@ def cubature_level(
     above = _losses(likelihood, points.flatten(-3, -2)).unflatten(-1, r.shape[-2:])
     # a loss that overflowed weighs nothing; 1e15 keeps the differences of two such finite
     above = (above - loss[..., None, None]).clamp_max(1e15)
+    # off the mode, or by rounding, losses may be so far below that at the centre that e^ overflows
+    lowest = above.flatten(-2).amin(-1).clamp_max(0.0)
+    above = above - lowest[..., None, None]
     radial = _radial_integral(r, above, d)  # (*B, J)
     corners = radial[..., cells].clamp_min(torch.finfo(radial.dtype).tiny)
     integral = (volumes * torch.exp(corners.log().mean(-1))).sum(-1)
     norm = torch.linalg.vector_norm(point, dim=-1)
     slack = rounding(likelihood.X.dtype, loss, rewards, norm) + 1e-12
-    evidence = log_det + integral.log() - problem.log_volume - loss
+    evidence = log_det + integral.log() - problem.log_volume - loss - lowest
     return problem.log_failure - evidence + slack
 
 
