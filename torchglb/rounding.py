@@ -98,6 +98,12 @@ def short_scale(arms: Tensor) -> Tensor:
     return torch.where(short, power_of_two(arms)[..., 0], 1.0)
 
 
+def lost_below(scale: Tensor) -> Tensor:
+    """What a product with a power of two below 1 loses at most where it underflows; else 0."""
+    known = torch.finfo(scale.dtype)
+    return (scale < 1.0).to(scale) * (known.tiny * known.eps)
+
+
 # ---- sums in two numbers ----------------------------------------------------------------------
 
 

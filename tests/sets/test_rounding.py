@@ -175,3 +175,27 @@ def test_a_difference_pays_for_its_own_rounding(S, kind, dtype):
             margin = BestArm(region, torch.stack([x[k], y[k]])).margin()
             for upper in (found.upper[k], -found.lower[k], margin, pairs.upper[k], -pairs.lower[k]):
                 assert exact <= mpmath.mpf(float(upper)) <= exact * (1 + loose)
+
+
+@pytest.mark.parametrize("with_ball", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_bounds_of_arms_that_underflow_are_outward(with_ball, dtype):
+    """The product of a tiny arm and a set is a number with few digits, or with none."""
+    least = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    ball = glb.Ball(1, 1e-3)
+    center, shape = torch.tensor([1e-4], dtype=dtype), torch.tensor([[1.7]], dtype=dtype)
+    for gamma in (1e-9, 1e-7, 3.0):
+        gamma = torch.tensor(gamma, dtype=dtype)
+        made = glb.EllipsoidSet(glb.Bernoulli(), ball, center, shape, gamma, with_ball=with_ball)
+        with mpmath.workdps(60):
+            mid, half = float(center), mpmath.sqrt(mpmath.mpf(float(gamma)) / float(shape))
+            low, high = mid - half, mid + half
+            if with_ball:
+                low, high = max(low, -mpmath.mpf("1e-3")), min(high, mpmath.mpf("1e-3"))
+            for k in (1, 3, 1000, 123457):
+                x = torch.tensor([[k * least]], dtype=dtype)
+                found, size = made.support(x), mpmath.mpf(float(x))
+                for upper in (found.upper, made.upper_bound(x)):
+                    assert size * high <= float(upper)
+                assert float(found.lower) <= size * high
+                assert float(made.interval(x).lower) <= size * low

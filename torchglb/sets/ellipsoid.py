@@ -18,7 +18,7 @@ from torchglb.families import GLMFamily
 from torchglb.linalg import distance_to_sphere, exit_distance, inverse_form_bounds
 from torchglb.optim import Status
 from torchglb.recording import wants_gradient
-from torchglb.rounding import power_of_two, round_up
+from torchglb.rounding import lost_below, power_of_two, round_up
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.ucb import SupportResult
 from torchglb.ucb.solvers.settings import BoundSettings
@@ -152,7 +152,8 @@ class EllipsoidSet(ConfidenceSet):
         middle = (arms * self.theta_hat[..., None, :]).sum(-1)
         paid = (arms.shape[-1] + 4) * eps * self._sizes(arms)
         root = self.gamma.clamp_min(tiny).sqrt()[..., None]
-        return scale * (middle + root * self._forms(arms)[1].sqrt() * (1 + 8 * eps) + paid)
+        upper = middle + root * self._forms(arms)[1].sqrt() * (1 + 8 * eps) + paid
+        return scale * upper + lost_below(scale)
 
     def _plain(self, arms: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both bounds, maximiser and derivative in gamma, over the ellipsoid."""
@@ -174,7 +175,8 @@ class EllipsoidSet(ConfidenceSet):
         outer = torch.where(high > 0, outer, torch.zeros_like(outer))
         upper = middle + root * outer * (1 + 8 * eps) + paid
         lower = (middle + root * low.sqrt() * (1 - 8 * eps) - paid).detach()
-        return scale * upper, scale * lower, theta, scale * 0.5 * length / root
+        upper, lower = scale * upper + lost_below(scale), scale * lower - lost_below(scale)
+        return upper, lower, theta, scale * 0.5 * length / root
 
     @torch.no_grad()
     def _forms(self, arms: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,7 +211,7 @@ class EllipsoidSet(ConfidenceSet):
         slip = 2 * eps * (arms.abs() + b.abs()).sum(-1)
         ball = torch.linalg.vector_norm(b, dim=-1) * (1 + (b.shape[-1] + 4) * eps) + slip.detach()
         value = rest + S * ball + 4 * eps * (rest.abs() + S * ball).detach()
-        return scale * value, point
+        return scale * value + lost_below(scale), point
 
     def _split(self, arms: Tensor) -> tuple[Tensor, Tensor]:
         """The maximiser over the best merged ellipsoid, and the part of x that the ball pays."""
@@ -256,7 +258,8 @@ class EllipsoidSet(ConfidenceSet):
         scale = power_of_two(arms)  # the square of a short arm would underflow
         arms, scale = arms / scale, scale[..., 0]
         paid = (arms.shape[-1] + 8) * torch.finfo(arms.dtype).eps * self._S[..., None]
-        return scale * ((arms * theta).sum(-1) - paid * torch.linalg.vector_norm(arms, dim=-1))
+        lower = (arms * theta).sum(-1) - paid * torch.linalg.vector_norm(arms, dim=-1)
+        return scale * lower - lost_below(scale)
 
     def _draw_back(self, points: Tensor) -> Tensor:
         """Points brought into the set along their chord to the centre."""

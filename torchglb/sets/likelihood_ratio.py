@@ -43,7 +43,7 @@ from torchglb.radii.theorems.theorem32 import (
     printed_gamma,
 )
 from torchglb.recording import is_transformed
-from torchglb.rounding import moved_up, power_of_two
+from torchglb.rounding import lost_below, moved_up, power_of_two
 from torchglb.rows.sums import Expansion
 from torchglb.sets.base import ConfidenceSet, Event
 from torchglb.sets.ellipsoid import EllipsoidSet, frame_of
@@ -235,11 +235,12 @@ class LikelihoodRatioSet(ConfidenceSet):
         left = ~closed & torch.isfinite(found.upper)
         if is_transformed(left) or not settled(~left):
             beyond = beyond | (left & ~self._lies_within(limit)[..., None])
-        upper = torch.where(beyond, torch.inf, scale * found.upper)
+        lost = lost_below(scale)
+        upper = torch.where(beyond, torch.inf, scale * found.upper + lost)
         status = torch.where(beyond, int(Status.CONVERGED), found.status)
         if options.get("throw", True):
             raise_unless_converged(status, "support")
-        lower, multiplier = scale * found.lower, scale * found.multiplier
+        lower, multiplier = scale * found.lower - lost, scale * found.multiplier
         return SupportResult(upper, lower, found.theta, multiplier, upper - lower, status)
 
     @torch.no_grad()

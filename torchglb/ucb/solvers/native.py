@@ -33,7 +33,7 @@ from torchglb.optim import Status, frank_wolfe_gap, raise_unless_converged
 from torchglb.optim.implicit import opaque
 from torchglb.optim.loop import Progress, iterate
 from torchglb.recording import is_plain, is_transformed, wants_gradient, without_autocast
-from torchglb.rounding import short_scale
+from torchglb.rounding import lost_below, short_scale
 from torchglb.rows.sums import Errors, Expansion
 from torchglb.ucb.bounds import Feasibility, TwoSidedBounds, rounded_off, value_at_least
 from torchglb.ucb.gradients import differentiable
@@ -186,8 +186,7 @@ def _solve(
         found = _solve_batched(wide, center.double(), arms.double(), tol, max_steps)
         found = narrowed(found, arms.dtype)
     upper, lower, theta, multiplier, _, status = found
-    limits = torch.finfo(arms.dtype)
-    lost = (scale < 1.0).to(scale) * (limits.tiny * limits.eps)  # what underflows, at most
+    lost = lost_below(scale)
     upper, lower = upper * scale + lost, lower * scale - lost
     return upper, lower, theta, multiplier * scale, upper - lower, status
 
