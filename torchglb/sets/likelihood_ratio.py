@@ -233,7 +233,7 @@ class LikelihoodRatioSet(ConfidenceSet):
         least = CLOSED if limit.dtype == torch.float64 else CLOSED**0.5
         closed = found.gap <= max(options.get("tol") or 0.0, least) * (1.0 + found.upper.abs())
         left = ~closed & torch.isfinite(found.upper)
-        if is_transformed(left) or not settled(~left):
+        if is_transformed(left) or not wait_for_all(~left):
             beyond = beyond | (left & ~self._lies_within(limit)[..., None])
         lost = lost_below(scale)
         upper = torch.where(beyond, torch.inf, scale * found.upper + lost)
