@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchglb.arrays import dot, known_none, length, limits
 from torchglb.backend.inverse_forms import PLAIN, plain_bounds
+from torchglb.errors import SolverError
 from torchglb.recording import is_plain
 from torchglb.rounding import two_product, two_sum
 
@@ -129,9 +130,24 @@ def distance_to_sphere(point: Tensor, direction: Tensor, S: Tensor) -> Tensor:
     return exit_distance(direction.square().sum(-1), (point * direction).sum(-1), room)
 
 
+def cholesky(matrix: Tensor) -> Tensor:
+    """The lower factor of positive definite matrices ``(*B, d, d)``.
+
+    Raises:
+        SolverError: if rounding hides that they are.
+    """
+    try:
+        return torch.linalg.cholesky(matrix)
+    except torch.linalg.LinAlgError:
+        raise SolverError(
+            f"a matrix is not positive definite in {matrix.dtype}: its ridge is too small next to "
+            "the rows. Take dtype=torch.float64, or another S or lambda"
+        ) from None
+
+
 def inverse_forms(x: Tensor, matrix: Tensor) -> Tensor:
     """``|x|^2 in M^-1`` for vectors ``(*B, K, d)`` and positive definite ``(*B, d, d)``: O(d^3)."""
-    factor = torch.linalg.cholesky(matrix)
+    factor = cholesky(matrix)
     return torch.linalg.solve_triangular(factor, x.mT, upper=False).square().sum(-2)
 
 
@@ -249,7 +265,7 @@ def woodbury_inverse_forms(x: Tensor, rows: Tensor, weights: Tensor, ridge: Tens
     """
     scaled = rows * weights.sqrt()[..., None]
     eye = torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
-    factor = torch.linalg.cholesky(scaled @ scaled.mT + ridge[..., None, None] * eye)
+    factor = cholesky(scaled @ scaled.mT + ridge[..., None, None] * eye)
     white = torch.linalg.solve_triangular(factor, scaled @ x.mT, upper=False)  # (*B, n, K)
     left = x.square().sum(-1) - white.square().sum(-2)
     return left.clamp_min(0.0) / ridge[..., None]

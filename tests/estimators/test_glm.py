@@ -24,8 +24,9 @@ from scipy import optimize, stats
 
 import torchglb as glb
 from torchglb.cli import main
-from torchglb.errors import InputError
+from torchglb.errors import InputError, SolverError
 from torchglb.estimators import Evidence, TableError
+from torchglb.estimators.evidence import whole_space_test
 from torchglb.estimators.scaling import ASK
 from torchglb.radii import GaussianPrior
 from torchglb.testing.policies import Interruption
@@ -920,3 +921,30 @@ def test_an_offset_moves_ends_outwards():
         low, high = (Fraction(float(end[row])) + Fraction(float(o)) for end in still[1:])
         assert Fraction(float(moved["lower"][row])) <= low
         assert Fraction(float(moved["upper"][row])) >= high
+
+
+@pytest.mark.parametrize("number", [1000000.31, 1000000.77, 999999.1])
+def test_the_number_of_a_hypothesis_may_be_off_by_a_rounding(number):
+    """Far from 0 it is: of the shift of the table, and of the number less that shift."""
+    rng = np.random.default_rng(0)
+    data = {"x": rng.uniform(0, 10, 400), "y": 1e6 + rng.normal(size=400)}
+    core = fitted(data, formula="y ~ x", family=glb.Gaussian(1.0)).core
+    C, joint = np.array([[1.0, 0.0]]), core.current()
+    u, (target,), (doubt,) = core._hypothesis(C, number)
+    found = core.test(C, number).log_e
+    for off in (-0.1, 0.0, 0.1):
+        given = (joint.likelihood, float(joint.level) - joint.log_failure, u.numpy())
+        at_hat = torch.from_numpy(core.estimate.phi * core.length)
+        moved = np.array([target + off * doubt])
+        exact = float(whole_space_test(*given, moved, theta_hat=at_hat).log_e)
+        assert exact - 1e-6 * (1.0 + abs(exact)) <= found <= exact
+
+
+def test_an_offset_that_no_coefficients_allow_is_said():
+    """Its coefficient is -1, not 1: the joint set has nothing in common with the slice."""
+    rng = np.random.default_rng(1)
+    x, o = rng.uniform(0, 3, 3000), rng.normal(size=3000)
+    data = {"x": x, "o": o, "y": rng.poisson(np.exp(0.5 + 0.2 * x - o)).astype(float)}
+    found = fitted(data, formula="y ~ x", offset="o", family="poisson")
+    with pytest.raises(SolverError, match="offset"):
+        found.summary()

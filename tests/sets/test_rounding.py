@@ -6,6 +6,7 @@ import torch
 
 import torchglb as glb
 from torchglb.decisions import BestArm
+from torchglb.errors import SolverError
 from torchglb.linalg import inverse_form_bounds, least_eigenvalue
 
 DOUBLE = torch.float64
@@ -199,3 +200,39 @@ def test_bounds_of_arms_that_underflow_are_outward(with_ball, dtype):
                     assert size * high <= float(upper)
                 assert float(found.lower) <= size * high
                 assert float(made.interval(x).lower) <= size * low
+
+
+@pytest.mark.parametrize("with_ball", [False, True])
+def test_an_ellipsoid_without_end_still_knows_the_zero_arm(with_ball):
+    W, arms = torch.eye(2).double(), torch.tensor([[0.0, 0.0], [0.6, 0.0]]).double()
+    wide = glb.EllipsoidSet(
+        glb.Bernoulli(),
+        glb.Ball(2, 3.0),
+        torch.zeros(2).double(),
+        W,
+        torch.inf,
+        with_ball=with_ball,
+    )
+    ends = wide.interval(arms)
+    assert ends.lower[0].abs() < 1e-300
+    assert ends.upper[0].abs() < 1e-300
+    assert float(ends.upper[1]) == pytest.approx(1.8 if with_ball else torch.inf)
+    assert float(wide.support(arms).upper[1]) == float(ends.upper[1])
+
+
+def test_a_policy_whose_radius_overflows_still_knows_the_zero_arm():
+    options = {"family": glb.Bernoulli(), "domain": glb.Ball(2, 60.0), "dtype": torch.float32}
+    policy = glb.policies.make("gloc", **options)
+    arms = torch.tensor([[0.0, 0.0], [0.6, 0.0]])
+    policy.update(arms[1], 1.0)
+    assert policy.scores(arms).tolist() == [0.0, torch.inf]
+    assert int(policy.select(arms)) == 1
+
+
+def test_a_matrix_that_float32_cannot_factorise_is_said():
+    options = {"family": glb.QuasiBounded("probit"), "domain": glb.Ball(2, 1e-6)}
+    policy = glb.policies.make("glb-omd", **options, dtype=torch.float32)
+    x = torch.nn.functional.normalize(torch.tensor([1.0, 1.0]), dim=-1) * 0.9
+    with pytest.raises(SolverError, match=r"float32.*dtype=torch.float64"):
+        policy.update(x.expand(50, 2), torch.ones(50))
+    assert policy.rounds == 0

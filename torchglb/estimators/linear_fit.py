@@ -21,6 +21,7 @@ from torchglb.estimators.scaling import Scale
 from torchglb.estimators.tables import refused
 from torchglb.families import Gaussian, GLMFamily
 from torchglb.inference import FixedSampleInterval, profile_interval
+from torchglb.inference.tests import TestResult, anytime_p
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.mle import minimize_likelihood
 from torchglb.radii import GaussianPrior, Radius
@@ -424,8 +425,7 @@ class LinearFit:
 
     def test(self, C: np.ndarray, b: Any, relation: Relation = "==") -> Evidence:
         """The e-value against ``C beta = b``, or one inequality, and ``p = min(1, 1/E)``."""
-        u, size, shift = self._directions(C)
-        target = (np.atleast_1d(np.asarray(b, float)) - shift) / size
+        u, target, doubt = self._hypothesis(C, b)
         joint = self.current()
         if joint.confined:
             found = joint.test(u, torch.from_numpy(target), relation)
@@ -440,4 +440,25 @@ class LinearFit:
                 hessian_hat=torch.from_numpy(self.estimate.hessian / self.length**2),
                 relation=relation,
             )
-        return Evidence(float(found.log_e), float(found.p))
+        return self._evidence(found, u, doubt)
+
+    def _hypothesis(self, C: np.ndarray, b: Any) -> tuple[Tensor, np.ndarray, np.ndarray]:
+        """``C beta = b`` as ``<u, theta> = t``: unit vectors u, t, and how far it may be off."""
+        u, size, shift = self._directions(C)
+        given = np.atleast_1d(np.asarray(b, float))
+        target = (given - shift) / size
+        eps = np.finfo(float).eps
+        return u, target, 8.0 * eps * ((abs(given) + abs(shift)) / size + abs(target))
+
+    def _evidence(self, found: TestResult, u: Tensor, doubt: np.ndarray) -> Evidence:
+        """An e-value that pays for what the targets t may be off by.
+
+        The hyperplanes are off by ``|doubt| / (least singular value of u)`` at most, and on them
+        the loss is above its tangent at the minimiser found.
+        """
+        log_e = found.log_e
+        if bool(torch.isfinite(log_e)):
+            slope = torch.linalg.vector_norm(expand(self.likelihood, found.theta).gradient)
+            away = float(np.linalg.norm(doubt)) / float(torch.linalg.svdvals(u)[-1])
+            log_e = log_e - (1.0 + 1e-6) * slope * away
+        return Evidence(float(log_e), float(anytime_p(log_e)))

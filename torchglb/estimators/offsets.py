@@ -24,6 +24,7 @@ from torch import Tensor
 from torchglb.checks import refuse
 from torchglb.choices import Relation, RowsOutside
 from torchglb.domain import Ball
+from torchglb.errors import SolverError
 from torchglb.estimators.evidence import expand, subspace_minimum, whole_space_test
 from torchglb.estimators.linear_fit import FAR, LinearFit
 from torchglb.estimators.results import Bounds, Evidence, GLMEstimate, outward
@@ -106,6 +107,8 @@ class OffsetFit(LinearFit):
             return found.upper, found.theta
 
         low, high = self._sliced(u, upper)
+        if (low > high).any():
+            raise SolverError("the confidence set has no point where the offset's coefficient is 1")
         return Bounds(self.value(C), *outward(low, high, size, shift))
 
     def profile(self, C: np.ndarray) -> Bounds:  # noqa: D102
@@ -158,20 +161,20 @@ class OffsetFit(LinearFit):
         return -second.numpy(), first.numpy()
 
     def test(self, C: np.ndarray, b: Any, relation: Relation = "==") -> Evidence:  # noqa: D102
-        u, size, shift = self._directions(C)
-        target = (np.atleast_1d(np.asarray(b, float)) - shift) / size
+        u, target, doubt = self._hypothesis(C, b)
         joint = self.current()
         assert joint.log_failure is not None
         if relation != "==":
             raise refuse("test", "an equation, together with an offset", repr(relation))
+        A = np.vstack([u.numpy(), self._last])
         found = whole_space_test(
             joint.likelihood,
             float(joint.level) - joint.log_failure,
-            np.vstack([u.numpy(), self._last]),
+            A,
             np.append(target, self.length),
             theta_hat=torch.from_numpy(self.estimate.phi * self.length),
         )
-        return Evidence(float(found.log_e), float(found.p))
+        return self._evidence(found, torch.from_numpy(A), doubt)
 
     def wald(self, C: np.ndarray) -> Bounds:  # noqa: D102
         A, _ = self.scale.contrasts(np.atleast_2d(np.asarray(C, float)))

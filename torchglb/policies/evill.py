@@ -38,6 +38,7 @@ from torchglb.families import GLMFamily
 from torchglb.inference.estimator_base import TiltedChoice
 from torchglb.inference.estimators import FreeEstimator
 from torchglb.inference.fits import Fit
+from torchglb.linalg import cholesky
 from torchglb.policies.design import g_optimal
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.geometry import cholesky_change, towards
@@ -82,7 +83,7 @@ class Perturbed(FittedPolicy):
         return self._perturbation(self.fit(), self._noise if noise is None else noise)
 
     def _perturbation(self, fit: Fit, noise: Tensor) -> Tensor:
-        factor = torch.linalg.cholesky(fit.hessian)
+        factor = cholesky(fit.hessian)
         return self._a[..., None] * (factor @ noise[..., None])[..., 0]
 
     @torch.no_grad()

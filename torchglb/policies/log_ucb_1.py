@@ -37,6 +37,7 @@ from torchglb.checks import check_choice
 from torchglb.domain import Ball
 from torchglb.families import Bernoulli, GLMFamily
 from torchglb.inference.estimator_base import FINE, HESSIAN_ERROR
+from torchglb.linalg import cholesky
 from torchglb.policies.bernstein import noise_bound, ridge_of
 from torchglb.policies.geometry import log_chi_square_ratio
 from torchglb.policies.mean_ucb import MeanUCB
@@ -109,7 +110,7 @@ class LogUCB1(MeanUCB):
         if self.constants == "proven":
             return 0.25 * self.radius()
         d, lam = self.domain.dim, self._lam()
-        factor = torch.linalg.cholesky(self.fit().hessian)
+        factor = cholesky(self.fit().hessian)
         logdet = torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
         fixed = math.log(1 / self.delta) - 0.5 * d * math.log(lam) + log_chi_square_ratio(d, lam)
         c = fixed + logdet + 0.5 * d * HESSIAN_ERROR  # H may be smaller than the true one

@@ -97,8 +97,8 @@ class OnlinePolicy(Policy):
 
     def _scores(self, arms: Tensor) -> Tensor:
         mean = (arms @ self.centre[..., None])[..., 0]
-        radius = self.squared_radius().clamp_min(0.0).sqrt()
-        return mean + radius[..., None] * self._V.norms(arms)
+        radius, norms = self.squared_radius().clamp_min(0.0).sqrt(), self._V.norms(arms)
+        return mean + torch.where(norms > 0, radius[..., None] * norms, 0.0)  # it may be infinite
 
     def _update(self, x: Tensor, r: Tensor) -> None:
         after = self._copied()

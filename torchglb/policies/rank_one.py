@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchglb.arrays import known_none
 from torchglb.checks import check_shape
+from torchglb.linalg import cholesky
 
 #: steps after which the inverse is made afresh whatever its drift
 LIFETIME = 512
@@ -140,6 +141,6 @@ class RankOneInverse:
 
 
 def _afresh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    factor = torch.linalg.cholesky(matrix)
+    factor = cholesky(matrix)
     logdet = 2.0 * torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
     return torch.cholesky_inverse(factor), logdet

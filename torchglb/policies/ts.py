@@ -27,7 +27,7 @@ from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.inference.fits import Fit
-from torchglb.linalg import inverse_forms
+from torchglb.linalg import cholesky, inverse_forms
 from torchglb.policies.fitted import FittedPolicy
 from torchglb.policies.geometry import certain_leader, cholesky_change, towards
 from torchglb.policies.registry import register
@@ -84,7 +84,7 @@ class ThompsonSampling(FittedPolicy):
         return self._sample(self.fit(), self._noise if noise is None else noise)
 
     def _sample(self, fit: Fit, noise: Tensor) -> Tensor:
-        factor = torch.linalg.cholesky(fit.hessian)
+        factor = cholesky(fit.hessian)
         # (L L')^-1 = L^-T L^-1, so L^-T noise has this covariance
         turned = torch.linalg.solve_triangular(factor.mT, noise[..., None], upper=True)[..., 0]
         return fit.theta + self.scale * turned

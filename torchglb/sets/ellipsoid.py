@@ -151,9 +151,9 @@ class EllipsoidSet(ConfidenceSet):
         eps, tiny = torch.finfo(arms.dtype).eps, torch.finfo(arms.dtype).tiny
         middle = (arms * self.theta_hat[..., None, :]).sum(-1)
         paid = (arms.shape[-1] + 4) * eps * self._sizes(arms)
-        root = self.gamma.clamp_min(tiny).sqrt()[..., None]
-        upper = middle + root * self._forms(arms)[1].sqrt() * (1 + 8 * eps) + paid
-        return scale * upper + lost_below(scale)
+        root, form = self.gamma.clamp_min(tiny).sqrt()[..., None], self._forms(arms)[1]
+        width = torch.where(form == 0, 0.0, root * form.sqrt())  # gamma may be infinite
+        return scale * (middle + width * (1 + 8 * eps) + paid) + lost_below(scale)
 
     def _plain(self, arms: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both bounds, maximiser and derivative in gamma, over the ellipsoid."""
@@ -172,9 +172,10 @@ class EllipsoidSet(ConfidenceSet):
         paid = (arms.shape[-1] + 4) * eps * self._sizes(arms).detach()
         # the bounds have the value of the certified forms, and the derivatives of the computed one
         outer = (form + (high - form).detach()).clamp_min(tiny).sqrt()
-        outer = torch.where(high > 0, outer, torch.zeros_like(outer))
-        upper = middle + root * outer * (1 + 8 * eps) + paid
-        lower = (middle + root * low.sqrt() * (1 - 8 * eps) - paid).detach()
+        outer = torch.where(high > 0, root * outer, 0.0)  # gamma may be infinite
+        inner = torch.where(low > 0, root * low.sqrt(), 0.0)
+        upper = middle + outer * (1 + 8 * eps) + paid
+        lower = (middle + inner * (1 - 8 * eps) - paid).detach()
         upper, lower = scale * upper + lost_below(scale), scale * lower - lost_below(scale)
         return upper, lower, theta, scale * 0.5 * length / root
 
