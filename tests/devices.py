@@ -258,11 +258,13 @@ def leaves_of(result: object) -> list[object]:
 
 
 class Believing(TorchFunctionMode):
-    """Whoever looks at a tensor on "meta", to check an argument, finds ones."""
+    """Whoever looks at a tensor on "meta", to check an argument, finds ones; a search is done."""
 
     LOOKS = (torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.item, torch.Tensor.tolist)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.nonzero and args[0].device.type == "meta":
+            return args[0].new_empty((0, args[0].ndim), dtype=torch.int64)
         if func in self.LOOKS and args[0].device.type == "meta":
             args = (torch.ones(args[0].shape, dtype=args[0].dtype), *args[1:])
         return func(*args, **(kwargs or {}))

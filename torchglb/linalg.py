@@ -138,7 +138,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     """
     try:
         return torch.linalg.cholesky(matrix)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         raise SolverError(
             f"a matrix is not positive definite in {matrix.dtype}: its ridge is too small next to "
             "the rows. Take dtype=torch.float64, or another S or lambda"
