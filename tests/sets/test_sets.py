@@ -477,3 +477,25 @@ def test_an_unconfined_bound_that_rounding_leaves_open_is_infinite(thin, seed):
             form = (x.T * mpmath.lu_solve(hessian, x))[0]
             value = (x.T * center)[0] + mpmath.sqrt(2 * height * form)
             assert value <= bound
+
+
+@pytest.mark.parametrize("S", [4.0, 10.0])
+def test_ends_of_rays_are_found_in_few_evaluations(S, monkeypatch):
+    """Also where one end of a search has met the level to the last digit."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.nn.functional.normalize(torch.randn(2000, 2, generator=generator).double(), dim=-1)
+    sequence = glb.ConfidenceSequence(glb.Bernoulli(), glb.Ball(2, S), delta=0.05)
+    sequence.update(X, glb.Bernoulli().sample(X @ torch.tensor([0.7, 0.7]).double() * S, generator))
+    region, calls = sequence.current(), []
+    evaluate = type(region)._slack
+
+    def counted(self, points):
+        calls.append(points.shape)
+        return evaluate(self, points)
+
+    monkeypatch.setattr(type(region), "_slack", counted)
+    close = float(region.volume(64))
+    assert len(calls) <= 90
+    calls.clear()
+    assert float(region.volume(64, tol=1e-4)) == pytest.approx(close, rel=1e-4)
+    assert len(calls) <= 80

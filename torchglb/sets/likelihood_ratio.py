@@ -393,9 +393,12 @@ class LikelihoodRatioSet(ConfidenceSet):
             if wait_for_all(~searched):
                 break
             square = low.square() + (high - low) * (high + low) * (at_low / (at_low - at_high))
-            secant = square.sqrt()
-            # far outside the loss may be exponentially large: halve until it is of the same order
-            use = (-at_high <= 16.0 * at_low) & (secant > low) & (secant < high)
+            # never so close to an end that the other one would not move to the tolerance next
+            near = 0.5 * tol * high
+            secant = torch.maximum(torch.minimum(square.sqrt(), high - near), low + near)
+            # far outside the loss may be exponentially large: halve until it is of the same order;
+            # but an inner end may also have met the level to the last digit
+            use = -at_high <= 16.0 * torch.maximum(at_low, 0.01 * at_origin)
             t = torch.where(use, secant, 0.5 * (low + high))
             if step < 2:
                 t = torch.where((guess > low) & (guess < high), guess, t)
