@@ -59,3 +59,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_content(html: str, **_: Any) -> str:
     """Docstrings name things as :class:`Name`: on a page the role says nothing."""
     return ROLE.sub("<code>", html)
+
+
+def on_pre_build(config: Any) -> None:
+    """The plugin for reading without a server names a script of elsewhere: nothing is fetched."""
+    config["extra"].pop("polyfills", None)
