@@ -20,7 +20,7 @@ from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.conic.cones import ConicPoint, ConicProgram
 from torchglb.ucb.solvers.conic.oracle import conic_minimum, conic_support, minimize
 from torchglb.ucb.solvers.conic.problems import split
-from torchglb.ucb.solvers.conic.verification import certify, rounding_of
+from torchglb.ucb.solvers.conic.verification import certify
 
 FAMILIES = [Bernoulli(), Binomial(3), Poisson(), Gaussian(0.7)]
 
@@ -212,7 +212,7 @@ def test_rounding_is_paid_for(family, generator):
     X, r = rows(family, 300, 1, generator, S=4.0)
     loss = NegativeLogLikelihood(family, X, r)
     points = number([[-3.3], [0.7], [3.9]])
-    computed, allowed = loss(points), rounding_of(loss, 4.0, points)
+    computed, allowed = loss(points), loss.expand_with_errors(points)[1].loss
     errors = []
     for point, value in zip(points[:, 0].tolist(), computed.tolist(), strict=True):
         z = [mpmath.mpf(x) * mpmath.mpf(point) for x in X[:, 0].tolist()]
@@ -279,6 +279,48 @@ def test_bounds_pay_for_the_rounding_of_products(dim, generator):
         attained = sum(a * b for a, b in zip(exact, reached, strict=True))
         assert Fraction(float(proof.lower[0])) <= attained
         assert Fraction(float(proof.upper[0])) ** 2 >= 4 * sum(a * a for a in exact)
+
+
+def test_a_cut_of_many_equal_rows_pays_for_their_sum():
+    """A plain matrix product of a million equal rows loses 1e5 roundings: the cut was too tight."""
+    mpmath.mp.dps = 50
+    n, a, b = 10**6, 0.7, 0.7
+    loss = NegativeLogLikelihood(
+        Bernoulli(), torch.full((n, 1), a).double(), torch.full((n,), b).double()
+    )
+    z, reward = (mpmath.mpf(float(v)) for v in (loss.X[0, 0], loss.r[0]))
+
+    def exact(theta):
+        return n * (mpmath.log1p(mpmath.exp(z * theta)) - reward * z * theta)
+
+    level = float(exact(mpmath.mpf(-180)))  # where the loss is as good as linear
+    most = -mpmath.findroot(lambda theta: exact(theta) - mpmath.mpf(level), mpmath.mpf(-180))
+    center, x = number([-60.0]), number([-1.0])
+    proof = certify(loss, 200.0, level, center, x, number([[-60.0], [-100.0], [-50.0]]))
+    for upper in proof.upper.tolist():
+        assert most <= mpmath.mpf(upper) <= most + 1e-10
+
+
+@pytest.mark.parametrize("room", [1e-9, 1e-4])
+def test_a_point_pays_for_its_own_rounding(room, generator):
+    """A row that cancels at the centre, and is as good as gone at the point that is proposed."""
+    mpmath.mp.dps = 50
+    known = 0
+    for angle in (0.2 + torch.rand(50, generator=generator, dtype=torch.float64)).tolist():
+        u, v = math.cos(angle), math.sin(angle)
+        X = number([[u, v, 0.0], [0.0, 0.0, 1e-9]])
+        loss = NegativeLogLikelihood(Poisson(), X, number([0.0, 0.0]))
+        center = number([u + 1e9 * v, v - 1e9 * u, 3e9])  # the exponents are 1, nearly, and 3
+        level = float(loss(center)) * (1 + room)
+        point = number([[-30 * u, -30 * v, 8e9]])  # here -30 and 8
+        proof = certify(loss, 1e10, level, center, number([0.0, 0.0, 1.0]), point)
+        if not bool(torch.isfinite(proof.lower[0])):
+            continue
+        known += 1
+        theta = [mpmath.mpf(t) for t in proof.theta[0].tolist()]
+        exponents = (mpmath.fdot(map(mpmath.mpf, row), theta) for row in X.tolist())
+        assert mpmath.fsum(map(mpmath.exp, exponents)) <= mpmath.mpf(level)
+    assert room < 1e-8 or known == 50
 
 
 # ---- weights, ridge, batches ----------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.linalg import cut_ball
+from torchglb.ucb.bounds import certified_cut, rounded_off
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -46,46 +47,44 @@ def certify(
     """What points ``(P, d)`` prove about ``h(x)``, whoever proposed them.
 
     Upper: on the set ``L(p) + <g, theta - p> <= L(theta) <= B``, so by weak duality, whatever
-    alpha >= 0 is, ``h(x) <= alpha (B - L(p) + <g, p>) + S |x - alpha g|``. Lower: by convexity
-    ``L(c + t (p - c))`` lies below its chord, so from ``L(c) <= B`` the chord's t is feasible; a
-    few chords reach the boundary. Rounding is paid for, and what proves nothing is infinite.
+    alpha >= 0 is, ``h(x) <= alpha (B - L(p) + <g, p>) + S |x - alpha g|``. Lower: a point of the
+    ball at which the loss is at most B, whatever its rounding; by convexity ``L(c + t (p - c))``
+    lies below its chord, so a few chords reach the boundary. What proves nothing is infinite.
     """
     S, c = torch.tensor(radius, dtype=torch.float64), into_ball(center, radius)
     lost = (len(x) + 6) * _EPS  # of a sum of d products, relative to the sum of their sizes
     finite = torch.isfinite(points).all(-1)
     inner = into_ball(torch.where(finite[:, None], points, c), radius)
-    end, (_, gradient) = loss.value(inner), loss.value_and_gradient(inner)
-    rounding = rounding_of(loss, radius, inner) + 4 * _EPS * abs(level)
-    offset = level - end + (gradient * inner).sum(-1) + rounding + 1e-300
-    cut = cut_ball(x, gradient, offset, S)
+    at, errors = loss.expand_with_errors(inner)
+    offset, _ = certified_cut(inner, at, errors, torch.full_like(at.loss, level), S)
+    cut = cut_ball(x, at.gradient, offset, S)
     alpha = cut.multiplier
-    rest = torch.linalg.vector_norm(x - alpha[:, None] * gradient, dim=-1)
+    rest = torch.linalg.vector_norm(x - alpha[:, None] * at.gradient, dim=-1)
     first, size = torch.where(alpha > 0, alpha * offset, 0.0), torch.linalg.vector_norm(x)
     # |alpha g| <= |x| + |rest|, which is what subtracting, squaring and adding may err by
     upper = first + S * rest + lost * (first.abs() + S * (size + rest))
     upper = torch.where(cut.value == -torch.inf, cut.value, upper)
     upper = torch.where(finite & ~torch.isnan(upper), upper, torch.inf)
 
-    start, goal = loss.value(c), level - rounding
-    t = torch.where(end <= goal, 1.0, torch.where(start <= goal, 0.0, -1.0))
+    def largest_loss(theta: Tensor) -> Tensor:
+        """What the loss may be at a point, or some roundings away from it."""
+        at, errors = loss.expand_with_errors(theta)
+        return at.loss + (errors.loss + rounded_off(errors.steepness, S))
+
+    start, end = largest_loss(c), largest_loss(inner)
+    goal = level - 2.0 * (end - at.loss)  # which rounding does not lift above the level
+    t = torch.where(end <= level, 1.0, torch.where(start <= level, 0.0, -1.0))
     there = torch.where(t == 1.0, end, start)
     for _ in range(6):
         rise = ((goal - there) / (end - there)).clamp(0.0, 1.0)
         ahead = torch.where((t >= 0) & (t < 1), t + rise * (1 - t), t)
-        loss_ahead = loss.value(c + ahead.clamp_min(0.0)[:, None] * (inner - c))
-        better = (ahead > t) & (loss_ahead <= level - 0.5 * rounding)
+        loss_ahead = largest_loss(c + ahead.clamp_min(0.0)[:, None] * (inner - c))
+        better = (ahead > t) & (loss_ahead <= level)
         t, there = torch.where(better, ahead, t), torch.where(better, loss_ahead, there)
     theta = torch.where((t == 1.0)[:, None], inner, c + t[:, None] * (inner - c))
     theta = torch.where((t >= 0)[:, None], theta, torch.nan)
     lower = torch.where(t >= 0, theta @ x - lost * S * size, -torch.inf)
     return Certificate(upper, alpha, rest, lower, theta)
-
-
-def rounding_of(loss: NegativeLogLikelihood, radius: float, points: Tensor) -> Tensor:
-    """A bound on the rounding errors of ``L(p)`` and, over the ball, of ``<g, theta - p>``."""
-    _, errors = loss.expand_with_errors(points)
-    moved = 12 * _EPS * radius * errors.steepness  # by rounding the point itself
-    return errors.loss + 2 * radius * errors.gradient + moved
 
 
 def into_ball(points: Tensor, radius: float) -> Tensor:
