@@ -117,6 +117,15 @@ def solve_factored(factor: Floats, b: Floats, x: Floats) -> None:
 
 
 @kernel
+def matrix_trace(matrix: Floats) -> float:
+    """The sum of the diagonal."""
+    total = 0.0
+    for i in range(matrix.shape[0]):
+        total += matrix[i, i]
+    return total
+
+
+@kernel
 def inverse_trace(factor: Floats, y: Floats) -> float:
     """The trace of ``(L L')^-1``, which is at least one over the least eigenvalue."""
     d, total = factor.shape[0], 0.0
@@ -179,16 +188,15 @@ def minimize_on_ball(
     Returns:
         nu, also where it only stands for a curvature that H does not have.
     """
-    d, trace = theta.shape[0], 0.0
+    d = theta.shape[0]
     for i in range(d):
-        trace += hessian[i, i]
         total = -gradient[i]
         for j in range(d):
             total += hessian[i, j] * theta[j]
         b[i] = total
     nu = 0.0
     if not cholesky(hessian, 0.0, factor):
-        nu = 8.0 * d * EPS * max(trace, 0.0) + TINY
+        nu = 8.0 * d * EPS * max(matrix_trace(hessian), 0.0) + TINY
         for _ in range(320):  # from 1e-300 to any curvature
             if cholesky(hessian, nu, factor):
                 break

@@ -357,7 +357,9 @@ class _Search(NamedTuple):
             return lbfgs(loss.value_and_gradient, start, radius, tol=tol, max_steps=max_steps)
         family = _compiled_family(loss, self.solver)
         if family is not None:
-            return minimize_compiled(loss, family, radius, start, tol, max_steps)
+            found = _estimates(loss, family, radius, start, tol, max_steps, False)
+            theta, gradient, hessian, value, *rest = map(torch.from_numpy, found)
+            return SolveResult(theta, value, *rest), Derivatives(value, gradient, hessian)
         return newton(loss.expand, start, radius, tol=tol, max_steps=max_steps)
 
 
@@ -379,20 +381,6 @@ def _fit_compiled(
     theta, gradient, hessian, value, gap, status, num_steps = map(torch.from_numpy, found)
     curvature = _Curvature(loss, hessian, recorded=False)
     return MLEResult(theta, value, gradient, gap, status, num_steps, curvature)
-
-
-def minimize_compiled(
-    loss: RowSums,
-    family: CompiledFamily,
-    radius: float | Tensor,
-    start: Tensor | None,
-    tol: float,
-    max_steps: int,
-) -> tuple[SolveResult, Derivatives]:
-    """Newton's method in compiled code; arguments and results as those of `newton`."""
-    found = _estimates(loss, family, radius, start, tol, max_steps, False)
-    theta, gradient, hessian, value, gap, status, num_steps = map(torch.from_numpy, found)
-    return SolveResult(theta, value, gap, status, num_steps), Derivatives(value, gradient, hessian)
 
 
 def _estimates(

@@ -22,6 +22,7 @@ from torchglb.backend.dense import (
     dot,
     frank_wolfe_gap,
     length,
+    matrix_trace,
     minimize_on_ball,
     solve_factored,
 )
@@ -291,9 +292,7 @@ def model_minimum(here: PointExpansion, radius: float, memory: NewtonMemory) -> 
 @kernel
 def lift(matrix: Floats, lifted: Floats) -> None:
     """The matrix with a little more curvature: steps stay short in directions that have none."""
-    trace = 0.0
-    for i in range(matrix.shape[0]):
-        trace += matrix[i, i]
+    trace = matrix_trace(matrix)
     for i in range(matrix.shape[0]):
         copy_vector(matrix[i], lifted[i])
         lifted[i, i] += PROXIMAL * trace + TINY

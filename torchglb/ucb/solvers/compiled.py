@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchglb.backend import Floats, Ints, bound_once, entry, kernel, record, vectorised
-from torchglb.backend.dense import EPS, copy_vector, dot, frank_wolfe_gap, length
+from torchglb.backend.dense import EPS, copy_vector, dot, frank_wolfe_gap, length, matrix_trace
 from torchglb.backend.tridiagonal import tridiagonal_form
 from torchglb.carried.kernels import LossRows
 from torchglb.compiled_rows import RADIUS, RIDGE, TILT, array, blocks, per_problem
@@ -40,11 +40,9 @@ from torchglb.ucb.solvers.search_kernels import (
     SearchMemory,
     evaluated,
     learn,
-    rounded_trace,
     search_arm,
     search_dual,
     search_memory,
-    trace_of,
     weight_of_cut,
 )
 
@@ -173,8 +171,8 @@ def support_all(
         copy_point(memory.estimate.here, at_center)
         tridiagonal_form(at_center.hessian, memory.center_form, memory.next)
         magnitude = magnitude_of_rows(loss, squares)
-        trace = rounded_trace(trace_of(at_center.hessian), ridge, d)
-        there = evaluated(value, trace, at_center, rows.y.shape[1], level[b], radius, magnitude)
+        trace = matrix_trace(at_center.hessian)
+        there = evaluated(loss, value, trace, at_center, level[b], radius, magnitude)
         error = there.loss_error
         problem = LevelSet(loss, level[b], radius, squares, magnitude, value, error, region[b])
         search = ArmSearch(x, theta, normal, problem, at_center, memory, tol)
@@ -265,8 +263,8 @@ def magnitude_of_data(X: Floats, w: Floats, y: Floats, largest: float, squares: 
 
 
 @kernel
-def power_of_two(arm: Floats) -> float:
-    """To divide an arm by whose squares would underflow; else 1."""
+def short_scale(arm: Floats) -> float:
+    """A power of two for an arm whose squares would underflow, 1 for all others."""
     largest = 0.0
     for i in range(arm.shape[0]):
         largest = max(largest, abs(arm[i]))
@@ -279,7 +277,7 @@ def power_of_two(arm: Floats) -> float:
 def begin(arm: ArmState, search: ArmSearch, given: Floats) -> None:
     """What ball and centre say of an arm."""
     x, d, radius, center = search.x, given.shape[0], search.level.radius, search.center.theta
-    arm.scale = power_of_two(given)
+    arm.scale = short_scale(given)
     for i in range(d):
         x[i] = given[i] / arm.scale
         search.normal[i] = 0.0

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from torchglb.backend import Floats, inlined, kernel, record_type
-from torchglb.backend.dense import EPS, TINY, copy_vector, dot, length
+from torchglb.backend.dense import EPS, TINY, copy_vector, dot, length, matrix_trace
 from torchglb.backend.tridiagonal import Tridiagonal, tridiagonal_form, tridiagonal_memory
 from torchglb.carried.kernels import Workspace
 from torchglb.carried.monomials import Monomials
@@ -162,21 +162,6 @@ class Evaluated(NamedTuple):
 
 
 @kernel
-def trace_of(hessian: Floats) -> float:
-    """The sum of the diagonal."""
-    total = 0.0
-    for k in range(hessian.shape[0]):
-        total += hessian[k, k]
-    return total
-
-
-@kernel
-def rounded_trace(trace: float, ridge: float, dim: int) -> float:
-    """The trace of a Hessian for rounding errors: a negative ridge counts by its size."""
-    return trace - 2.0 * dim * ridge if ridge < 0.0 else trace
-
-
-@kernel
 def pull_in(region: Floats, theta: Floats) -> None:
     """Moves a point with ``|theta - c|^2_W > gamma`` towards c, up to the edge."""
     d, square = theta.shape[0], 0.0
@@ -200,14 +185,13 @@ def evaluate(level: LevelSet, memory: SearchMemory, with_hessian: bool) -> Evalu
     at, loss = memory.at, level.loss
     if with_hessian:
         value = expand(loss, memory.table, memory.work, at)
-        trace = trace_of(at.hessian)
+        trace = matrix_trace(at.hessian)
     else:
         none = at.hessian[:0]
         value, trace = slope_pass(
             loss, at.theta, memory.work, memory.pairs, level.squares, at.gradient, none
         )
-    trace = rounded_trace(trace, loss.ridge, at.theta.shape[0])
-    return evaluated(value, trace, at, loss.y.shape[0], level.level, level.radius, level.magnitude)
+    return evaluated(loss, value, trace, at, level.level, level.radius, level.magnitude)
 
 
 @kernel
@@ -237,10 +221,10 @@ def update_hessian(last: PointExpansion, at: PointExpansion, work: Floats) -> No
 
 @kernel
 def evaluated(
+    problem: RowLoss,
     loss: float,
     trace: float,
     at: PointExpansion,
-    rows: int,
     level: float,
     radius: float,
     magnitude: float,
@@ -250,8 +234,10 @@ def evaluated(
     With the magnitude m of the rows the terms of the loss add up to at most ``|F| + 2 |theta| m``,
     and what an error of z does to them to ``|theta| (m + |theta| tr H)``. A point on a chord is
     rounded by some ``eps S``, which changes its loss by that much of its slopes, ``m + S tr H``.
+    A negative ridge counts by its size.
     """
-    d, size = at.theta.shape[0], length(at.theta)
+    d, size, rows = at.theta.shape[0], length(at.theta), problem.y.shape[0]
+    trace += 2.0 * d * max(-problem.ridge, 0.0)
     offset = level - loss + dot(at.gradient, at.theta)
     finite_level = level if abs(level) < math.inf else 0.0
     finite_offset = offset if abs(offset) < math.inf else 0.0
