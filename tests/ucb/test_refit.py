@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -164,3 +165,14 @@ def test_what_is_not_finite_stays_in_its_problem(make, bad, place, question):
     assert choice.status.tolist() == [glb.Status.CONVERGED, glb.Status.NONFINITE]
     with pytest.raises(glb.SolverError, match="NONFINITE"):
         getattr(program, question)(x, 1.0)
+
+
+@pytest.mark.parametrize("kind", [glb.AnchoredProgram, RefitProgram])
+def test_the_level_of_a_program_is_not_below_minimum_plus_radius(kind):
+    """Of a large radius the sum is rounded by more than the minimum is uncertain by."""
+    program = kind(glb.Bernoulli(), glb.Ball(2, 3.0))
+    program.append([[1.0, 0.0], [0.6, 0.8]], [1.0, 0.0])
+    loss = Fraction(float(program.minimum().loss))
+    for k in range(20):
+        radius = 1e7 * (1.0 + k / 7)
+        assert loss + Fraction(radius) <= Fraction(float(program.program(radius).level))

@@ -42,6 +42,14 @@ from torchglb.rows.history import History
 from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.program import SublevelProgram
 
+#: of float64, in which bounds are brought together
+EPS = torch.finfo(torch.float64).eps
+
+
+def raised(value: Tensor) -> Tensor:
+    """A float64 sum of a few terms that were rounded, from above."""
+    return torch.where(value.isinf(), value, value + 4.0 * EPS * value.abs())
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -220,7 +228,7 @@ class GrowingProgram(ABC):
         ridge = self._numbers("regularization", regularization)
         loss = self._loss(ridge)
         if name == "radius":
-            height = round_up(self.minimum(ridge).loss.double() + height, loss.X.dtype)
+            height = round_up(raised(self.minimum(ridge).loss.double() + height), loss.X.dtype)
         else:
             height = loss.X.new_zeros(self.batch_shape) + height
         return SublevelProgram(loss, self.domain, height)

@@ -27,13 +27,10 @@ from torchglb.mle import MLEResult, minimize_likelihood
 from torchglb.optim import Status, frank_wolfe_gap
 from torchglb.rounding import round_up
 from torchglb.rows.history import History
-from torchglb.ucb.growing import Choice, GrowingProgram
+from torchglb.ucb.growing import EPS, Choice, GrowingProgram, raised
 from torchglb.ucb.incremental.round_state import Settings
 from torchglb.ucb.program import SublevelProgram
 from torchglb.ucb.solvers.native import native_support
-
-#: of float64, in which bounds are brought together
-EPS = torch.finfo(torch.float64).eps
 
 
 class RefitProgram(GrowingProgram):
@@ -136,8 +133,8 @@ class RefitProgram(GrowingProgram):
         gradient, S = at.gradient.double(), self.domain.radius_like(value).expand(self.batch_shape)
         gap = frank_wolfe_gap(theta.double(), gradient, S) + 2.0 * S * errors.gradient.double()
         gap = gap + (8.0 + theta.shape[-1]) * EPS * S * length(gradient)
-        low = -round_up(_raised(gap + off - value), dtype)
-        high = round_up(_raised(value + off), dtype)
+        low = -round_up(raised(gap + off - value), dtype)
+        high = round_up(raised(value + off), dtype)
         return Estimate(inside, high, low, at.gradient.to(dtype))
 
     def _inside(self, theta: Tensor) -> Tensor:
@@ -156,8 +153,8 @@ class RefitProgram(GrowingProgram):
         level, least = torch.zeros_like(fit.loss) + height, None
         if settings.relative:
             known = self._certified(loss, fit, loss.X.dtype)
-            level = round_up(_raised(known.loss.double() + height), loss.X.dtype)
-            least = -_raised(-known.lower_bound.double() - height)
+            level = round_up(raised(known.loss.double() + height), loss.X.dtype)
+            least = -raised(-known.lower_bound.double() - height)
         x, dtype = arms.to(loss.X.dtype), arms.dtype
         found = native_support(
             SublevelProgram(loss, self.domain, level),
@@ -214,8 +211,3 @@ class RefitProgram(GrowingProgram):
         found = found - (16.0 + x.shape[-1]) * EPS * size
         found = torch.where(share > 0.0, torch.minimum(found, lower.double()), -torch.inf)
         return -round_up(-found, lower.dtype)
-
-
-def _raised(value: Tensor) -> Tensor:
-    """A float64 sum of a few terms that were rounded, from above."""
-    return torch.where(value.isinf(), value, value + 4.0 * EPS * value.abs())
