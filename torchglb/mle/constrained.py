@@ -63,7 +63,8 @@ class MLEResult:
         theta: ``(*B, d)``, the minimiser of the loss over the ball.
         loss: ``(*B)``, its loss.
         gradient: ``(*B, d)``.
-        gap: ``(*B)``, the Frank-Wolfe gap: the loss is at most this far above the minimum.
+        gap: ``(*B)``, the Frank-Wolfe gap: but for rounding, the loss is at most this far above the
+            minimum.
         status: ``(*B)``, of :class:`torchglb.optim.Status`.
         num_steps: ``(*B)``, evaluations of the loss after the first.
         hessian: ``(*B, d, d)``; where the solver did without it, one more pass when first asked.

@@ -104,7 +104,7 @@ def fit_all(
         found: the result, of :func:`new_estimates`.
     """
     count, d = rows.X.shape[0], rows.X.shape[1]
-    table, work, memory, pairs = pass_table(d, 2), pass_memory(d), new_memory(d), secant_memory(d)
+    table, work, memory, pairs = pass_table(d), pass_memory(d), new_memory(d), secant_memory(d)
     here = memory.here
     for b in range(count):
         ridge, radius = settings[b, RIDGE], settings[b, RADIUS]

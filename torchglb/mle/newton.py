@@ -94,17 +94,17 @@ def copy_point(source: PointExpansion, target: PointExpansion) -> None:
 
 
 @inlined
-def pass_table(dim: int, order: int) -> Monomials:
-    """What a pass of order 1 or 2 reads of a table of monomials."""
-    count = 1 + dim if order == 1 else 1 + dim + dim * (dim + 1) // 2
+def pass_table(dim: int) -> Monomials:
+    """What a pass with the Hessian reads of a table of monomials."""
+    count = 1 + dim + dim * (dim + 1) // 2
     none, empty = np.empty(0, np.int64), np.empty((0, 0), np.int64)
     cube = np.empty((0, 0, 0), np.int64)
-    return Monomials(dim, order, count, none, none, none, none, np.empty(0), empty, cube)
+    return Monomials(dim, 2, count, none, none, none, none, np.empty(0), empty, cube)
 
 
 @inlined
 def pass_memory(dim: int) -> Workspace:
-    """For passes of order 1 or 2."""
+    """For passes with the Hessian or without."""
     count = 1 + dim + dim * (dim + 1) // 2
     one, sums, rest = np.zeros((1, CHUNK)), np.zeros(count), np.zeros(1 + dim)
     return Workspace(np.zeros(SCRATCH), one, sums, rest, np.zeros(dim))
@@ -194,7 +194,7 @@ def minimize(
         radius: S.
         tol: stop when ``gap <= tol (1 + |loss|)``.
         max_steps: limit on evaluations after the first.
-        table: of :func:`pass_table`, of order 2.
+        table: of :func:`pass_table`.
         memory: of :func:`new_memory`.
         work: of :func:`pass_memory`.
     """

@@ -120,7 +120,7 @@ class SearchMemory(NamedTuple):
 def search_memory(dim: int) -> SearchMemory:
     """For problems with so many features."""
     return SearchMemory(
-        pass_table(dim, 2),
+        pass_table(dim),
         pass_memory(dim),
         secant_memory(dim),
         new_point(dim),
@@ -232,9 +232,10 @@ def evaluated(
     """What loss, gradient and the trace of the Hessian prove; for levels that may be infinite.
 
     With the magnitude m of the rows the terms of the loss add up to at most ``|F| + 2 |theta| m``,
-    and what an error of z does to them to ``|theta| (m + |theta| tr H)``. A point on a chord is
-    rounded by some ``eps S``, which changes its loss by that much of its slopes, ``m + S tr H``.
-    A negative ridge counts by its size.
+    and what an error of z does to them to ``|theta| (m + |theta| tr H)``; where a row of a Poisson
+    loss is so short that ``|x| |theta| < 1``, to its term. A point on a chord is rounded by some
+    ``eps S``, which changes its loss by that much of its slopes, ``m + S tr H``; likewise. A
+    negative ridge counts by its size.
     """
     d, size, rows = at.theta.shape[0], length(at.theta), problem.y.shape[0]
     trace += 2.0 * d * max(-problem.ridge, 0.0)
