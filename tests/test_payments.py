@@ -9,6 +9,11 @@ import pytest
 import torch
 
 import torchglb as glb
+from torchglb.carried.free_minimum import FreeMinimum
+from torchglb.carried.kernels import workspace
+from torchglb.carried.monomials import monomials
+from torchglb.carried.rounding import compensated
+from torchglb.carried.source import RowSource
 from torchglb.inference.tests import likelihood_ratio_test
 from torchglb.likelihood import NegativeLogLikelihood
 from torchglb.rows.sums import Errors, Expansion
@@ -152,3 +157,34 @@ def test_a_length_in_many_dimensions_is_paid_for():
         exact = S * mpmath.sqrt(sum(mpmath.mpf(entry) ** 2 for entry in x.tolist()))
         assert mpmath.mpf(float(upper)) >= exact
         assert mpmath.mpf(float(upper)) <= exact * (1 + 2 * d * EPS)
+
+
+def test_slopes_that_cancel_are_paid_for_without_rewards():
+    """Counts of 0: the gradient at the origin is the sum of the rows, 2^-54, and is rounded to 0."""
+    family = glb.Poisson()
+    history = glb.History(1, family=family)
+    history.append([[1.0], [2.0**-54], [-1.0]], [0.0, 0.0, 0.0])
+    source, ridge, tilt = RowSource(family, history), np.ones(1), np.zeros((1, 1))
+    found = FreeMinimum(source, glb.Ball(1, 5.0)).find(ridge, tilt, 1e-12)
+    minimiser = -(2.0**-54) / 3.0  # the Hessian is 2 + 1
+    assert abs(found.theta[0, 0] - minimiser) <= found.length[0] <= 1e-12
+
+
+class Counts(glb.Poisson):
+    """Passes are made by torch."""
+
+    def compiled(self):
+        return None
+
+
+def test_a_pass_by_torch_rounds_no_more_than_it_says():
+    """Equal rows, whose roundings do not cancel."""
+    n, x, r = 300_000, 0.1, 0.7
+    family = Counts()
+    history = glb.History(1, family=family)
+    history.append(np.full((n, 1), x), np.full(n, r))
+    table = monomials(1, 2)
+    work = workspace(1, table.count)
+    RowSource(family, history).pass_at(0, np.zeros(1), table, work)
+    exact = n * Fraction(x) * Fraction(1.0 - r)
+    assert abs(Fraction(float(work.sums[1])) - exact) <= compensated(1) * EPS * exact

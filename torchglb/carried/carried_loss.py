@@ -40,6 +40,7 @@ from torchglb.checks import check_tensors, refuse
 from torchglb.domain import Ball
 from torchglb.errors import SolverError
 from torchglb.families import GLMFamily
+from torchglb.families.base import largest_reward
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, HIGHEST, SCRATCH
 
@@ -373,11 +374,6 @@ def add_by_torch(
     r = torch.full_like(z, y / w if w > 0 else 0.0)
     terms = w * torch.stack([*family.loss_terms(z, r)]).numpy()
     carry_terms(x, w, y, terms, largest_reward(family), family.dispersion, carried, table)
-
-
-def largest_reward(family: GLMFamily) -> float:
-    """The largest ``|r|`` that the range of the rewards allows; 0 where it is not finite."""
-    return max((abs(end) for end in family.reward_range if math.isfinite(end)), default=0.0)
 
 
 @bound_once

@@ -412,8 +412,9 @@ def add_totals(
     """Adds one row to the totals, which bound remainders and rounding.
 
     The magnitude is ``sum_s w_s |x_s| max(|r_s|, largest)/g``. Times S it is at least the sum of
-    the absolute values of the terms ``r z`` of the loss and, for bounded rewards, of those of the
-    slope: what is rounded, even where it cancels.
+    the absolute values of the terms ``r z`` of the loss, and with ``S tr H`` more at least that of
+    those of the slope: what is rounded, even where it cancels. For where rewards have no end, mu is
+    z or ``e^z``, and ``|mu(z)|`` at most ``|mu(0)| + |z| m''(z)``.
     """
     squared = 0.0
     for k in range(x.shape[0]):

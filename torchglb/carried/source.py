@@ -93,7 +93,8 @@ class RowSource:
             raise SolverError(f"{name}: m'' is negative, so that the loss is not convex")
         hessian = (X * curvature) @ X.mT
         d = table.dim
-        work.sums[0], work.sums[1 : 1 + d] = float(loss.sum()), (X @ slope).numpy()
+        # sums in few roundings, unlike products of matrices
+        work.sums[0], work.sums[1 : 1 + d] = float(loss.sum()), (X * slope).sum(-1).numpy()
         work.rest[:] = 0.0
         if table.order == 1:
             return float(torch.trace(hessian))

@@ -153,7 +153,8 @@ class GLMFamily(nn.Module):
 
     def _compiled_as(self, code: int, trials: float = 1.0) -> CompiledFamily:
         """With the constants that this family declares."""
-        return _compiled(code, trials, self.dispersion, *self.reward_range, self.integer_rewards)
+        rewards = *self.reward_range, self.integer_rewards, largest_reward(self)
+        return _compiled(code, trials, self.dispersion, *rewards)
 
     # ---- rewards -------------------------------------------------------------------------
 
@@ -268,12 +269,26 @@ class GLMFamily(nn.Module):
 
 @lru_cache(maxsize=256)
 def _compiled(
-    code: int, trials: float, dispersion: float, low: float, high: float, whole: bool
+    code: int,
+    trials: float,
+    dispersion: float,
+    low: float,
+    high: float,
+    whole: bool,
+    largest: float,
 ) -> CompiledFamily:
     """What compiled code knows: of these types and no others, since it is called unseen."""
-    ends = [abs(float(end)) for end in (low, high) if math.isfinite(end)]
-    rewards = float(low), float(high), bool(whole), max(ends, default=0.0)
+    rewards = float(low), float(high), bool(whole), float(largest)
     return CompiledFamily(int(code), float(trials), 1.0 / float(dispersion), *rewards)
+
+
+def largest_reward(family: GLMFamily) -> float:
+    """c, the largest ``|r|``; where rewards have no end, of their finite end and ``|mu(0)|``."""
+    low, high = family.reward_range
+    ends = [abs(end) for end in (low, high) if math.isfinite(end)]
+    if len(ends) < 2:
+        ends.append(abs(float(family.mean(torch.zeros((), dtype=torch.float64, device="cpu")))))
+    return max(ends)
 
 
 def exponential(x: float) -> float:

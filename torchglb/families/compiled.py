@@ -18,7 +18,7 @@ class CompiledFamily(NamedTuple):
         low: the least reward.
         high: the largest reward.
         whole: whether rewards are whole numbers.
-        largest: the largest finite end of the rewards' range, as an absolute value.
+        largest: c of :func:`torchglb.families.base.largest_reward`.
     """
 
     code: int

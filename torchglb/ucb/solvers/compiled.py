@@ -236,7 +236,7 @@ def center_of(
 def magnitude_of_rows(loss: RowLoss, squares: Floats) -> float:
     """``sum_s |x_s| max(|y_s|, w_s c)/g + |tilt|``: what is rounded, even where it cancels.
 
-    c is the largest reward that the family knows of; ``|x_s|^2`` are written to ``squares``.
+    c is that of :func:`torchglb.families.base.largest_reward`; ``|x_s|^2`` go into ``squares``.
     """
     total = magnitude_of_data(loss.X, loss.w, loss.y, loss.family.largest, squares)
     return total * loss.family.scale + length(loss.tilt)
