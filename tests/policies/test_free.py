@@ -127,6 +127,22 @@ def test_a_minimiser_outside_of_the_ball_of_constants_is_not_certain():
     assert np.isinf(found.length).all()
 
 
+def test_a_hessian_is_as_good_as_is_said():
+    """Also after a rough search, which may end where it only has an upper bound on it."""
+    source, informative = source_of(Bernoulli(), 20, 1), 0
+    for tilt in np.linspace(-2.0, 2.0, 21).repeat(PROBLEMS).reshape(-1, PROBLEMS, 1):
+        minimum = FreeMinimum(source, Ball(1, 20.0), largest=2)
+        for tol in (1.0, 0.3, 0.1):
+            found = minimum.find(np.full(PROBLEMS, 0.1), tilt, tol)
+            X, _, _ = source.history.rows()
+            variance = Bernoulli().variance((X @ torch.from_numpy(found.theta)[..., None])[..., 0])
+            true = (variance * X[..., 0] ** 2).sum(-1).numpy() + 0.1
+            off = np.abs(found.hessian[:, 0, 0] / true - 1.0)
+            assert (off <= found.hessian_error + 1e-9).all()
+            informative += np.isfinite(found.hessian_error).sum()
+    assert informative > 100  # not by saying nothing
+
+
 def test_passes_become_rare():
     source = source_of(Bernoulli(), 200, 2)
     minimum = FreeMinimum(source, Ball(2, 60.0), points=64)

@@ -45,7 +45,7 @@ from torchglb.carried.model import (
 from torchglb.carried.rounding import plain
 from torchglb.carried.taylor import hessian_at, remainder, squared_in_hessian
 
-#: a polynomial's Hessian that may be wrong by this share bounds nothing
+#: a polynomial's Hessian that may be wrong by more than this share bounds nothing
 TRUST = 0.5
 
 
@@ -90,7 +90,7 @@ class View(NamedTuple):
 
     decrement: Decrement  # of Newton, in M
     slope: float  # how far the gradient may be from it, in the same norm
-    hessian_error: float  # relative
+    hessian_error: float  # relative; infinite beyond TRUST, where another one may stand for it
     reach: float  # R X times the distance from the carried point
 
 
@@ -132,7 +132,7 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
     decrement = decrement_of(model, gradient, shift, error.trace, memory)
     if decrement.value == math.inf:
         return View(decrement, math.inf, math.inf, reach)
-    return View(decrement, slope, error.hessian, reach)
+    return View(decrement, slope, error.hessian if good else math.inf, reach)
 
 
 @kernel

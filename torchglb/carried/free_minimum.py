@@ -240,7 +240,7 @@ class Free(NamedTuple):
         theta: ``(N, d)``.
         high: F(theta) is at most this, ``(N,)``.
         hessian: of F there, ``(N, d, d)``.
-        hessian_error: of it, relative to the true one there, ``(N,)``.
+        hessian_error: of it, relative to the true one there, ``(N,)``; infinite if not known.
         distance: of the minimiser, ``<x, u>`` is at most this times ``sqrt(1 + hessian_error)``
             times the length of x in the inverse of ``hessian``, ``(N,)``; infinite if not known.
         length: the same in the Euclidean norm, ``(N,)``.
