@@ -19,13 +19,7 @@ from torch import Tensor
 
 from torchglb.backend import Floats, entry, inlined, record
 from torchglb.carried.carried_loss import CarriedLoss, add_by_torch, choose_order
-from torchglb.carried.kernels import (
-    TOTALS,
-    Carried,
-    Workspace,
-    carry_row,
-    workspace,
-)
+from torchglb.carried.kernels import TOTALS, Carried, Workspace, carry_row, workspace
 from torchglb.carried.minimum import (
     PASS,
     SEARCH,

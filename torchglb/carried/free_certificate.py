@@ -30,8 +30,8 @@ import math
 from typing import NamedTuple, Protocol
 
 from torchglb.backend import Floats, Ints, kernel, record_type
-from torchglb.backend.dense import EPS, cholesky, distance, dot, exponential, forward, length
-from torchglb.carried.kernels import LONGEST, ROWS
+from torchglb.backend.dense import cholesky, distance, dot, exponential, forward, length
+from torchglb.carried.kernels import LONGEST
 from torchglb.carried.model import (
     Decrement,
     Dense,
@@ -40,10 +40,11 @@ from torchglb.carried.model import (
     decrement_of,
     error_at,
     expand,
+    hessian_rounding,
     loss_concordance,
+    squared_length,
 )
-from torchglb.carried.rounding import plain
-from torchglb.carried.taylor import hessian_at, remainder, squared_in_hessian
+from torchglb.carried.taylor import hessian_at, remainder
 
 #: a polynomial's Hessian that may be wrong by more than this share bounds nothing
 TRUST = 0.5
@@ -105,7 +106,6 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
     memory.
     """
     theta, memory, gradient = search.theta, search.memory, search.memory.vectors[0]
-    carried = model.objective.carried
     d, ridge = theta.shape[0], model.objective.quadratic.ridge
     hessian, metric = memory.hessian, memory.metric
     value = expand(model, theta, memory, gradient, True)
@@ -113,7 +113,7 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
     state.high = value + error.value
     reach = loss_concordance(model.objective) * length(memory.shift)
     slope = _correct(search, model) if state.corrected == 1 + model.slot else error.slope
-    lost = plain(d, carried.totals[ROWS]) * EPS * error.trace
+    lost = hessian_rounding(model.objective.carried, error.trace)
     grown, scale = math.exp(min(reach, 300.0)), 1.0 + error.hessian
     good = error.hessian <= TRUST
     convex = good or (bold and cholesky(hessian, -ridge - lost, memory.factor))
@@ -139,20 +139,16 @@ def look(state: FreeState, search: FreeSearch, model: Model, bold: bool) -> View
 def _correct(search: FreeSearch, model: Model) -> float:
     """Adds the correction to the gradient; what may be wrong with it then."""
     theta, gradient, v = search.theta, search.memory.vectors[0], search.memory.vectors[1]
-    carried, constants = model.objective.carried, model.objective.constants
+    constants = model.objective.constants
     for k in range(theta.shape[0]):
         gradient[k] += search.correction[k]
         v[k] = theta[k] - search.corrected_at[k]
     near = length(search.memory.shift)
     far = max(near, distance(search.corrected_at, model.point))  # of all points between the two
-    longest = carried.totals[LONGEST]
-    lost = plain(theta.shape[0], carried.totals[ROWS]) * EPS
-    local = max(squared_in_hessian(model.sums, v), 0.0)
-    local += lost * carried.trace[model.slot] * dot(v, v)
-    order = model.objective.table.order
+    longest, order = model.objective.carried.totals[LONGEST], model.objective.table.order
     off = remainder(far, 0.0, longest, constants.ratio, constants.concordance, order)
     grown = exponential(0.5 * constants.concordance * longest * near)
-    return off.hessian * math.sqrt(local) * grown
+    return off.hessian * math.sqrt(squared_length(model, v)) * grown
 
 
 @kernel

@@ -18,10 +18,9 @@ from torchglb.backend.dense import (
     distance,
     dot,
     frank_wolfe_gap,
-    length,
     minimize_on_ball,
 )
-from torchglb.carried.kernels import MAGNITUDE, Workspace, put_point
+from torchglb.carried.kernels import Workspace, put_point
 from torchglb.carried.model import (
     Dense,
     Model,
@@ -31,9 +30,9 @@ from torchglb.carried.model import (
     gradient_at,
     loss_at,
     loss_concordance,
+    loss_rounding,
     quadratic_value,
 )
-from torchglb.carried.rounding import compensated
 
 #: what a search answers
 DONE, PASS = 0, 1
@@ -261,15 +260,12 @@ def _certify(state: SearchState, search: BallSearch, hessian_error: float, moved
     needs no curvature. The better one counts.
     """
     model, theta, memory = search.model, search.vectors.theta, search.memory
-    carried, constants = model.objective.carried, model.objective.constants
-    d, radius, gradient = theta.shape[0], constants.radius, memory.vectors[0]
+    d, radius, gradient = theta.shape[0], model.objective.constants.radius, memory.vectors[0]
     concordance = loss_concordance(model.objective)
     value = expand(model, theta, memory, gradient, False)
     error = error_at(model, theta, value, memory)
     state.high = value + error.value
-    steep = carried.totals[MAGNITUDE] + length(model.point) * carried.trace[model.slot]
-    size = abs(model.sums[0]) + abs(value) + 4.0 * radius * steep
-    state.rounding = 4.0 * compensated(d) * EPS * size
+    state.rounding = 4.0 * loss_rounding(model, value)
     base = value - 2.0 * error.value
     gap = frank_wolfe_gap(theta, gradient, radius)
     excess = gap + 2.0 * radius * error.slope * math.sqrt(error.trace)

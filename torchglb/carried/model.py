@@ -202,29 +202,50 @@ ERROR = record_type(Error)
 
 
 @kernel
+def hessian_rounding(carried: Carried, trace: float) -> float:
+    """What rounding may do to a carried Hessian with this trace: at most so many unit matrices."""
+    return plain(carried.points.shape[0], carried.totals[ROWS]) * EPS * trace
+
+
+@kernel
+def squared_length(model: Model, p: Floats) -> float:
+    """``|p|^2`` in the Hessian of the data at the carried point, or more."""
+    carried = model.objective.carried
+    paid = hessian_rounding(carried, carried.trace[model.slot]) * dot(p, p)
+    return max(squared_in_hessian(model.sums, p), 0.0) + paid
+
+
+@kernel
+def loss_rounding(model: Model, value: float) -> float:
+    """What rounding may do to the loss in the ball by loss and slope at the carried point c.
+
+    F has some value there. The sums have seen ``compensated`` roundings of terms that add up to at
+    most ``|L| + 2 S magnitude``; what errors of z do to them is ``S (magnitude + |c| tr H)``.
+    """
+    carried, radius = model.objective.carried, model.objective.constants.radius
+    steep = carried.totals[MAGNITUDE] + length(model.point) * carried.trace[model.slot]
+    size = abs(model.sums[0]) + abs(value) + 4.0 * radius * steep
+    return compensated(model.point.shape[0]) * EPS * size
+
+
+@kernel
 def error_at(model: Model, theta: Floats, value: float, memory: Dense) -> Error:
     """Remainder and rounding of the polynomial, of order q >= 2, at theta, where F has this value.
 
-    Rounding: the sums at the point c have seen ``compensated`` roundings of terms that add up to at
-    most ``|L| + 2 S magnitude``; what errors of z do to them is ``S (magnitude + |c| tr H)``. What
-    the polynomial adds to loss and slope are terms of second and higher order, at most ``(1 + C +
-    R) tr H e^(max(R, 1) D) |p|`` each time |p| or 2S, p the displacement. That takes m >= 0, and
-    ``|m^(k)| <= (1 + C + R) m''`` for 2 <= k <= q, as for all families that are compiled.
+    Rounding: what the polynomial adds to loss and slope of its point are terms of second and higher
+    order, at most ``(1 + C + R) tr H e^(max(R, 1) D) |p|`` each time |p| or 2S, p the displacement.
+    That takes m >= 0, and ``|m^(k)| <= (1 + C + R) m''`` for 2 <= k <= q, as for all families that
+    are compiled.
     """
     carried, constants = model.objective.carried, model.objective.constants
-    sums, trace, order = model.sums, carried.trace[model.slot], model.objective.table.order
-    d, radius, p = theta.shape[0], constants.radius, memory.shift
-    longest, magnitude = carried.totals[LONGEST], carried.totals[MAGNITUDE]
+    trace, order = carried.trace[model.slot], model.objective.table.order
+    radius, p, longest = constants.radius, memory.shift, carried.totals[LONGEST]
     _displace(model, theta, memory)
-    far = length(p)
-    lost = plain(d, carried.totals[ROWS]) * EPS
-    local = max(squared_in_hessian(sums, p), 0.0) + lost * trace * far * far
+    far, local = length(p), squared_length(model, p)
     off = remainder(far, local, longest, constants.ratio, constants.concordance, order)
     grown = max(trace, TINY) * exponential(max(constants.concordance, 1.0) * longest * far)
     terms = (1.0 + constants.ratio + constants.concordance) * grown * far * (far + 2.0 * radius)
-    steep = magnitude + length(model.point) * trace
-    rounding = compensated(d) * EPS * (abs(sums[0]) + abs(value) + 4.0 * radius * steep)
-    rounding += lost * terms
+    rounding = loss_rounding(model, value) + hessian_rounding(carried, terms)
     return Error(off.value + rounding, off.slope, off.hessian, grown, rounding)
 
 
@@ -252,7 +273,7 @@ def decrement_of(
         memory: with M and the displacement.
     """
     carried, d = model.objective.carried, gradient.shape[0]
-    lost = plain(d, carried.totals[ROWS]) * EPS * trace
+    lost = hessian_rounding(carried, trace)
     if not cholesky(memory.metric, shift - lost, memory.factor):
         return Decrement(math.inf, 0.0, math.inf)
     y = memory.vectors[4]

@@ -196,7 +196,7 @@ def _scan_all(state: RoundState, round_: Round) -> None:
         for k in range(count):
             arms.lower[k] = -math.inf
     for k in range(count):
-        if arms.upper[k] <= best or arms.cut[k] < 0:
+        if arms.upper[k] <= best or arms.feasible[k] < 0:
             continue
         used[arms.cut[k]] = now
         used[arms.feasible[k]] = now

@@ -36,12 +36,10 @@ from torchglb.ucb.incremental.round_state import (
 )
 
 _CONVERGED, _NONFINITE = int(Status.CONVERGED), int(Status.NONFINITE)
+_INFEASIBLE, _INACCURATE = int(Status.INFEASIBLE), int(Status.INACCURATE)
 #: how a call ends: all is well; some problems have not converged; nothing has changed, because some
 #: value is not what it should be, or because the sums do not hold the rows of the history
 DONE, OPEN, REFUSED, BEHIND = 0, 1, 2, 3
-_INFEASIBLE, _INACCURATE = int(Status.INFEASIBLE), int(Status.INACCURATE)
-
-
 #: no finite loss is higher: stands for an infinite level, with which one cannot compute
 HUGE = 1e305
 

@@ -15,13 +15,7 @@ import math
 import numpy as np
 
 from torchglb.backend import Floats, Ints, kernel, vectorised
-from torchglb.backend.dense import (
-    EPS,
-    TINY,
-    copy_vector,
-    dot,
-    length,
-)
+from torchglb.backend.dense import EPS, TINY, copy_vector, dot, length
 from torchglb.carried.kernels import Carried
 from torchglb.carried.model import Quadratic, gradient_at
 from torchglb.carried.rounding import compensated

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from torchglb.backend import Floats, kernel
-from torchglb.backend.dense import TINY, dot, length
+from torchglb.backend.dense import TINY, distance, dot, length
 from torchglb.backend.tridiagonal import reduce, tridiagonal_form
 from torchglb.carried.kernels import least_used, put_point
 from torchglb.carried.model import (
@@ -30,13 +30,7 @@ from torchglb.ucb.incremental.cutting_planes import (
     sum_rounding,
 )
 from torchglb.ucb.incremental.kkt import maximise_on_model
-from torchglb.ucb.incremental.round_state import (
-    BLOCK,
-    CarriedProblem,
-    Level,
-    Round,
-    RoundState,
-)
+from torchglb.ucb.incremental.round_state import BLOCK, CarriedProblem, Level, Round, RoundState
 from torchglb.ucb.kernels import (
     ON_SPHERE,
     Curvature,
@@ -168,12 +162,9 @@ def _is_far(loss: float, level: Level) -> bool:
 @kernel
 def _propose_anew(round_: Round, x: Floats, start: Floats) -> bool:
     """The maximiser as the carried minimum has it, instead of a far point; False if that is it."""
-    trial, center, off, away = round_.memory.trial, round_.level.center, 0.0, 0.0
+    trial = round_.memory.trial
     _propose_from_minimum(round_, x)
-    for k in range(x.shape[0]):
-        off += (trial[k] - start[k]) * (trial[k] - start[k])
-        away += (trial[k] - center[k]) * (trial[k] - center[k])
-    return off > NEARBY * NEARBY * away
+    return distance(trial, start) > NEARBY * distance(trial, round_.level.center)
 
 
 @kernel

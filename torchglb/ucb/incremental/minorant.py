@@ -40,16 +40,16 @@ from torchglb.carried.model import (
     Dense,
     expand,
     gradient_at,
+    hessian_rounding,
     loss_at,
     loss_concordance,
 )
-from torchglb.carried.rounding import compensated, plain
+from torchglb.carried.rounding import plain
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SECOND, W, Y, least_curvatures
 from torchglb.ucb.incremental.cutting_planes import lower_upper_bound, sum_rounding
 from torchglb.ucb.incremental.looks import anchor_at_minimum
 from torchglb.ucb.incremental.round_state import CarriedProblem, Minorant, Round, RoundState
-from torchglb.ucb.kernels import cut_rounding
 
 #: a problem's memory beside point and matrix: D; how many rows M was made of, 0 if there is none;
 #: the round before which it is not worth trying; which anchor c is; the last round in which many
@@ -282,13 +282,9 @@ def bound_cheaply(round_: Round) -> None:
     gradient, dense = round_.memory.gradient, round_.memory.dense
     loss = expand(model, model.point, dense, gradient, True)
     carried, reach = model.objective.carried, 2.0 * level.radius
-    # no payment for the ridge: near the minimum its slope is no larger than that of the rows
-    paid = compensated(gradient.shape[0]) * cut_rounding(
-        level.high, loss, loss, carried.trace[0], level.magnitude, level.radius
-    )
-    paid += plain(gradient.shape[0], carried.totals[ROWS]) * EPS * carried.trace[0] * reach * reach
-    concordance = loss_concordance(model.objective)
-    room = level.high - loss + paid
+    paid = sum_rounding(level, loss, loss, carried.trace[0])
+    paid += hessian_rounding(carried, carried.trace[0]) * reach * reach
+    concordance, room = loss_concordance(model.objective), level.high - loss + paid
     outer = ellipsoid(model.point, gradient, room, concordance, level.radius, dense)
     bound_by_ellipsoid(round_, outer)
 
