@@ -44,12 +44,13 @@ from torchglb.carried.model import (
     loss_at,
     loss_concordance,
 )
-from torchglb.carried.rounding import plain
+from torchglb.carried.rounding import compensated, plain
 from torchglb.families.compiled import CompiledFamily
 from torchglb.families.row_terms import CHUNK, SECOND, W, Y, least_curvatures
 from torchglb.ucb.incremental.cutting_planes import lower_upper_bound, sum_rounding
 from torchglb.ucb.incremental.looks import anchor_at_minimum
 from torchglb.ucb.incremental.round_state import CarriedProblem, Minorant, Round, RoundState
+from torchglb.ucb.kernels import cut_rounding
 
 #: a problem's memory beside point and matrix: D; how many rows M was made of, 0 if there is none;
 #: the round before which it is not worth trying; which anchor c is; the last round in which many
@@ -276,13 +277,17 @@ def bound_by_ellipsoid(round_: Round, outer: OuterEllipsoid) -> int:
 def bound_cheaply(round_: Round) -> None:
     """Upper bounds on all arms from one ellipsoid around the carried minimum: O(K d^2).
 
-    Rounding: loss and gradient as those of any cut; the entries of the Hessian are plain sums.
+    Rounding: loss and gradient as those of any cut, but for the ridge, whose slope is known: at the
+    origin it is 0, and costs nothing; the entries of the Hessian are plain sums.
     """
     level, model = round_.level, round_.problem.minimum
     gradient, dense = round_.memory.gradient, round_.memory.dense
     loss = expand(model, model.point, dense, gradient, True)
     carried, reach = model.objective.carried, 2.0 * level.radius
-    paid = sum_rounding(level, loss, loss, carried.trace[0])
+    steep = level.magnitude + level.quadratic.ridge * length(model.point)
+    paid = compensated(gradient.shape[0]) * cut_rounding(
+        level.high, loss, loss, carried.trace[0], steep, level.radius
+    )
     paid += hessian_rounding(carried, carried.trace[0]) * reach * reach
     concordance, room = loss_concordance(model.objective), level.high - loss + paid
     outer = ellipsoid(model.point, gradient, room, concordance, level.radius, dense)
