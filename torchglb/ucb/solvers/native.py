@@ -211,7 +211,9 @@ def _solve_batched(
     radius = program.domain.radius_like(arms).expand(program.level.shape)
     least = at_center.loss - frank_wolfe_gap(center, at_center.gradient, radius)
     rounding = errors.loss + 2.0 * radius * errors.gradient
-    rounding = rounding + 16 * torch.finfo(arms.dtype).eps * (least.abs() + at_center.loss.abs())
+    size = 16 * (least.abs() + at_center.loss.abs())
+    size = size + (8 + arms.shape[-1]) * radius * length(at_center.gradient)
+    rounding = rounding + torch.finfo(arms.dtype).eps * size
     undefined = ~torch.isfinite(at_center.loss) | torch.isnan(program.level)
     empty = (least - rounding > program.level) | (known.upper == -torch.inf).any(-1)
     unsure = at_center.loss + errors.loss > program.level
