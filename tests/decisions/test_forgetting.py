@@ -279,6 +279,25 @@ def test_a_changing_arm_set_keeps_what_was_earned_and_states_continue():
     assert torch.equal(safe.budget, other.budget)
 
 
+@pytest.mark.parametrize("mean", [None, 0.6])
+def test_the_ledger_of_a_replicate_hangs_on_its_own_arms(mean):
+    """Where those of a companion changed it was closed, with the bounds of that time."""
+    given = {"family": glb.Bernoulli(), "domain": glb.Ball(2, 3.0)}
+    alone, both = (
+        Conservative(policies.make("ofuglb-pb", **given, batch_shape=shape), 0, 0.3, mean)
+        for shape in ((), (2,))
+    )
+    fixed = torch.tensor([[0.5, 0.4], [0.8, 0.0], [0.0, 0.9]], dtype=F64)
+    for t in range(12):
+        arms = torch.stack([fixed, fixed / (1.0 + t % 5)])
+        index = both.select(arms)
+        assert int(alone.select(fixed)) == int(index[0])
+        x, r = arms[torch.arange(2), index], torch.full((2,), float(t % 3 > 0), dtype=F64)
+        both.update(x, r)
+        alone.update(x[0], r[0])
+    torch.testing.assert_close(both.budget[0], alone.budget, rtol=0, atol=1e-6)
+
+
 def test_conservative_refusals():
     gaussian = policies.make("ofuglb-pb", family=glb.Gaussian(1.0), domain=glb.Ball(2, 3.0))
     with pytest.raises(InputError, match="family"):

@@ -131,13 +131,18 @@ class Conservative(Policy):
         region = self.policy.confidence_set()
         assert region is not None
         lower, upper = self._bounds(region, arms)
-        if self._arms is not None and torch.equal(self._arms, arms):
-            lower = torch.maximum(lower, self._lower)
-            return self._earned, self._plays, lower, torch.minimum(upper, self._upper)
-        earned = self._earned
-        if self._arms is not None:
-            earned = earned + self._value(self._plays, self._lower, self._upper)
-        return earned, torch.zeros_like(lower, dtype=torch.int64), lower, upper
+        earned, plays = self._earned, torch.zeros_like(lower, dtype=torch.int64)
+        if self._arms is None:
+            return earned, plays, lower, upper
+        closed = earned + self._value(self._plays, self._lower, self._upper)
+        if self._arms.shape != arms.shape:
+            return closed, plays, lower, upper
+        # each replicate by itself: its arms may stay where those of others change
+        same = (self._arms == arms).all(-1).all(-1)
+        plays = torch.where(same[..., None], self._plays, plays)
+        lower = torch.where(same[..., None], torch.maximum(lower, self._lower), lower)
+        upper = torch.where(same, torch.minimum(upper, self._upper), upper)
+        return torch.where(same, earned, closed), plays, lower, upper
 
     def _bounds(self, region: ConfidenceSet, arms: Tensor) -> tuple[Tensor, Tensor]:
         """On the means of all arms, ``(*B, K)``, and of the baseline from above, ``(*B)``."""
