@@ -298,6 +298,17 @@ def test_the_ledger_of_a_replicate_hangs_on_its_own_arms(mean):
     torch.testing.assert_close(both.budget[0], alone.budget, rtol=0, atol=1e-6)
 
 
+def test_a_known_mean_is_one_and_keeps_its_digits():
+    given = {"family": glb.Bernoulli(), "domain": glb.Ball(2, 3.0)}
+    inner = policies.make("ofuglb-pb", **given, dtype=torch.float32)
+    safe = Conservative(inner, 0, 0.5, 0.7)  # which float32 rounds down
+    safe.select(torch.eye(2))
+    assert float(safe.budget) == 0.35
+    for bad in (math.nan, math.inf, -0.1, 1.1, [0.5, 0.5]):
+        with pytest.raises(InputError, match="^baseline_mean: expected"):
+            Conservative(inner, 0, 0.5, bad)
+
+
 def test_conservative_refusals():
     gaussian = policies.make("ofuglb-pb", family=glb.Gaussian(1.0), domain=glb.Ball(2, 3.0))
     with pytest.raises(InputError, match="family"):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchglb.array_like import ArrayLike
 from torchglb.checks import (
+    ValueChecks,
     as_indices,
     as_tensor,
     check_probability,
@@ -85,12 +86,7 @@ class Conservative(Policy):
             raise refuse("family", expected, type(policy.family).__name__)
         self.policy, self.alpha = policy, check_probability("alpha", alpha)
         self.baseline = self._index(baseline)
-        self._known = None
-        if baseline_mean is not None:
-            mean = as_tensor(
-                "baseline_mean", baseline_mean, dtype=policy.dtype, device=policy.device
-            )
-            self._known = mean.expand(policy.batch_shape).clone()
+        self._known = None if baseline_mean is None else self._mean(baseline_mean)
         shape = policy.batch_shape
         #: earned for certain beyond (1 - alpha) of the baseline, by earlier arm sets
         self._earned = torch.zeros(shape, dtype=torch.float64, device=policy.device)
@@ -107,6 +103,21 @@ class Conservative(Policy):
         except RuntimeError:
             wanted = f"a number or shape {tuple(policy.batch_shape)}"
             raise refuse("baseline", wanted, f"shape {tuple(index.shape)}") from None
+
+    def _mean(self, given: ArrayLike) -> Tensor:
+        """In float64: a mean that is rounded down is no bound from above."""
+        policy = self.policy
+        mean = as_tensor("baseline_mean", given, dtype=torch.float64, device=policy.device)
+        low, high = policy.family.reward_range
+        checks = ValueChecks()
+        checks.finite("baseline_mean", mean)
+        checks.within("baseline_mean", mean, low, high, lambda: f"means in [{low:g}, {high:g}]")
+        checks.settle()
+        try:
+            return mean.detach().expand(policy.batch_shape).clone()
+        except RuntimeError:
+            wanted = f"a number or shape {tuple(policy.batch_shape)}"
+            raise refuse("baseline_mean", wanted, f"shape {tuple(mean.shape)}") from None
 
     # ---- choosing ------------------------------------------------------------------------
 
@@ -150,8 +161,7 @@ class Conservative(Policy):
         place = self.baseline[..., None]
         if self._known is None:
             return lower, upper.gather(-1, place)[..., 0]
-        known = self._known.double()
-        return lower.scatter(-1, place, known[..., None]), known
+        return lower.scatter(-1, place, self._known[..., None]), self._known
 
     def _value(self, plays: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
         """``sum_s mu(x_s) - (1 - alpha) mu(b)``, from below: for the baseline ``alpha mu(b)``."""
