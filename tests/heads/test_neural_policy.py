@@ -57,6 +57,17 @@ def test_shapes(batch_shape):
     assert policy.features(world.arms[0][..., 0, :]).shape == (*batch_shape, 2)
 
 
+def test_a_policy_on_a_leash_is_trained_with_the_weights():
+    policy, world = (
+        neural(inner=partial(policies.make, "ofuglb", conservative=(0, 0.2))),
+        Contexts(6),
+    )
+    for t in range(6):
+        policy.update(*world.row(t, policy.select(world.arms[t])), weight=0.25)
+    assert policy.trainings == 1
+    assert policy.inner.confidence_set().likelihood.w.tolist() == [0.25] * 6
+
+
 FIXED_ARMS = {n for n in policies.available(FAMILY) if policies.requirements_of(n).fixed_arms}
 
 

@@ -123,7 +123,7 @@ class Policy(TakesTurns, ABC):
     name: ClassVar[str]
     requires: ClassVar[Requirements] = Requirements()
     #: whether rows may have weights in [0, 1]; rewards may be missing everywhere
-    takes_weights: ClassVar[bool] = False
+    takes_weights: bool = False
     #: whether the set, if there is one, is proven to hold theta* with probability 1 - delta
     guaranteed: bool = True
 

@@ -85,6 +85,7 @@ class Conservative(Policy):
             expected = "one of non-negative rewards, of which a share can be asked for"
             raise refuse("family", expected, type(policy.family).__name__)
         self.policy, self.alpha = policy, check_probability("alpha", alpha)
+        self.takes_weights = policy.takes_weights
         self.baseline = self._index(baseline)
         self._known = None if baseline_mean is None else self._mean(baseline_mean)
         shape = policy.batch_shape
