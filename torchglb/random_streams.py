@@ -137,8 +137,10 @@ class RandomStreams:
 
     def normal(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Standard normal numbers of shape ``(*B, *shape)``."""
-        uniform = self.uniform(*shape, dtype=torch.float64)
-        return torch.special.ndtri(uniform).to(dtype)
+        uniform = self.uniform_at(self._count, *shape, dtype=torch.float64)
+        drawn = torch.special.ndtri(uniform).to(dtype)
+        self._count += torch.Size(shape).numel()  # last: what is interrupted draws nothing
+        return drawn
 
     def state_dict(self) -> dict[str, Any]:
         """Generator, seed, names and position of the streams."""

@@ -1,12 +1,15 @@
 """Saved states of policies: what does not fit is refused by name, and changes nothing."""
 
 import copy
+import inspect
 import math
 
 import pytest
 import torch
 
 import torchglb as glb
+from torchglb import random_streams
+from torchglb.testing.policies import Interruption
 
 
 def _policy(rows, aggregate=False):
@@ -47,3 +50,37 @@ def test_rows_that_are_no_numbers(name):
     with pytest.raises(glb.InputError, match=f"state\\['{name}'\\]"):
         policy.load_state_dict(state)
     assert torch.equal(policy.scores(arms), before)
+
+
+@pytest.mark.parametrize("own", ["policy", "streams"])
+@pytest.mark.parametrize(
+    "name", ["oful-contrast", "ofuglb-contrast", "ts", "evill", "evill-theory"]
+)
+def test_an_interrupted_choice_is_all_or_nothing(name, own):
+    """It declares arms and draws numbers, or does not; half of it broke the policy."""
+    family = glb.Gaussian() if name == "oful-contrast" else glb.Bernoulli()
+    policy = glb.policies.make(name, family=family, domain=glb.Ball(2, 2.0), horizon=50)
+    arms = torch.tensor([[0.8, 0.1], [0.3, 0.9], [0.6, 0.6], [0.0, 0.0]], dtype=torch.float64)
+    file = inspect.getfile(type(policy) if own == "policy" else random_streams)
+
+    def play(policy):
+        choices = []
+        for t in range(6):
+            choices.append(int(policy.select(arms)))
+            policy.update(arms[choices[-1]], float(t % 2))
+        return choices, policy.bounds(arms[0])
+
+    aware, bounds = copy.deepcopy(policy), play(copy.deepcopy(policy))[1]
+    calls = Interruption.count(lambda: aware.select(arms), file)
+    whole = [play(copy.deepcopy(one))[0] for one in (policy, aware)]
+    early, late = range(1, min(calls, 15)), range(max(1, calls - 5), calls + 1)
+    for call in sorted({*early, *range(1, calls, 1 + calls // 10), *late}):
+        struck = copy.deepcopy(policy)
+        with pytest.raises(KeyboardInterrupt), Interruption(call, file):
+            struck.select(arms)
+        choices, ends = play(struck)
+        assert choices in whole
+        if "contrast" in name:
+            assert struck.contrast_bounds() is not None
+        if bounds is not None:
+            torch.testing.assert_close(ends, bounds, rtol=0, atol=1e-6)

@@ -23,6 +23,7 @@ by the arms, so W does not have this covariance. Ours has, and it is tested.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any, Unpack
@@ -101,8 +102,12 @@ class Perturbed(FittedPolicy):
         """The index ``(*B)`` of the arm to play; draws the perturbation of the next choice."""
         arms = self._check_arms(arms)
         index = self._winner(arms)
-        self._noise = self.random.normal(self.domain.dim, dtype=self.dtype)
+        self._draw()
         return index
+
+    def _draw(self) -> None:
+        """The numbers of the next choice."""
+        self._noise = self.random.normal(self.domain.dim, dtype=self.dtype)
 
     def _winner(self, arms: Tensor) -> Tensor:
         """The arm with the largest score: certain, or to eight digits where arms tie."""
@@ -267,11 +272,11 @@ class EVILLTheory(Perturbed):
             return novelty
         return torch.where(warm[..., None], novelty, super()._scores(arms))
 
-    def select(self, arms: ArrayLike) -> Tensor:
-        """The index ``(*B)`` of the arm to play: drawn from the design in the warm-up."""
-        index = super().select(arms)
-        self._uniform = self.random.uniform(dtype=self.dtype)
-        return index
+    def _draw(self) -> None:
+        streams = copy.copy(self.random)
+        noise = streams.normal(self.domain.dim, dtype=self.dtype)
+        uniform = streams.uniform(dtype=self.dtype)
+        self.random, self._noise, self._uniform = streams, noise, uniform  # all, or none
 
     def _winner(self, arms: Tensor) -> Tensor:
         warm = self.warming_up(arms)

@@ -26,15 +26,14 @@ class DeclaredArms:
         self._place = (*policy.batch_shape, "K", policy.domain.dim)
         self.arms: Tensor | None = None
 
-    def declare(self, arms: Tensor) -> bool:
-        """Takes arms ``(*B, K, d)`` for the declared ones; whether they are new.
+    def are_new(self, arms: Tensor) -> bool:
+        """Whether arms ``(*B, K, d)`` are the first, which a choice then declares.
 
         Raises:
             InputError: if other arms were declared before. Values are compared only where the
                 policy validates; :meth:`same` keeps bounds valid without.
         """
         if self.arms is None:
-            self.arms = arms.clone()
             return True
         changed = arms.shape != self.arms.shape
         if changed or (self._validate and not bool((arms == self.arms).all())):

@@ -128,10 +128,13 @@ class OFUGLBContrast(LikelihoodRatioPolicy):
     def select(self, arms: ArrayLike) -> Tensor:
         """Which arm ``(*B)`` has the largest index; the first call declares the arms."""
         arms = self._check_arms(arms)
-        if self._declared.declare(arms):
-            self._contrasts = self._new_contrasts(arms)
+        new = self._declared.are_new(arms)
         self._decided = self._height()
-        return self._scores(arms).argmax(-1)
+        index = self._scores(arms).argmax(-1)
+        if new:
+            contrasts, arms = self._new_contrasts(arms), arms.clone()
+            self._declared.arms, self._contrasts = arms, contrasts
+        return index
 
     def select_ball(self) -> Tensor:
         """Refused: contrasts are named one by one."""

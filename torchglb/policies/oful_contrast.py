@@ -200,11 +200,14 @@ class OFULContrast(Policy):
     def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play; the first call declares the arms."""
         arms = self._check_arms(arms)
-        if self._declared.declare(arms):
+        new = self._declared.are_new(arms)
+        index = self._scores(arms).argmax(-1)
+        if new:
             shape = (*arms.shape[:-1], self.domain.dim + 2)
-            self._sums = torch.zeros(shape, dtype=torch.float64, device=self.device)
-            self._units = unit_rows(arms)
-        return self._scores(arms).argmax(-1)
+            sums = torch.zeros(shape, dtype=torch.float64, device=self.device)
+            units, arms = unit_rows(arms), arms.clone()
+            self._declared.arms, self._units, self._sums = arms, units, sums
+        return index
 
     def bounds(self, x: ArrayLike, refine: bool = True) -> Interval:
         """Ends of ``<x, theta*>``: by the ellipsoid, and for a declared arm by its own sums."""
