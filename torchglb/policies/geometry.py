@@ -12,12 +12,35 @@ from torchglb.arrays import known_none
 from torchglb.domain import Ball
 from torchglb.linalg import minimize_on_ball
 from torchglb.optim.ball import minimize_model
+from torchglb.radii.posterior.curvature import kept_ellipsoid
 
 
 def log_chi_square_ratio(dim: int, level: float) -> float:
     """``log(F_d(2 level)/F_d(level))``, F_d the cdf of chi^2 with d degrees of freedom."""
     whole, half = special.gammainc(0.5 * dim, (level, 0.5 * level))
     return math.log(whole / half)
+
+
+def ellipsoid_in(
+    dtype: torch.dtype, center: Tensor, matrix: Tensor, radius: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre, matrix and gamma in a dtype of a set that holds ``|theta - c|_W <= radius``.
+
+    Args:
+        dtype: that of the parts, which are rounded, or a narrower one.
+        center: c, ``(*B, d)``.
+        matrix: W, positive definite, ``(*B, d, d)``.
+        radius: ``(*B)``.
+    """
+    if dtype == matrix.dtype:
+        return center, matrix.clone(), radius.square()
+    kept = center.to(dtype)
+    off = kept.double() - center
+    moved = ((matrix @ off[..., None])[..., 0] * off).sum(-1).sqrt()
+    radius = radius + moved
+    longest = radius / torch.linalg.eigvalsh(matrix)[..., 0].sqrt()  # of its half axes
+    shape, gamma = kept_ellipsoid(matrix, radius.square(), longest, dtype)
+    return kept, shape, gamma
 
 
 def towards(theta: Tensor) -> Tensor:

@@ -23,12 +23,13 @@ from torchglb.checks import check_positive
 from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
 from torchglb.policies.base import Policy
-from torchglb.policies.geometry import farthest_point, towards
+from torchglb.policies.geometry import ellipsoid_in, farthest_point, towards
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import taken
 from torchglb.policies.settings import PolicySettings
+from torchglb.rounding import round_up
 from torchglb.sets import EllipsoidSet, Event
 
 
@@ -67,7 +68,8 @@ class OFUL(Policy):
         self.regularization = check_positive("regularization", regularization)
         self._event = Event(self.delta)
         shape = tuple(self.batch_shape)
-        self._moment = torch.zeros((*shape, domain.dim), dtype=self.dtype, device=self.device)
+        # in float64, whatever the rows are: a sum of many in float32 loses what few of them say
+        self._moment = torch.zeros((*shape, domain.dim), dtype=torch.float64, device=self.device)
         self._V = RankOneInverse.scaled_identity(
             self.regularization, shape, domain.dim, self._moment
         )
@@ -75,18 +77,22 @@ class OFUL(Policy):
     @property
     def theta(self) -> Tensor:
         """The ridge estimate, ``(*B, d)``."""
-        return self._V.solve(self._moment)
+        return self._V.solve(self._moment).to(self.dtype)
 
     def estimate(self) -> Tensor:  # noqa: D102
         return self.theta
 
     def confidence_set(self) -> EllipsoidSet:
         """The ellipsoid over which the policy is optimistic."""
-        gamma, matrix = self.radius().square(), self._V.matrix.clone()
-        return EllipsoidSet(self.family, self.domain, self.theta, matrix, gamma, event=self._event)
+        radius, center = self._radius(), self._V.solve(self._moment)
+        parts = ellipsoid_in(self.dtype, center, self._V.matrix, radius)
+        return EllipsoidSet(self.family, self.domain, *parts, event=self._event)
 
     def radius(self) -> Tensor:
         """The radius of the ellipsoid, ``(*B)``."""
+        return round_up(self._radius(), self.dtype)
+
+    def _radius(self) -> Tensor:
         lam, d = self.regularization, self.domain.dim
         growth = self._V.logdet - d * math.log(lam)
         S = self.domain.radius_like(growth)
@@ -95,13 +101,16 @@ class OFUL(Policy):
 
     def select_ball(self) -> Tensor:
         """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
-        return towards(farthest_point(self.theta, self._V.matrix, self.radius().square()))
+        center, gamma = self._V.solve(self._moment), self._radius().square()
+        return towards(farthest_point(center, self._V.matrix, gamma).to(self.dtype))
 
     def _scores(self, arms: Tensor) -> Tensor:
-        mean = (arms @ self.theta[..., None])[..., 0]
-        return mean + self.radius()[..., None] * self._V.norms(arms)
+        arms = arms.double()
+        mean = (arms @ self._V.solve(self._moment)[..., None])[..., 0]
+        return round_up(mean + self._radius()[..., None] * self._V.norms(arms), self.dtype)
 
     def _update(self, x: Tensor, r: Tensor) -> None:
+        x, r = x.double(), r.double()
         V, moment = self._V.plus_rows(x), self._moment + (r[..., None] * x).sum(-2)
         self._V, self._moment = V, moment  # computed first, committed last
 

@@ -51,11 +51,13 @@ from torchglb.domain import Ball
 from torchglb.families import Gaussian, GLMFamily
 from torchglb.policies.base import Policy
 from torchglb.policies.fixed_arms import DeclaredArms
+from torchglb.policies.geometry import ellipsoid_in
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.registry import register
 from torchglb.policies.requirements import Requirements
 from torchglb.policies.saving import taken
 from torchglb.policies.settings import PolicySettings
+from torchglb.rounding import round_up
 from torchglb.sets import EllipsoidSet, Event, Interval
 
 
@@ -90,7 +92,8 @@ class OFULContrast(Policy):
         self.joint_share = check_probability("joint_share", joint_share)
         self._event = Event(self.delta)
         shape = tuple(self.batch_shape)
-        self._moment = torch.zeros((*shape, domain.dim), dtype=self.dtype, device=self.device)
+        # in float64, whatever the rows are: a sum of many in float32 loses what few of them say
+        self._moment = torch.zeros((*shape, domain.dim), dtype=torch.float64, device=self.device)
         self._V = RankOneInverse.scaled_identity(
             self.regularization, shape, domain.dim, self._moment
         )
@@ -104,13 +107,16 @@ class OFULContrast(Policy):
     @property
     def theta(self) -> Tensor:
         """The ridge estimate, ``(*B, d)``."""
-        return self._V.solve(self._moment)
+        return self._V.solve(self._moment).to(self.dtype)
 
     def estimate(self) -> Tensor:  # noqa: D102
         return self.theta
 
     def radius(self) -> Tensor:
         """The radius of OFUL's ellipsoid at its share of delta, ``(*B)``."""
+        return round_up(self._radius(), self.dtype)
+
+    def _radius(self) -> Tensor:
         lam, d = self.regularization, self.domain.dim
         growth = self._V.logdet - d * math.log(lam)
         S = self.domain.radius_like(growth)
@@ -120,8 +126,9 @@ class OFULContrast(Policy):
 
     def confidence_set(self) -> EllipsoidSet:
         """The ellipsoid; it does not show what the arms' own bounds know."""
-        gamma, matrix = self.radius().square(), self._V.matrix.clone()
-        return EllipsoidSet(self.family, self.domain, self.theta, matrix, gamma, event=self._event)
+        radius, center = self._radius(), self._V.solve(self._moment)
+        parts = ellipsoid_in(self.dtype, center, self._V.matrix, radius)
+        return EllipsoidSet(self.family, self.domain, *parts, event=self._event)
 
     # ---- the bounds of the arms ----------------------------------------------------------
 
@@ -132,9 +139,7 @@ class OFULContrast(Policy):
         """
         assert self._units is not None
         units, lengths = self._units
-        inverse, theta, radius = (
-            part.double() for part in (self._V.inverse, self.theta, self.radius())
-        )
+        inverse, theta, radius = self._V.inverse, self._V.solve(self._moment), self._radius()
         if self.device.type != "cpu":
             return self._bounds_on_device(units, lengths, inverse, theta, radius)
         lower, upper = torch.empty_like(lengths), torch.empty_like(lengths)
@@ -187,15 +192,16 @@ class OFULContrast(Policy):
         return Interval(torch.where(zero, 0.0, lower), torch.where(zero, 0.0, upper))
 
     def _joint_scores(self, arms: Tensor) -> Tensor:
-        mean = (arms @ self.theta[..., None])[..., 0]
-        return mean + self.radius()[..., None] * self._V.norms(arms)
+        arms = arms.double()
+        mean = (arms @ self._V.solve(self._moment)[..., None])[..., 0]
+        return mean + self._radius()[..., None] * self._V.norms(arms)
 
     def _scores(self, arms: Tensor) -> Tensor:
         scores, same = self._joint_scores(arms), self._declared.same(arms)
-        if same is None:
-            return scores
-        upper = self.contrast_bounds().upper.to(scores.dtype)
-        return torch.where(same, torch.minimum(scores, upper), scores)
+        if same is not None:
+            upper = self.contrast_bounds().upper
+            scores = torch.where(same, torch.minimum(scores, upper), scores)
+        return round_up(scores, self.dtype)
 
     def select(self, arms: ArrayLike) -> Tensor:
         """The index ``(*B)`` of the arm to play; the first call declares the arms."""
@@ -216,18 +222,19 @@ class OFULContrast(Policy):
         if self._declared.arms is None:
             return region
         own, match = self.contrast_bounds(), self._declared.matches(x)
-        lower = torch.where(match, own.lower, -torch.inf).amax(-1).to(x.dtype)
-        upper = torch.where(match, own.upper, torch.inf).amin(-1).to(x.dtype)
+        lower = -round_up(torch.where(match, -own.lower, torch.inf).amin(-1), x.dtype)
+        upper = round_up(torch.where(match, own.upper, torch.inf).amin(-1), x.dtype)
         return Interval(torch.maximum(region.lower, lower), torch.minimum(region.upper, upper))
 
     # ---- learning and saving -------------------------------------------------------------
 
     def _update(self, x: Tensor, r: Tensor) -> None:
+        x, r = x.double(), r.double()
         V, moment = self._V.copy(), self._moment + (r[..., None] * x).sum(-2)
         sums = self._sums
         for s in range(r.shape[-1]):  # a weight rests on the rows before its own
             if self._units is not None:
-                past = self._units[0], V.inverse.double()
+                past = self._units[0], V.inverse
                 sums = self._weighed(*past, x[..., s, :], r[..., s], sums)
             V.add(x[..., s, :])
         self._V, self._moment, self._sums = V, moment, sums  # computed first, committed last
@@ -236,7 +243,6 @@ class OFULContrast(Policy):
         self, units: Tensor, inverse: Tensor, x: Tensor, r: Tensor, sums: Tensor
     ) -> Tensor:
         """The sums with one row ``(*B, d)``, for ``V^-1`` of the rows before."""
-        x, r = x.detach().double(), r.detach().double()
         if self.device.type == "cpu":
             N, (K, d) = self.batch_shape.numel(), units.shape[-2:]
             sums = sums.clone()
