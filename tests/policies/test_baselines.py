@@ -641,3 +641,28 @@ def test_bounds_of_oful_in_float32(name, share):
     assert bool((found.lower.double() <= exact @ theta - width).all())
     assert bool((policy.scores(queries).double() >= exact @ theta + width).all())
     assert bool((found.upper.double() <= exact @ theta + 1.001 * width + 1e-5).all())
+
+
+@pytest.mark.parametrize(
+    "name", ["gloc", "glb-omd", "glb-omd-realised", "glb-omd-rows", "ada-ofu-ecolog", "ol2m"]
+)
+def test_online_bounds_in_float32(name):
+    """Above those of float64 from the same rows, of which the sums in float32 lost digits."""
+    generator = torch.Generator().manual_seed(1)
+    arms = torch.nn.functional.normalize(torch.randn((3, 3), generator=generator), dim=-1)
+    wide, narrow = (
+        policies.make(name, family=Bernoulli(), domain=Ball(3, 1.0), dtype=dtype)
+        for dtype in (DTYPE, torch.float32)
+    )
+    x = arms[torch.tensor([0, 0, 0, 1])].repeat(60, 1)
+    r = torch.randint(0, 2, (240,), generator=generator)
+    for policy in (wide, narrow):
+        policy.update(x.to(policy.dtype), r)
+    queries = torch.cat([arms, torch.eye(3)])
+    found, exact = (
+        policy.confidence_set().interval(queries.to(policy.dtype)) for policy in (narrow, wide)
+    )
+    scores = narrow.scores(arms).double() - wide.scores(arms.double())
+    for excess in (found.upper.double() - exact.upper, exact.lower - found.lower.double(), scores):
+        assert bool((excess >= 0.0).all())
+        assert bool((excess <= 1e-4 * (1.0 + exact.upper.abs().amax())).all())

@@ -22,25 +22,25 @@ def log_chi_square_ratio(dim: int, level: float) -> float:
 
 
 def ellipsoid_in(
-    dtype: torch.dtype, center: Tensor, matrix: Tensor, radius: Tensor
+    dtype: torch.dtype, center: Tensor, matrix: Tensor, gamma: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre, matrix and gamma in a dtype of a set that holds ``|theta - c|_W <= radius``.
+    """Centre, matrix and gamma in a dtype of a set that holds ``|theta - c|_W^2 <= gamma``.
 
     Args:
         dtype: that of the parts, which are rounded, or a narrower one.
         center: c, ``(*B, d)``.
         matrix: W, positive definite, ``(*B, d, d)``.
-        radius: ``(*B)``.
+        gamma: ``(*B)``; it may be infinite.
     """
     if dtype == matrix.dtype:
-        return center, matrix.clone(), radius.square()
+        return center.clone(), matrix.clone(), gamma
     kept = center.to(dtype)
     off = kept.double() - center
     moved = ((matrix @ off[..., None])[..., 0] * off).sum(-1).sqrt()
-    radius = radius + moved
+    radius = gamma.sqrt() + moved
     longest = radius / torch.linalg.eigvalsh(matrix)[..., 0].sqrt()  # of its half axes
-    shape, gamma = kept_ellipsoid(matrix, radius.square(), longest, dtype)
-    return kept, shape, gamma
+    shape, paid = kept_ellipsoid(matrix, radius.square(), longest, dtype)
+    return kept, shape, torch.where(gamma < torch.inf, paid, torch.inf)
 
 
 def towards(theta: Tensor) -> Tensor:

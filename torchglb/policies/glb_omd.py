@@ -18,10 +18,11 @@ from torchglb.checks import check_positive, refuse
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy
-from torchglb.policies.geometry import farthest_point, towards
+from torchglb.policies.geometry import ellipsoid_in, farthest_point, towards
 from torchglb.policies.mirror_descent import MirrorDescent
 from torchglb.policies.registry import register
 from torchglb.policies.settings import PolicySettings
+from torchglb.rounding import round_up
 from torchglb.sets import EllipsoidSet, Event
 
 
@@ -38,6 +39,8 @@ class _OnePass(Policy):
     spread: ClassVar[float] = 1.5
     #: whether rows are weighted by the least curvature of a chord, with eta = 1
     chords: ClassVar[bool] = False
+    #: a sum of many in float32 loses what few of them say
+    _inner = torch.float64
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class _OnePass(Policy):
         super().__init__(family, domain, delta, **settings)
         self._event = Event(self.delta)
         self._like = torch.zeros(
-            (*self.batch_shape, domain.dim), dtype=self.dtype, device=self.device
+            (*self.batch_shape, domain.dim), dtype=self._inner, device=self.device
         )
         self._S = domain.radius_like(self._like).expand(self.batch_shape)
 
@@ -66,7 +69,7 @@ class _OnePass(Policy):
 
     @property
     def centre(self) -> Tensor:
-        """The centre of the ellipsoid, ``(*B, d)``."""
+        """The centre of the ellipsoid, ``(*B, d)`` in float64."""
         return self._descent.center
 
     def squared_radius(self) -> Tensor:
@@ -74,25 +77,27 @@ class _OnePass(Policy):
         return self._descent.squared_radius(self.delta).clamp_min(0.0)
 
     def estimate(self) -> Tensor:
-        return self.centre.clone()
+        return self.centre.to(self.dtype, copy=True)
 
     def confidence_set(self) -> EllipsoidSet:
         """The ellipsoid over which the policy is optimistic."""
-        theta, matrix = self.estimate(), self._descent.H.matrix.clone()
-        return EllipsoidSet(
-            self.family, self.domain, theta, matrix, self.squared_radius(), event=self._event
-        )
+        gamma, H = self.squared_radius(), self._descent.H
+        parts = ellipsoid_in(self.dtype, self.centre, H.matrix, gamma)
+        return EllipsoidSet(self.family, self.domain, *parts, event=self._event)
 
     def select_ball(self) -> Tensor:
         """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
-        return towards(farthest_point(self.centre, self._descent.H.matrix, self.squared_radius()))
+        found = farthest_point(self.centre, self._descent.H.matrix, self.squared_radius())
+        return towards(found.to(self.dtype))
 
     def _scores(self, arms: Tensor) -> Tensor:
+        arms = arms.double()
         mean = (arms @ self.centre[..., None])[..., 0]
-        return mean + self.squared_radius().sqrt()[..., None] * self._descent.H.norms(arms)
+        radius = self.squared_radius().sqrt()
+        return round_up(mean + radius[..., None] * self._descent.H.norms(arms), self.dtype)
 
     def _update(self, x: Tensor, r: Tensor) -> None:
-        after = self._descent.copied()
+        after, x, r = self._descent.copied(), x.double(), r.double()
         for i in range(x.shape[-2]):  # an online method: one observation after the other
             after.add(x[..., i, :], r[..., i])
         self._descent = after  # all at once, or nothing where it was interrupted

@@ -84,8 +84,8 @@ class OFUL(Policy):
 
     def confidence_set(self) -> EllipsoidSet:
         """The ellipsoid over which the policy is optimistic."""
-        radius, center = self._radius(), self._V.solve(self._moment)
-        parts = ellipsoid_in(self.dtype, center, self._V.matrix, radius)
+        gamma, center = self._radius().square(), self._V.solve(self._moment)
+        parts = ellipsoid_in(self.dtype, center, self._V.matrix, gamma)
         return EllipsoidSet(self.family, self.domain, *parts, event=self._event)
 
     def radius(self) -> Tensor:

@@ -126,8 +126,8 @@ class OFULContrast(Policy):
 
     def confidence_set(self) -> EllipsoidSet:
         """The ellipsoid; it does not show what the arms' own bounds know."""
-        radius, center = self._radius(), self._V.solve(self._moment)
-        parts = ellipsoid_in(self.dtype, center, self._V.matrix, radius)
+        gamma, center = self._radius().square(), self._V.solve(self._moment)
+        parts = ellipsoid_in(self.dtype, center, self._V.matrix, gamma)
         return EllipsoidSet(self.family, self.domain, *parts, event=self._event)
 
     # ---- the bounds of the arms ----------------------------------------------------------

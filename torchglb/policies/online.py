@@ -17,10 +17,11 @@ from torch import Tensor
 from torchglb.domain import Ball
 from torchglb.families import GLMFamily
 from torchglb.policies.base import Policy
-from torchglb.policies.geometry import farthest_point, towards
+from torchglb.policies.geometry import ellipsoid_in, farthest_point, towards
 from torchglb.policies.rank_one import RankOneInverse
 from torchglb.policies.saving import check_constants, taken
 from torchglb.policies.settings import PolicySettings
+from torchglb.rounding import round_up
 from torchglb.sets import EllipsoidSet, Event
 
 
@@ -39,6 +40,8 @@ class OnlinePolicy(Policy):
     _V: RankOneInverse
     #: whose constants: "proven" or "public" code's
     constants: str = "proven"
+    #: a sum of many in float32 loses what few of them say
+    _inner = torch.float64
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class OnlinePolicy(Policy):
     ) -> None:
         super().__init__(family, domain, delta, **settings)
         shape = tuple(self.batch_shape)
-        self._theta = torch.zeros((*shape, domain.dim), dtype=self.dtype, device=self.device)
+        self._theta = torch.zeros((*shape, domain.dim), dtype=self._inner, device=self.device)
         self._S = domain.radius_like(self._theta).expand(shape)
         self._event = Event(self.delta)
 
@@ -69,15 +72,15 @@ class OnlinePolicy(Policy):
     @property
     def theta(self) -> Tensor:
         """The online estimate, in the ball, ``(*B, d)``."""
-        return self._theta
+        return self._theta.to(self.dtype)
 
     @property
     def centre(self) -> Tensor:
-        """The centre of the ellipsoid, ``(*B, d)``."""
+        """The centre of the ellipsoid, ``(*B, d)`` in float64."""
         return self._theta
 
     def estimate(self) -> Tensor:  # noqa: D102
-        return self.centre.clone()
+        return self.centre.to(self.dtype, copy=True)
 
     def confidence_set(self) -> EllipsoidSet:
         """The ellipsoid over which the policy is optimistic.
@@ -86,22 +89,23 @@ class OnlinePolicy(Policy):
         """
         event = self._event if self.guaranteed else None
         gamma = self.squared_radius().clamp_min(0.0)
-        matrix = self._V.matrix.clone()
-        return EllipsoidSet(self.family, self.domain, self.estimate(), matrix, gamma, event=event)
+        parts = ellipsoid_in(self.dtype, self.centre, self._V.matrix, gamma)
+        return EllipsoidSet(self.family, self.domain, *parts, event=event)
 
     def select_ball(self) -> Tensor:
         """The direction ``(*B, d)`` of the longest theta of the ellipsoid, in closed form."""
-        return towards(
-            farthest_point(self.centre, self._V.matrix, self.squared_radius().clamp_min(0.0))
-        )
+        gamma = self.squared_radius().clamp_min(0.0)
+        return towards(farthest_point(self.centre, self._V.matrix, gamma).to(self.dtype))
 
     def _scores(self, arms: Tensor) -> Tensor:
+        arms = arms.double()
         mean = (arms @ self.centre[..., None])[..., 0]
         radius, norms = self.squared_radius().clamp_min(0.0).sqrt(), self._V.norms(arms)
-        return mean + torch.where(norms > 0, radius[..., None] * norms, 0.0)  # it may be infinite
+        scores = mean + torch.where(norms > 0, radius[..., None] * norms, 0.0)  # may be infinite
+        return round_up(scores, self.dtype)
 
     def _update(self, x: Tensor, r: Tensor) -> None:
-        after = self._copied()
+        after, x, r = self._copied(), x.double(), r.double()
         for i in range(x.shape[-2]):  # an online method: one observation after the other
             after._step(x[..., i, :], r[..., i])
         self.__dict__ = vars(after)  # computed first, committed last
