@@ -666,3 +666,21 @@ def test_online_bounds_in_float32(name):
     for excess in (found.upper.double() - exact.upper, exact.lower - found.lower.double(), scores):
         assert bool((excess >= 0.0).all())
         assert bool((excess <= 1e-4 * (1.0 + exact.upper.abs().amax())).all())
+
+
+@pytest.mark.parametrize("name", ["glm-ucb", "log-ucb-1"])
+def test_bounds_around_a_fit_in_float32(name):
+    """Above those of float64 from the same rows: the design lost digits, as in OFUL."""
+    generator = torch.Generator().manual_seed(0)
+    arms = torch.nn.functional.normalize(torch.randn((3, 3), generator=generator), dim=-1)
+    found = []
+    r = torch.randint(0, 2, (2000,), generator=generator)
+    for dtype in (torch.float32, DTYPE):
+        policy = policies.make(name, family=Bernoulli(), domain=Ball(3, 2.0), dtype=dtype)
+        for start in range(0, 2000, 10):
+            x = (0.99 * arms[0]).expand(10, 3)
+            policy.update(x.to(dtype), r[start : start + 10])
+        found.append(policy.bounds((0.99 * arms[1]).to(dtype)))
+    narrow, wide = found
+    assert float(wide.upper) <= float(narrow.upper) <= float(wide.upper) * (1.0 + 1e-4)
+    assert float(narrow.lower) <= float(wide.lower)

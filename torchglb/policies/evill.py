@@ -255,7 +255,7 @@ class EVILLTheory(Perturbed):
 
     def warming_up(self, arms: Tensor) -> Tensor:
         """Which replicates are still in the warm-up, ``(*B)``."""
-        return self._design.squared_norms(arms).amax(-1) > self.level
+        return self._design.squared_norms(arms.double()).to(self.dtype).amax(-1) > self.level
 
     def design(self, arms: Tensor) -> Tensor:
         """The G-optimal design of the arms, ``(*B, K)``."""
@@ -266,7 +266,7 @@ class EVILLTheory(Perturbed):
         return known[1]
 
     def _scores(self, arms: Tensor) -> Tensor:
-        novelty = self._design.squared_norms(arms)
+        novelty = self._design.squared_norms(arms.double()).to(self.dtype)
         warm = novelty.amax(-1) > self.level
         if known_none(~warm):
             return novelty

@@ -72,8 +72,11 @@ class FittedPolicy(Policy):
         self._V: RankOneInverse | None = None  # ``V = c I + sum x x'``, where a policy needs it
 
     def _track_design(self, scale: Tensor | float) -> RankOneInverse:
-        """Makes V, which is ``scale I`` without observations."""
-        like = torch.zeros((), dtype=self.dtype, device=self.device)
+        """Makes V, which is ``scale I`` without observations.
+
+        In float64: a sum of many rows in float32 loses what few of them say.
+        """
+        like = torch.zeros((), dtype=torch.float64, device=self.device)
         shape = tuple(self.batch_shape)
         self._V = RankOneInverse.scaled_identity(scale, shape, self.domain.dim, like)
         return self._V
@@ -121,7 +124,8 @@ class FittedPolicy(Policy):
             estimator, V = self._estimator.copy(), self._V
             with torch.no_grad():
                 estimator.append(x, r)
-                return estimator, estimator.fit(self.ridge()), None if V is None else V.plus_rows(x)
+                V = None if V is None else V.plus_rows(x.double())
+                return estimator, estimator.fit(self.ridge()), V
 
         # computed first, committed last
         self._estimator, self._fit, self._V = learn_or_forget([self.history], learn)

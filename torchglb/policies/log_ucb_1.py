@@ -96,7 +96,7 @@ class LogUCB1(MeanUCB):
         d, lam = self.domain.dim, self._lam()
         rho, root = ridge_of(d, 0), math.sqrt(lam)
         # the design has d I where 4 rho I is needed
-        eye = torch.eye(d, dtype=self.dtype, device=self.device)
+        eye = torch.eye(d, dtype=torch.float64, device=self.device)
         scaled = self._design.matrix + (4.0 * rho - d) * eye
         growth = torch.linalg.slogdet(scaled).logabsdet - d * math.log(4.0 * rho)
         w = noise_bound(growth.clamp_min(0.0), d, self.delta, lam)

@@ -9,8 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from torchglb.policies.fitted import FittedPolicy
+from torchglb.policies.geometry import ellipsoid_in
 from torchglb.policies.saving import check_constants
 from torchglb.policies.settings import Constants
+from torchglb.rounding import round_up
 from torchglb.sets import EllipsoidSet, Event
 
 
@@ -35,15 +37,14 @@ class MeanUCB(FittedPolicy):
         """The ellipsoid around theta_hat; None with public constants, which have none."""
         if self.constants == "public":
             return None
-        matrix, gamma = self._design.matrix.clone(), self.radius().square()
-        return EllipsoidSet(
-            self.family, self.domain, self.estimate(), matrix, gamma, event=self._event
-        )
+        center, gamma = self.fit().theta.double(), self.radius().double().square()
+        parts = ellipsoid_in(self.dtype, center, self._design.matrix, gamma)
+        return EllipsoidSet(self.family, self.domain, *parts, event=self._event)
 
     def _scores(self, arms: Tensor) -> Tensor:
-        theta = self.fit().theta
+        arms, theta = arms.double(), self.fit().theta.double()
         mean = self.family.mean((arms @ theta[..., None])[..., 0])
-        return mean + self.bonus()[..., None] * self._design.norms(arms)
+        return round_up(mean + self.bonus()[..., None] * self._design.norms(arms), self.dtype)
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"constants": self.constants}
