@@ -151,9 +151,9 @@ class GLMFamily(nn.Module):
         """
         return None
 
-    def _compiled_as(self, code: int, trials: float = 1.0) -> CompiledFamily:
-        """With the constants that this family declares."""
-        rewards = *self.reward_range, self.integer_rewards, largest_reward(self)
+    def _compiled_as(self, code: int, trials: float = 1.0, at_zero: float = 0.0) -> CompiledFamily:
+        """With the constants that this family declares, and mu(0) if its rewards have no end."""
+        rewards = *self.reward_range, self.integer_rewards, _largest(*self.reward_range, at_zero)
         return _compiled(code, trials, self.dispersion, *rewards)
 
     # ---- rewards -------------------------------------------------------------------------
@@ -284,11 +284,13 @@ def _compiled(
 
 def largest_reward(family: GLMFamily) -> float:
     """c, the largest ``|r|``; where rewards have no end, of their finite end and ``|mu(0)|``."""
-    low, high = family.reward_range
+    at_zero = family.mean(torch.zeros((), dtype=torch.float64, device="cpu"))
+    return _largest(*family.reward_range, float(at_zero))
+
+
+def _largest(low: float, high: float, at_zero: float) -> float:
     ends = [abs(end) for end in (low, high) if math.isfinite(end)]
-    if len(ends) < 2:
-        ends.append(abs(float(family.mean(torch.zeros((), dtype=torch.float64, device="cpu")))))
-    return max(ends)
+    return max(ends if len(ends) == 2 else [abs(at_zero), *ends])
 
 
 def exponential(x: float) -> float:

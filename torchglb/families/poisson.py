@@ -50,7 +50,7 @@ class Poisson(GLMFamily):
         return LossTerms(rate - r * z, rate - r, rate)
 
     def compiled(self) -> CompiledFamily | None:  # noqa: D102
-        return self._compiled_as(EXPONENTIAL) if type(self) is Poisson else None
+        return self._compiled_as(EXPONENTIAL, at_zero=1.0) if type(self) is Poisson else None
 
     def sample(  # noqa: D102
         self, z: ArrayLike, generator: torch.Generator | None = None
