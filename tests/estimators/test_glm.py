@@ -940,6 +940,17 @@ def test_the_number_of_a_hypothesis_may_be_off_by_a_rounding(number):
         assert exact - 1e-6 * (1.0 + abs(exact)) <= found <= exact
 
 
+def test_a_hypothesis_at_the_edge_of_the_ball_is_not_refuted_by_a_rounding():
+    rng = np.random.default_rng(0)
+    data = {"x": rng.uniform(0, 10, 400), "y": 1e6 + rng.normal(size=400)}
+    core = fitted(data, formula="y ~ x", family=glb.Gaussian(1.0), S=30.0).core
+    for C in (np.array([[1.0, 0.0]]), np.array([[1.0, 0.5]])):  # one is declared, one is not
+        _, size, shift = core._directions(C)
+        edge = float(shift[0] + size[0] * core.sequence.domain.max_radius)
+        assert core.test(C, float(np.nextafter(edge, np.inf))).log_e < np.inf
+        assert core.test(C, edge + 1e-6 * abs(edge)).log_e == np.inf
+
+
 def test_an_offset_that_no_coefficients_allow_is_said():
     """Its coefficient is -1, not 1: the joint set has nothing in common with the slice."""
     rng = np.random.default_rng(1)

@@ -440,7 +440,7 @@ class LinearFit:
                 hessian_hat=torch.from_numpy(self.estimate.hessian / self.length**2),
                 relation=relation,
             )
-        return self._evidence(found, u, doubt)
+        return self._evidence(found, u, target, doubt)
 
     def _hypothesis(self, C: np.ndarray, b: Any) -> tuple[Tensor, np.ndarray, np.ndarray]:
         """``C beta = b`` as ``<u, theta> = t``: unit vectors u, t, and how far it may be off."""
@@ -450,15 +450,21 @@ class LinearFit:
         eps = np.finfo(float).eps
         return u, target, 8.0 * eps * ((abs(given) + abs(shift)) / size + abs(target))
 
-    def _evidence(self, found: TestResult, u: Tensor, doubt: np.ndarray) -> Evidence:
+    def _evidence(
+        self, found: TestResult, u: Tensor, target: np.ndarray, doubt: np.ndarray
+    ) -> Evidence:
         """An e-value that pays for what the targets t may be off by.
 
         The hyperplanes are off by ``|doubt| / (least singular value of u)`` at most, and on them
         the loss is above its tangent at the minimiser found.
         """
         log_e = found.log_e
+        away = (1.0 + 1e-6) * float(np.linalg.norm(doubt)) / float(torch.linalg.svdvals(u)[-1])
         if bool(torch.isfinite(log_e)):
             slope = torch.linalg.vector_norm(expand(self.likelihood, found.theta).gradient)
-            away = float(np.linalg.norm(doubt)) / float(torch.linalg.svdvals(u)[-1])
-            log_e = log_e - (1.0 + 1e-6) * slope * away
+            log_e = log_e - slope * away
+        elif log_e > 0:  # nothing of the hypothesis is in the ball, or it is too close to tell
+            nearest = float(np.linalg.norm(np.linalg.pinv(u.numpy()) @ target))
+            if not nearest - away > self.sequence.domain.max_radius:
+                log_e = -log_e
         return Evidence(float(log_e), float(anytime_p(log_e)))

@@ -100,9 +100,14 @@ class ContrastFit(LinearFit):
         at = self._places(C)
         if len(C) > 1 or at[0] < 0:
             return super().test(C, b, relation)
-        place = int(at[0])
-        value = torch.full((len(self.declared),), 0.0, dtype=torch.float64)
-        target = (float(np.ravel(b)[0]) - self._shifts[place]) / self._sizes[place]
-        value[place] = target
-        found = self.contrasts().test(value, relation)
-        return Evidence(float(found.log_e[place]), float(found.p[place]))
+        place, (_, target, doubt) = int(at[0]), self._hypothesis(C, b)
+        value = torch.zeros(len(self.declared), dtype=torch.float64)
+        found = []
+        for end in (target[0] - doubt[0], target[0] + doubt[0]):  # what b may be, by rounding
+            value[place] = end
+            found.append(self.contrasts().test(value, relation))
+        log_e, p = (
+            min(float(f.log_e[place]) for f in found),
+            max(float(f.p[place]) for f in found),
+        )
+        return Evidence(log_e, p)

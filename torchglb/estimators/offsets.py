@@ -166,15 +166,15 @@ class OffsetFit(LinearFit):
         assert joint.log_failure is not None
         if relation != "==":
             raise refuse("test", "an equation, together with an offset", repr(relation))
-        A = np.vstack([u.numpy(), self._last])
+        A, targets = np.vstack([u.numpy(), self._last]), np.append(target, self.length)
         found = whole_space_test(
             joint.likelihood,
             float(joint.level) - joint.log_failure,
             A,
-            np.append(target, self.length),
+            targets,
             theta_hat=torch.from_numpy(self.estimate.phi * self.length),
         )
-        return self._evidence(found, torch.from_numpy(A), doubt)
+        return self._evidence(found, torch.from_numpy(A), targets, doubt)
 
     def wald(self, C: np.ndarray) -> Bounds:  # noqa: D102
         A, _ = self.scale.contrasts(np.atleast_2d(np.asarray(C, float)))

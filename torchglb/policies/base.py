@@ -127,7 +127,7 @@ class Policy(TakesTurns, ABC):
     #: whether the set, if there is one, is proven to hold theta* with probability 1 - delta
     guaranteed: bool = True
     #: of constants and of what is carried, where it is not that of the rows
-    _inner: ClassVar[torch.dtype | None] = None
+    _carried_dtype: ClassVar[torch.dtype | None] = None
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Policy(TakesTurns, ABC):
 
     def _constant(self, of_radius: Callable[[float], float]) -> Tensor:
         """A constant of the theory for every replicate, ``(*B)``: a function of its own S."""
-        like = torch.zeros((), dtype=self._inner or self.dtype, device=self.device)
+        like = torch.zeros((), dtype=self._carried_dtype or self.dtype, device=self.device)
         return self.domain.constant(of_radius, like).expand(self.batch_shape)
 
     def _smallest_variance(self) -> Tensor:

@@ -40,7 +40,7 @@ class _OnePass(Policy):
     #: whether rows are weighted by the least curvature of a chord, with eta = 1
     chords: ClassVar[bool] = False
     #: a sum of many in float32 loses what few of them say
-    _inner = torch.float64
+    _carried_dtype = torch.float64
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class _OnePass(Policy):
         super().__init__(family, domain, delta, **settings)
         self._event = Event(self.delta)
         self._like = torch.zeros(
-            (*self.batch_shape, domain.dim), dtype=self._inner, device=self.device
+            (*self.batch_shape, domain.dim), dtype=self._carried_dtype, device=self.device
         )
         self._S = domain.radius_like(self._like).expand(self.batch_shape)
 

@@ -84,7 +84,7 @@ class GLMUCB(MeanUCB):
         self._track_design(float(domain.dim))
 
     def ridge(self) -> Tensor:  # noqa: D102
-        return torch.full_like(self._kappa, float(self.domain.dim))
+        return torch.full_like(self._kappa, float(self.domain.dim), dtype=self.dtype)
 
     def _noise(self) -> Tensor:
         """``sqrt(2 log(1/delta) + log det V - d log d)``, ``(*B)``."""

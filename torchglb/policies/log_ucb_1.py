@@ -87,7 +87,7 @@ class LogUCB1(MeanUCB):
         self._track_design(float(domain.dim))
 
     def ridge(self) -> Tensor:  # noqa: D102
-        return torch.full_like(self._kappa, self._lam())
+        return torch.full_like(self._kappa, self._lam(), dtype=self.dtype)
 
     def _lam(self) -> float:
         return ridge_of(self.domain.dim, len(self.history))

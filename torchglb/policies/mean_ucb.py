@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchglb.policies.fitted import FittedPolicy
@@ -24,6 +25,8 @@ class MeanUCB(FittedPolicy):
 
     constants: Constants
     _event: Event
+    #: a constant in float32 may be rounded down, and the set with it
+    _carried_dtype = torch.float64
 
     @abstractmethod
     def radius(self) -> Tensor:

@@ -41,7 +41,7 @@ class OnlinePolicy(Policy):
     #: whose constants: "proven" or "public" code's
     constants: str = "proven"
     #: a sum of many in float32 loses what few of them say
-    _inner = torch.float64
+    _carried_dtype = torch.float64
 
     def __init__(
         self,
@@ -52,7 +52,9 @@ class OnlinePolicy(Policy):
     ) -> None:
         super().__init__(family, domain, delta, **settings)
         shape = tuple(self.batch_shape)
-        self._theta = torch.zeros((*shape, domain.dim), dtype=self._inner, device=self.device)
+        self._theta = torch.zeros(
+            (*shape, domain.dim), dtype=self._carried_dtype, device=self.device
+        )
         self._S = domain.radius_like(self._theta).expand(shape)
         self._event = Event(self.delta)
 
